@@ -1,10 +1,11 @@
-"""Define every error that stepkeeper raises by design.
+"""Define every error that stepkeeper raises by design, and carry errors from one process to another.
 
 All of them derive from StepkeeperError, and each also from the builtin exception that it is a case of.
 """
 
+import traceback
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 __all__ = [
     "BadBytes",
@@ -44,6 +45,8 @@ __all__ = [
     "UnknownOutcomeError",
     "UnsharedRootError",
     "VerifyError",
+    "decode_error",
+    "encode_error",
 ]
 
 
@@ -295,3 +298,37 @@ class DevicesFullError(SaveError, MemoryError):
     """
 
     next_save_mends = True
+
+
+def encode_error(error: BaseException, *, with_traceback: bool = False) -> dict[str, str]:
+    """Encode `error` so that another process can raise it.
+
+    Args:
+        error: The error to encode.
+        with_traceback: Also encode its traceback as text.
+
+    Returns:
+        A JSON object with `kind` (the class's name), `message`, and `traceback` if asked for.
+
+    """
+    raw = {"kind": type(error).__name__, "message": str(error)}
+    if with_traceback:
+        raw["traceback"] = "".join(traceback.format_exception(error))
+    return raw
+
+
+def decode_error(raw: dict[str, Any]) -> Exception:
+    """Rebuild the error that another process encoded.
+
+    Args:
+        raw: A JSON object that `encode_error` made.
+
+    Returns:
+        An error of the same class if the class is in `stepkeeper.errors`, else a CompanionError that names the
+            class.
+
+    """
+    kind = globals().get(raw["kind"])
+    if isinstance(kind, type) and issubclass(kind, StepkeeperError):
+        return kind(raw["message"])
+    return CompanionError(f"{raw['kind']}: {raw['message']}\n{raw.get('traceback', '')}".rstrip())

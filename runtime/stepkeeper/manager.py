@@ -1,8 +1,9 @@
 """Define the checkpoint manager that a training script uses."""
 
+import operator
 import time
 from collections.abc import Collection, Mapping
-from os import PathLike
+from os import PathLike, fspath
 from types import TracebackType
 from typing import Self, SupportsIndex
 
@@ -12,7 +13,13 @@ from typing_extensions import override
 from stepkeeper.contract import CommitPoint, ReportPhase
 from stepkeeper.errors import NoticeDeadlineError
 from stepkeeper.loggers import show_by_default
-from stepkeeper.manager_arguments import OwnArguments, TorchXlaArguments, build_tier_place, check_seconds
+from stepkeeper.manager_arguments import (
+    ManagerArguments,
+    build_tier_place,
+    check_count,
+    check_seconds,
+    convert_interval,
+)
 from stepkeeper.manager_inspection import ManagerInspection
 from stepkeeper.manager_parts import ManagerParts
 from stepkeeper.policy.keep import AnyOf as KeepAnyOf
@@ -27,6 +34,7 @@ from stepkeeper.save.given_state import (
     check_target,
     validate_step,
 )
+from stepkeeper.storage import expand_home
 from stepkeeper.torch_xla_api import TorchXlaApi
 from stepkeeper.training.calls import training_call
 from stepkeeper.training.environment import Environment, PodPaths, check_world_size, read_environment
@@ -112,27 +120,25 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             All ranks call this with the same arguments.
 
         """
-        self._arguments = TorchXlaArguments.from_values(
-            path,
-            save_interval,
-            max_to_keep,
-            max_pending_async,
-            process_group,
-            chkpt_on_preemption,
-            total_steps=total_steps,
-        )
         self.num_of_threads = num_of_threads
-        tier = build_tier_place(local_tier, local_tier_bytes)
-        own = OwnArguments(
-            keep=from_max_to_keep(self._arguments.max_to_keep, keep),
-            tier=tier,
+        kept = operator.index(max_to_keep)
+        self._arguments = ManagerArguments(
+            path=expand_home(fspath(path)),
+            save_interval=convert_interval(save_interval),
+            max_to_keep=kept,
+            max_pending_async=check_count("max_pending_async", max_pending_async),
+            process_group=process_group,
+            chkpt_on_preemption=chkpt_on_preemption,
+            total_steps=None if total_steps is None else check_count("total_steps", total_steps),
+            keep=from_max_to_keep(kept, keep),
+            tier=build_tier_place(local_tier, local_tier_bytes),
             take_over=take_over,
             unsafe_single_writer=unsafe_single_writer,
             device_budget_bytes=device_budget_bytes,
             stacks_after_s=check_seconds("stacks_after_s", stacks_after_s),
             environment=environment,
         )
-        self._parts = ManagerParts(self._arguments, own)
+        self._parts = ManagerParts(self._arguments)
 
     @override
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ import operator
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, SupportsIndex
+from typing import SupportsIndex
 
 import torch.distributed as dist
 
@@ -17,11 +17,18 @@ from stepkeeper.storage import check_slashes, expand_home
 from stepkeeper.tier import TierPlace
 from stepkeeper.training.environment import Environment
 
-__all__ = ["OwnArguments", "TorchXlaArguments", "build_claim_request", "build_tier_place", "check_seconds"]
+__all__ = [
+    "ManagerArguments",
+    "build_claim_request",
+    "build_tier_place",
+    "check_count",
+    "check_seconds",
+    "convert_interval",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchXlaArguments:
+class ManagerArguments:
     """The arguments that a manager was constructed with, as Python's own numbers, whatever library they came from."""
 
     path: str
@@ -30,60 +37,8 @@ class TorchXlaArguments:
     max_pending_async: int
     process_group: dist.ProcessGroup | None
     chkpt_on_preemption: bool
-    total_steps: int | None = None
-    """The training's last step, which is saved whatever `save_interval` says; stepkeeper's addition."""
-
-    @classmethod
-    def from_values(  # noqa: PLR0917  # the constructor's order
-        cls,
-        path: str | os.PathLike[str],
-        save_interval: SupportsIndex | SavePolicy,
-        max_to_keep: SupportsIndex,
-        max_pending_async: SupportsIndex,
-        process_group: dist.ProcessGroup | None,
-        chkpt_on_preemption: bool,
-        *,
-        total_steps: SupportsIndex | None = None,
-    ) -> Self:
-        """Convert and check the constructor's arguments, in its order.
-
-        Raises:
-            BadUriError: `path` is in a home folder that doesn't exist.
-            TypeError: A number isn't whole, or `save_interval` is neither a number nor a policy.
-            ValueError: `max_pending_async` or `total_steps` is less than 1.
-
-        """
-        given = cls(
-            path=expand_home(os.fspath(path)),
-            save_interval=_interval(save_interval),
-            max_to_keep=operator.index(max_to_keep),
-            max_pending_async=operator.index(max_pending_async),
-            process_group=process_group,
-            chkpt_on_preemption=chkpt_on_preemption,
-            total_steps=None if total_steps is None else operator.index(total_steps),
-        )
-        if given.total_steps is not None and given.total_steps < 1:
-            raise ValueError(f"total_steps is at least 1, not {given.total_steps}")
-        if given.max_pending_async < 1:
-            raise ValueError(f"max_pending_async is at least 1, not {given.max_pending_async}")
-        return given
-
-    @property
-    def policy(self) -> SavePolicy:
-        """The save policy: `save_interval` itself, or EveryNSteps of that number; and the last step.
-
-        Raises:
-            ValueError: `save_interval` is less than one step.
-
-        """
-        interval = self.save_interval
-        policy = EveryNSteps(interval) if isinstance(interval, int) else interval
-        return policy if self.total_steps is None else AnyOf((policy, AtSteps((self.total_steps,))))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnArguments:
-    """The arguments that a manager's constructor has besides torch_xla's, as values of stepkeeper's own."""
+    total_steps: int | None
+    """The training's last step, which is saved whatever `save_interval` says."""
 
     keep: KeepPolicy | None
     """The policy that selects which commits stay; None keeps all."""
@@ -106,8 +61,29 @@ class OwnArguments:
     environment: Environment | None
     """Identity and settings from the operator; None without an operator."""
 
+    @property
+    def policy(self) -> SavePolicy:
+        """The save policy: `save_interval` itself, or EveryNSteps of that number; and the last step.
 
-def _interval(given: SupportsIndex | SavePolicy) -> int | SavePolicy:
+        Raises:
+            ValueError: `save_interval` is less than one step.
+
+        """
+        interval = self.save_interval
+        policy = EveryNSteps(interval) if isinstance(interval, int) else interval
+        return policy if self.total_steps is None else AnyOf((policy, AtSteps((self.total_steps,))))
+
+
+def check_count(name: str, number: SupportsIndex) -> int:
+    """Return `number` as Python's own. Raises TypeError if it isn't whole, and ValueError if it is less than 1."""
+    count = operator.index(number)
+    if count < 1:
+        raise ValueError(f"{name} is at least 1, not {count}")
+    return count
+
+
+def convert_interval(given: SupportsIndex | SavePolicy) -> int | SavePolicy:
+    """Return the number of steps as Python's own, or the policy. Raises TypeError if it is neither."""
     if isinstance(given, SupportsIndex):
         return operator.index(given)
     if not callable(getattr(given, "due", None)):

@@ -1,18 +1,18 @@
 """Construct the parts of a checkpoint manager and connect them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakMethod
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive
-from stepkeeper.coordination.companion_links import link_companions
-from stepkeeper.coordination.rank_group import open_rank_group
+from stepkeeper.coordination.rank_group import RankGroup, open_rank_group
 from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.loggers import identify, logger
-from stepkeeper.manager_arguments import OwnArguments, TorchXlaArguments, build_claim_request
+from stepkeeper.manager_arguments import ManagerArguments, build_claim_request
 from stepkeeper.restore.latest import LatestRestore
 from stepkeeper.restore.restorer import Restorer
 from stepkeeper.save.hooks import SaveHooks
@@ -32,32 +32,32 @@ __all__ = ["ManagerParts"]
 Given = TypeVar("Given")
 
 _log: Final = logger(__name__)
+_ADDRESS_S: Final = 300.0
 
 
 class ManagerParts:
     """Hold the parts of one manager. The manager alone keeps this object alive: no thread and no part does."""
 
-    def __init__(self, given: TorchXlaArguments, own: OwnArguments) -> None:
+    def __init__(self, given: ManagerArguments) -> None:
         """Construct the parts. Nothing is read or written yet, and outside an operator's pod nothing is started.
 
         Args:
-            given: The manager's arguments that torch_xla's has too.
-            own: Its other arguments.
+            given: The manager's arguments.
 
         """
-        self.store: Final = open_store(root_uri(given.path), unsafe_single_writer=own.unsafe_single_writer)
+        self.store: Final = open_store(root_uri(given.path), unsafe_single_writer=given.unsafe_single_writer)
         check_is_shared(self.store)
         self.waits: Final = Waits()
         self.rank_group: Final = open_rank_group(given.process_group, self.waits)
-        identify(rank=self.rank_group.rank, attempt=attempt_name(own.environment))
+        identify(rank=self.rank_group.rank, attempt=attempt_name(given.environment))
         meeting = StackMeeting(self.rank_group.rank, self.rank_group.world_size)
-        self.companion: Final = self._build_companion(given, own, meeting)
+        self.companion: Final = self._build_companion(given, meeting)
         self.progress: Final = Progress(self.companion.report_state)
-        self.restorer: Final = self._build_restorer(own)
+        self.restorer: Final = self._build_restorer(given)
         self.latest_restore: Final = LatestRestore(self.restorer, self.companion)
         self.save_hooks: Final = SaveHooks()
-        self.saver: Final = self._build_saver(given, own)
-        self.controller: Final = self._build_controller(given, own, meeting)
+        self.saver: Final = self._build_saver(given)
+        self.controller: Final = self._build_controller(given, meeting)
         self.closing: Final = Closing(
             self.controller, self.saver, self.progress, self.companion, self.rank_group
         )
@@ -69,64 +69,59 @@ class ManagerParts:
             closing=self.closing,
             waits=self.waits,
         )
-        if own.environment is not None:
+        if given.environment is not None:
             self._meet_operator()
 
-    def _build_companion(
-        self, given: TorchXlaArguments, own: OwnArguments, meeting: StackMeeting
-    ) -> Companion:
+    def _build_companion(self, given: ManagerArguments, meeting: StackMeeting) -> Companion:
         return Companion(
             build_open_request(
-                own.environment,
+                given.environment,
                 self.rank_group,
                 self.store.uri,
-                own.keep,
-                tier=own.tier,
-                unsafe_single_writer=own.unsafe_single_writer,
+                given.keep,
+                tier=given.tier,
+                unsafe_single_writer=given.unsafe_single_writer,
             ),
             _call_weakly(self.follow_directive),
-            claiming=build_claim_request(given.policy, own.take_over),
+            claiming=build_claim_request(given.policy, given.take_over),
             stack_meeting=meeting,
-            stacks_after_s=own.stacks_after_s,
-            limits=self.rank_group.limits,
+            stacks_after_s=given.stacks_after_s,
         )
 
-    def _build_restorer(self, own: OwnArguments) -> Restorer:
-        store, tier = self.store, own.tier
+    def _build_restorer(self, given: ManagerArguments) -> Restorer:
+        store, tier = self.store, given.tier
         return Restorer(
             store,
             self.rank_group,
-            reopen=partial(open_store, store.uri, unsafe_single_writer=own.unsafe_single_writer),
+            reopen=partial(open_store, store.uri, unsafe_single_writer=given.unsafe_single_writer),
             cached_store=None if tier is None else CachedStore(store, LocalTier(tier, store.uri)),
             waits=self.waits,
         )
 
-    def _build_saver(self, given: TorchXlaArguments, own: OwnArguments) -> Saver:
+    def _build_saver(self, given: ManagerArguments) -> Saver:
         return Saver(
             self.store,
             self.companion,
             self.rank_group,
             self.progress,
             max_pending=given.max_pending_async,
-            device_budget_bytes=own.device_budget_bytes,
+            device_budget_bytes=given.device_budget_bytes,
             save_hooks=self.save_hooks,
             waits=self.waits,
         )
 
-    def _build_controller(
-        self, given: TorchXlaArguments, own: OwnArguments, meeting: StackMeeting
-    ) -> StepController:
-        link_stacks = _call_weakly(self.companion.link_stacks)
+    def _build_controller(self, given: ManagerArguments, meeting: StackMeeting) -> StepController:
+        link = _call_weakly(self.companion.link_stacks)
         return StepController(
             given.policy,
             self.rank_group,
             self.saver,
             progress=self.progress,
             companion=self.companion,
-            environment=own.environment,
+            environment=given.environment,
             saves_on_notice=given.chkpt_on_preemption,
             waits=self.waits,
-            on_met=partial(link_companions, self.rank_group, meeting, link_stacks),
+            on_met=partial(_link_companions, self.rank_group, meeting, link),
         )
 
     def describe(self) -> str:
@@ -199,3 +194,27 @@ def _call_weakly(act: Callable[[Given], None]) -> Callable[[Given], None]:
             alive(given)
 
     return call
+
+
+def _link_companions(
+    group: RankGroup, meeting: StackMeeting, link: Callable[[Mapping[str, Any]], None]
+) -> None:
+    """Give this rank's companion the address of rank 0's. A failure is logged: training goes on without.
+
+    Ranks: all ranks call this, when all have met.
+
+    Args:
+        group: The ranks that train together.
+        meeting: Where the companions meet.
+        link: Connects this rank's companion; rank 0's, which is called, doesn't need it.
+
+    """
+    # An empty dict says that there is no way: no rank is to wait for one.
+    own = (meeting.describe(group.store_host) or {}) if group.rank == 0 else None
+    try:
+        address = group.broadcast("companions", own, _ADDRESS_S)
+    except (PeerLostError, NoticeDeadlineError) as error:
+        _log.warning("a request for stacks doesn't reach all ranks: %s", error)
+        return
+    if group.rank != 0 and address:
+        link(address)

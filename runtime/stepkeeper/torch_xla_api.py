@@ -6,7 +6,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from stepkeeper.manager_arguments import TorchXlaArguments
+from stepkeeper.manager_arguments import ManagerArguments
 from stepkeeper.manager_parts import ManagerParts
 from stepkeeper.policy.save import SavePolicy
 from stepkeeper.restore.latest import restore_step
@@ -32,7 +32,7 @@ class TorchXlaApi:
     have taken effect already.
     """
 
-    _arguments: TorchXlaArguments
+    _arguments: ManagerArguments
     _parts: ManagerParts
 
     @property

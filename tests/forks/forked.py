@@ -1,6 +1,5 @@
 """Import modules, then fork a process for each script that a ForkServer asks for: python forked.py FD MODULE…"""
 
-import atexit
 import gc
 import json
 import os
@@ -8,7 +7,6 @@ import signal
 import socket
 import struct
 import sys
-import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,15 +14,6 @@ from typing import Any, Final, NoReturn
 
 IMPORTED: Final[dict[str, tuple[str | None, str]]] = {}
 """By environment variable that an import has set: its value before and after. torch_xla sets XLA_FLAGS for example."""
-
-
-TELLS_END: Final = "FORKED_TELLS_END"
-"""An environment variable: the process says when all is over but the interpreter's own end."""
-
-
-def tell_end() -> None:
-    """Say the time. What the script's imports have registered for the exit comes before this."""
-    print(json.dumps({"event": "over", "at_s": time.monotonic()}), flush=True)
 
 
 def import_all(names: Sequence[str]) -> None:
@@ -99,8 +88,6 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
             # XLA reads its flags when the first device is made, so a process may have some that its server hasn't.
             value = f"{wanted or ''} {after.removeprefix(before or '').strip()}"
         os.environ[name] = value
-    if TELLS_END in os.environ:
-        atexit.register(tell_end)
     sys.argv = request["argv"]
     sys.orig_argv = [sys.executable, *sys.argv]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)

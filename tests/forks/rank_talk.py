@@ -1,13 +1,37 @@
 """Listen to ranks that say what happens to them: a JSON object in a line of its own, with the name of its event."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Final
 
 from fork_server import ForkedProcess
 
-__all__ = ["ended_at_last", "hear", "hear_rest"]
+from stepkeeper.log import Log
+from stepkeeper.storage import open_store
+
+__all__ = [
+    "GRACE_S",
+    "SILENCE_S",
+    "Ranks",
+    "all_end_in_time",
+    "ended_at_last",
+    "head_step",
+    "hear",
+    "hear_rest",
+]
+
+GRACE_S: Final = 5
+SILENCE_S: Final = 2.0
+"""What a notice leaves where it isn't known how long the grace period is; in a training 22 s, of 30."""
+
+_BUSY_S: Final = 30.0
+"""Seconds for the end of the process, and for a machine that has others to run. What waits on does so for minutes."""
+
+Ranks = Callable[..., AbstractContextManager[list[ForkedProcess]]]
+"""ranks(case, world_size, folder, **options): they run until the block ends."""
 
 
 @contextmanager
@@ -42,3 +66,18 @@ def hear_rest(process: ForkedProcess) -> list[dict[str, Any]]:
     """Wait until `process` ends, and return what else it has said."""
     out, _ = process.communicate(timeout=200)
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+
+def all_end_in_time(
+    processes: Sequence[ForkedProcess], told_s: float, options: Mapping[str, float]
+) -> list[int]:
+    """Return the exit codes of processes with these options that were sent SIGTERM at `told_s` (time.monotonic())."""
+    ends_s = told_s + options.get("grace_s", SILENCE_S) + _BUSY_S
+    return [process.wait(max(0.0, ends_s - time.monotonic())) for process in processes]
+
+
+def head_step(tmp_path: Path) -> int:
+    """Return HEAD's step, of which every object is there."""
+    head = Log(open_store((tmp_path / "root").as_uri())).open().latest
+    assert head is not None
+    return head.step

@@ -11,8 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 from fork_server import TORCH, ForkedProcess, ForkServer
-from rank_talk import ended_at_last
-from waiting_ranks import SILENCE_S, Ranks
+from rank_talk import SILENCE_S, Ranks, ended_at_last
 
 if TYPE_CHECKING:
     # Loading this takes a second, which only the tests that ask for it have to spend.
@@ -87,7 +86,6 @@ def ranks(torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path) -> Ranks
             processes = [
                 torch_servers[rank % 2].start(
                     [_WAITING, folder, rank, world_size, case, said],
-                    env={**os.environ, "FORKED_TELLS_END": "1"},
                     stdout=subprocess.PIPE,
                     stderr=log,
                 )

@@ -14,7 +14,6 @@ import torch
 from fork_server import ForkedProcess, ForkServer
 
 import stepkeeper
-from stepkeeper.contract import ExitCode
 from stepkeeper.errors import StorageError
 from stepkeeper.log import Log
 from stepkeeper.retention.pins import list_pins
@@ -146,7 +145,7 @@ def start_reader(torch_server: ForkServer, uri: str) -> Iterator[Callable[[str],
         readers.append(reader)
         assert reader.stdout is not None
         assert reader.stdout.readline() == "read 1\n"
-        assert len(pinned(uri)) == (2 if mode == "reads_with_two" else 1)
+        assert len(pinned(uri)) == 1
         return reader
 
     yield start
@@ -155,41 +154,21 @@ def start_reader(torch_server: ForkServer, uri: str) -> Iterator[Callable[[str],
         each.communicate(timeout=LIMIT_S)
 
 
-@pytest.mark.parametrize(
-    ("mode", "code", "said"),
-    [
-        ("waits_in_a_with_block", -signal.SIGTERM, ""),
-        ("computes_without_a_break", -signal.SIGTERM, ""),
-        ("reads_with_two", -signal.SIGTERM, ""),
-        ("has_a_handler_that_closes", 0, "left the loop\n"),
-    ],
-)
-def test_who_is_told_to_stop_takes_its_pin_along(
-    start_reader: Callable[[str], ForkedProcess], uri: str, mode: str, code: int, said: str
-) -> None:
-    reader = start_reader(mode)
-    reader.send_signal(signal.SIGTERM)
-    assert reader.wait(LIMIT_S) == code
-    assert reader.stdout is not None
-    assert reader.stdout.read() == said
-    assert pinned(uri) == []
-
-
-def test_where_sigterm_is_a_notice_the_process_goes_on_to_its_own_end(
+def test_a_handler_that_closes_takes_the_pin_along(
     start_reader: Callable[[str], ForkedProcess], uri: str
 ) -> None:
-    reader = start_reader("has_a_manager")
-    assert reader.stdout is not None
-    assert reader.stdout.readline() == "trains\n"
+    reader = start_reader("has_a_handler_that_closes")
     reader.send_signal(signal.SIGTERM)
-    said, _ = reader.communicate(timeout=LIMIT_S)
-    assert (said, reader.returncode, pinned(uri)) == ("", ExitCode.SAVED, [])
+    assert reader.wait(LIMIT_S) == 0
+    assert reader.stdout is not None
+    assert reader.stdout.read() == "left the loop\n"
+    assert pinned(uri) == []
 
 
 def test_who_is_killed_holds_its_commit_for_a_lease_only(
     start_reader: Callable[[str], ForkedProcess], uri: str
 ) -> None:
-    reader = start_reader("waits_in_a_with_block")
+    reader = start_reader("waits")
     reader.kill()
     reader.wait(LIMIT_S)
     root = Path(uri.removeprefix("file://"))

@@ -4,7 +4,6 @@ import logging
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +11,6 @@ from typing import Any, Final
 import pytest
 import torch
 from fork_server import ForkServer
-from processor_waits import ProcessorWaits
 
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import ExitCode
@@ -156,11 +154,7 @@ def test_a_step_that_only_a_local_disk_has_is_never_restored(
         assert trainer.stdout.readline() == "staged\n"
         if ending == "told":
             # It goes in time all the same.
-            with ProcessorWaits([trainer.pid]) as waits:
-                began_s = time.monotonic()
-                assert trainer.wait(100) == ExitCode.SAVED
-                ended_s = time.monotonic()
-            assert ended_s - began_s - waits.until_s(ended_s) < 30
+            assert trainer.wait(60) == ExitCode.SAVED
     finally:
         trainer.send_signal(signal.SIGKILL)
         trainer.wait()

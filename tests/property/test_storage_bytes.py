@@ -1,12 +1,13 @@
 """Every byte of a root, damaged, and every object cut, lost or joined by a stranger: it is said of which one."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from stepkeeper.checkpoint.reading import BlockReader, read_manifests
 from stepkeeper.cli.blocks import verify_commit
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.coordination.root_check import prove_shared
 from stepkeeper.errors import (
     LogFormatError,
@@ -26,20 +27,6 @@ from stepkeeper_testing.checkpoints import SmallRoot
 IMPATIENT: Final = Patience(total_s=0.0, sleep=lambda _: None)
 PIN: Final = Pin(slot=1, nonce="a" * 32, holder="an evaluation", reason="reads")
 OBJECTS: Final = ("__0_0.distcp", "__1_0.distcp", "manifest.0.json", "manifest.1.json", ".metadata")
-
-
-class Alone:
-    """The ranks of a job of one."""
-
-    rank = 0
-    world_size = 1
-
-    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        assert value is not None
-        return dict(value)
-
-    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        return [dict(value)]
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +195,7 @@ def test_a_damaged_probe_is_no_proof_for_the_rank_that_reads_it(
 
     monkeypatch.setattr(MemoryStore, "read", read)
     with pytest.raises(UnsharedRootError, match="another object is there"):
-        prove_shared(store, Alone(), patience=IMPATIENT)
+        prove_shared(store, SoloRankGroup(), patience=IMPATIENT)
     assert store.bucket.objects == {}
 
 

@@ -1,6 +1,6 @@
 """Claim the root for a trainer, by way of its companion: the claims outlast the process that makes them."""
 
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -20,7 +20,7 @@ from stepkeeper.log import CommitRecord, ForeignBase
 from stepkeeper.log.claims import Claim, must_branch
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
-from stepkeeper.time_limits import TimeLimits
+from stepkeeper.time_limits import CLAIM_S
 
 __all__ = ["Origin", "RootClaims"]
 
@@ -50,19 +50,15 @@ class _NextClaim:
     """The step that a branch is to begin with; None if it goes on from `origin`."""
 
 
-class RootClaims:
-    """Make the claims of one trainer, each of which follows the one before it, and know the newest."""
+class RootClaims(ABC):
+    """Make the claims of one trainer, each of which follows the one before it, and know the newest.
 
-    def __init__(self, claiming: ClaimRequest, limits: TimeLimits) -> None:
-        """Claim nothing yet.
+    The claims stay while the processes that make them come and go.
+    """
 
-        Args:
-            claiming: The claim to make, without what it goes on from.
-            limits: How long claims may take.
-
-        """
+    def __init__(self, claiming: ClaimRequest) -> None:
+        """Claim nothing yet. `claiming` is the claim to make, without what it goes on from."""
         self._claiming = claiming
-        self._limits: Final = limits
         self.choose_foreign_step: Callable[[], ForeignBase | None] = lambda: None
         """Called before a claim, in a root without a commit but with another writer's steps, to choose one to go on
         from.
@@ -72,13 +68,17 @@ class RootClaims:
         self._origin: Origin | None = None
         self._next_claim: _NextClaim | None = None
 
+    @abstractmethod
+    def ensure_process(self) -> CompanionProcess:
+        """Return a running companion process, and start one if there is none."""
+
     @property
     def claimed_root(self) -> ClaimedRoot | None:
         """The newest claim, once there is one."""
         return self._claimed_root
 
     @property
-    def held_claim(self) -> Claim | None:
+    def _held_claim(self) -> Claim | None:
         """The claim that a new companion process may take for this trainer's.
 
         None if there is none yet. Also while the next one may be in the log already: requesting that one proves this
@@ -88,19 +88,26 @@ class RootClaims:
             None if self._next_claim is not None or self._claimed_root is None else self._claimed_root.claim
         )
 
-    def claim_root(
-        self,
-        process: CompanionProcess,
-        *,
-        origin: Origin | None = None,
-        take_over: str | None = None,
-        unrestored_step: int | None = None,
-    ) -> ClaimedRoot:
-        """Claim the root by way of `process`; see `Companion.claim_root`."""
+    def claim_root(self, *, origin: Origin | None = None, unrestored_step: int | None = None) -> ClaimedRoot:
+        """Claim the root for this process, which goes on from `origin`; without an origin, from what HEAD is.
+
+        A repeated call with the same origin returns the same claim. If `origin` is another one and isn't HEAD, this
+        process makes a further claim, which follows its first. It also does so to begin a branch, once.
+
+        Args:
+            origin: What this process has restored; None if that is HEAD, or nothing.
+            unrestored_step: The step to save next, if this process hasn't restored all of what it saves. A branch
+                begins with it unless it is greater than HEAD's.
+
+        Raises:
+            FencedError: The claim of this process didn't hold any more.
+
+        """
+        process = self.ensure_process()
         if self._next_claim is not None:
             self._claimed_root = self._request_next_claim(process, self._next_claim)
         if self._claimed_root is None:
-            body = replace(self._claiming, take_over=take_over or self._claiming.take_over)
+            body = self._claiming
             self._claimed_root = self._request_first_claim(
                 process, body if origin is None else _set_claim_base(body, origin)
             )
@@ -113,13 +120,15 @@ class RootClaims:
                 self._claimed_root = self._claim_next(process, branch_step=unrestored_step)
         return self._claimed_root
 
-    def read_latest(
-        self, process: CompanionProcess, *, take_over: str | None = None
-    ) -> CommitRecord | ForeignBase | None:
-        """Return what HEAD is at this moment, by way of `process`; see `Companion.read_latest`."""
+    def read_latest(self) -> CommitRecord | ForeignBase | None:
+        """Return the commit, or another writer's step, that HEAD is at this moment.
+
+        The root is claimed first, if this process hasn't claimed it yet.
+        """
         if self._claimed_root is None:
-            claimed = self.claim_root(process, take_over=take_over)
+            claimed = self.claim_root()
         else:
+            process = self.ensure_process()
             self._settle_next_claim(process)
             claimed = self._request_claim(process, Kind.REFRESH, {})
         return claimed.base or claimed.legacy
@@ -172,11 +181,8 @@ class RootClaims:
             return self._request_claim(process, Kind.CLAIM, encode(body))
 
     def _request_claim(self, process: CompanionProcess, kind: Kind, body: dict[str, Any]) -> ClaimedRoot:
-        """Send a request that the companion answers with the claim, and measure how long that takes."""
-        began_s = time.monotonic()
-        answer = process.send_request(kind, body, timeout_s=self._limits.claim_s)
-        self._limits.record_claim(time.monotonic() - began_s)
-        return decode(ClaimedRoot, answer)
+        """Send a request that the companion answers with the claim."""
+        return decode(ClaimedRoot, process.send_request(kind, body, timeout_s=CLAIM_S))
 
 
 def _is_claim_from(claimed: ClaimedRoot, origin: Origin) -> bool:

@@ -12,8 +12,7 @@ from stepkeeper.companion.messages import CloseRequest, Kind
 from stepkeeper.companion.processes import companion_environment, start_companion
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.error_codec import decode_error
-from stepkeeper.errors import CompanionLostError, StepkeeperError
+from stepkeeper.errors import CompanionLostError, StepkeeperError, decode_error
 from stepkeeper.fork_guard import forget_in_forks, forks_held_back
 from stepkeeper.loggers import logger
 from stepkeeper.stacks.stack_file import stack_file

@@ -5,12 +5,12 @@ from enum import StrEnum
 
 from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
-from stepkeeper.companion.endpoint import ReportTarget
+from stepkeeper.companion.reporter import ReportTarget
 from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, ManifestRef
 from stepkeeper.log.store_times import RestartHistory
 from stepkeeper.policy.keep import Keep
-from stepkeeper.stacks.sharing import StackRequest
+from stepkeeper.stacks.reading import StackRequest
 from stepkeeper.tier import TierPlace
 
 __all__ = [

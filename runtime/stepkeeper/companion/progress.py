@@ -15,7 +15,7 @@ from stepkeeper.contract import CommitPoint, ReportPhase
 from stepkeeper.contract.report import MAX_METRICS
 from stepkeeper.loggers import logger
 
-__all__ = ["Progress", "StoredMetrics"]
+__all__ = ["Progress", "select_stored_metrics"]
 
 _log: Final = logger(__name__)
 _ERROR_LIMIT: Final = 2000
@@ -124,42 +124,21 @@ class Progress:
         return _UNREAD
 
 
-class StoredMetrics:
-    """Select the metrics that a commit holds, and warn once of a number that it can't hold."""
+def select_stored_metrics(metrics: Mapping[str, object] | None) -> dict[str, str]:
+    """Select the metrics that are numbers, or the text of one, as a commit holds them. Tensors on devices are left out.
 
-    def __init__(self) -> None:
-        self._told: set[str] = set()
+    Returns:
+        Each number's name and its text, from which float() makes the same number.
 
-    def select(self, metrics: Mapping[str, object] | None) -> dict[str, str]:
-        """Select the metrics that are numbers, exactly as a commit holds them. Tensors on devices are left out.
-
-        Returns:
-            Each number's name and its text, from which float() makes the same number.
-
-        """
-        found = {}
-        for name, value in list((metrics or {}).items())[:MAX_METRICS]:
-            number = value.item() if isinstance(value, torch.Tensor) and _is_plain(value) else value
-            if isinstance(number, numbers.Real) and len(str(name)) <= _NAME_LIMIT:
-                with suppress(OverflowError):  # an integer beyond all floats can't be compared with others
-                    found[str(name)] = repr(float(number))
-            elif isinstance(number, str) and str(name) not in self._told and _is_number_text(number):
-                self._told.add(str(name))
-                _log.warning(
-                    "the metric %r is the text %r: it is reported, but not stored with the commit, where only numbers "
-                    "are, and no policy goes by it. Pass the number",
-                    name,
-                    number[:_NAME_LIMIT],
-                )
-        return found
-
-
-def _is_number_text(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    """
+    found = {}
+    for name, value in list((metrics or {}).items())[:MAX_METRICS]:
+        number = value.item() if isinstance(value, torch.Tensor) and _is_plain(value) else value
+        if isinstance(number, numbers.Real | str) and len(str(name)) <= _NAME_LIMIT:
+            # An integer beyond all floats can't be compared with others.
+            with suppress(OverflowError, ValueError):
+                found[str(name)] = repr(float(number))
+    return found
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -1,21 +1,37 @@
-"""Report to the operator how the job is doing, in a thread that nothing waits for."""
+"""Report to the operator how the job is doing, in a thread that nothing waits for.
 
+Reports go over HTTPS, with the pod's token and without the environment's proxies.
+"""
+
+import http.client
 import random
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
-from stepkeeper.companion.endpoint import EndpointError, ReportTarget, post_report
-from stepkeeper.contract import CommitPoint, Directive, Head, Report, ReportedCommit, ReportPhase
+from stepkeeper.contract import (
+    CommitPoint,
+    ContractError,
+    Directive,
+    Head,
+    Report,
+    ReportedCommit,
+    ReportPhase,
+)
 from stepkeeper.contract.report import MAX_COMMITS
 
-__all__ = ["LogView", "Reporter", "TrainerState", "utf8_text"]
+__all__ = ["LogView", "ReportTarget", "Reporter", "TrainerState", "utf8_text"]
 
 _BACK_OFF_FIRST_S: Final = 1.0
 _BACK_OFF_MOST_S: Final = 30.0
+_TIMEOUT_S: Final = 5.0
+_ANSWER_LIMIT_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +68,19 @@ class LogView:
 def utf8_text(text: str) -> str:
     """Return the text with "?" for what UTF-8 can't carry. The operator refuses a report with anything else in it."""
     return text.encode(errors="replace").decode()
+
+
+class _EndpointError(OSError):
+    """The operator did not take a report: it is away, or refused. Training goes on all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTarget:
+    """Address that reports go to, and the files that prove the sender, which are read anew for each report."""
+
+    url: str
+    ca_file: str
+    token_file: str
 
 
 class Reporter:
@@ -145,8 +174,8 @@ class Reporter:
         while True:
             news, report = self._next_report()
             try:
-                directive = post_report(self._target, report.to_json())
-            except EndpointError as error:
+                directive = _post_report(self._target, report.to_json())
+            except _EndpointError as error:
                 failures += 1
                 if str(error) != complaint:
                     complaint = str(error)
@@ -214,3 +243,41 @@ def _back_off_s(failures: int) -> float:
     """
     full_s = min(_BACK_OFF_MOST_S, _BACK_OFF_FIRST_S * 2.0 ** (failures - 1))
     return full_s * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, no secret
+
+
+def _post_report(target: ReportTarget, body: bytes) -> Directive:
+    """Send a report, and return the directive that the operator answers with.
+
+    Args:
+        target: The operator's endpoint, and the credentials to use.
+        body: The report, as JSON.
+
+    Raises:
+        _EndpointError: The endpoint could not be reached, or answered with anything but 200.
+
+    """
+    parts = urlsplit(target.url)
+    if parts.scheme != "https" or parts.hostname is None:
+        raise _EndpointError(f"the endpoint's url {target.url!r} is not https://host[:port]/path")
+    try:
+        token = Path(target.token_file).read_text(encoding="ascii").strip()
+        context = ssl.create_default_context(cafile=target.ca_file)
+        connection = http.client.HTTPSConnection(
+            parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context
+        )
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        try:
+            connection.request("POST", parts.path or "/", body=body, headers=headers)
+            response = connection.getresponse()
+            answer = response.read(_ANSWER_LIMIT_BYTES)
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _EndpointError(f"{target.url}: {type(error).__name__}: {error}") from error
+    if response.status != http.HTTPStatus.OK:
+        reason = answer[:200].decode(errors="replace")
+        raise _EndpointError(f"{target.url}: answered {response.status}: {reason}")
+    try:
+        return Directive.from_json(answer)
+    except ContractError as error:
+        raise _EndpointError(f"{target.url}: {error}") from error

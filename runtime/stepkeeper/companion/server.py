@@ -27,11 +27,11 @@ from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.companion.session import Session
 from stepkeeper.contract import ContractError, Directive, ReportPhase
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.error_codec import encode_error
-from stepkeeper.errors import CompanionError
+from stepkeeper.errors import CompanionError, encode_error
 from stepkeeper.loggers import identify
 from stepkeeper.process_end.killed import leave_word_of_killed
-from stepkeeper.stacks.sharing import SharedStacks
+from stepkeeper.stacks.dumping import StackDumper
+from stepkeeper.stacks.reading import open_stacks
 from stepkeeper.storage.base import is_full
 from stepkeeper.storage.moved import moved
 
@@ -64,10 +64,7 @@ class Server:
         """
         self._outbox = outbox
         self._signal_trainer = signal_trainer
-        self._stacks: SharedStacks | None = None
-        self._link: dict[str, Any] | None = None
-        """The way to rank 0's companion, if that came before the stacks were opened."""
-
+        self._stacks: StackDumper | None = None
         self._inbox: queue.SimpleQueue[Packet | None] = queue.SimpleQueue()
         """Received packets; None: a background task can advance."""
 
@@ -87,7 +84,9 @@ class Server:
     def receive_packet(self, packet: Packet) -> None:
         """Take the trainer's state over at once, and queue every other packet."""
         if packet.message["kind"] == Kind.LINK:
-            self._link_stacks(packet.message["body"])
+            # It comes after the answer to the opening.
+            if self._stacks is not None:
+                self._stacks.link(packet.message["body"])
             return
         if packet.message["kind"] != Kind.STATE:
             self._inbox.put(packet)
@@ -238,7 +237,7 @@ class Server:
 
     def _open_stacks(self, opening: OpenRequest, fds: tuple[int, ...]) -> None:
         if opening.stacks is not None:
-            self._stacks = SharedStacks(
+            self._stacks = open_stacks(
                 opening.stacks,
                 opening.rank,
                 fds,
@@ -246,14 +245,6 @@ class Server:
                 signal_trainer=self._signal_trainer,
                 on_dumped=self._report_stacks,
             )
-        if self._link is not None:
-            self._link_stacks(self._link)
-
-    def _link_stacks(self, address: dict[str, Any]) -> None:
-        if self._stacks is None:
-            self._link = address
-        else:
-            self._stacks.link(address)
 
     def _report_stacks(self, text: str) -> None:
         if self._session is not None and self._session.reporter is not None:

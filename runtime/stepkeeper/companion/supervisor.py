@@ -7,23 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from typing_extensions import override
+
 from stepkeeper.companion.claiming import Origin, RootClaims
 from stepkeeper.companion.client import CompanionProcess
-from stepkeeper.companion.messages import ClaimedRoot, ClaimRequest, CloseRequest, Kind, OpenRequest
+from stepkeeper.companion.messages import ClaimRequest, CloseRequest, Kind, OpenRequest
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import encode
-from stepkeeper.errors import (
-    ClosedError,
-    StepkeeperError,
-)
+from stepkeeper.errors import ClosedError, StepkeeperError
 from stepkeeper.fork_guard import forget_in_forks
-from stepkeeper.log import CommitRecord, ForeignBase
 from stepkeeper.loggers import logger
 from stepkeeper.stacks.meeting import StackMeeting
-from stepkeeper.stacks.sharing import StackRequest
+from stepkeeper.stacks.reading import StackRequest
 from stepkeeper.stacks.stack_file import stack_file
-from stepkeeper.time_limits import TimeLimits
 
 __all__ = ["Companion", "Origin"]
 
@@ -31,7 +28,7 @@ _log: Final = logger(__name__)
 _OPEN_TIMEOUT_S: Final = 60.0
 
 
-class Companion:
+class Companion(RootClaims):
     """Give the trainer a companion: its processes come and go, the claim of the root stays.
 
     The process ends soon after nobody holds this object any more, also without `close`. A save in flight holds it
@@ -46,7 +43,6 @@ class Companion:
         claiming: ClaimRequest | None = None,
         stack_meeting: StackMeeting | None = None,
         stacks_after_s: float | None = None,
-        limits: TimeLimits | None = None,
     ) -> None:
         """Prepare a companion; no process is started yet.
 
@@ -58,15 +54,14 @@ class Companion:
             stack_meeting: Where the companions of all ranks meet; None: nobody asks for stacks.
             stacks_after_s: Seconds that any step may take before the stacks of all ranks are dumped, if it also takes
                 far longer than the ones before; None: steps aren't watched.
-            limits: How long claims may take.
 
         """
+        super().__init__(claiming or ClaimRequest())
         self._stack_meeting = stack_meeting
         self._stacks_after_millis = None if stacks_after_s is None else int(stacks_after_s * 1000)
         self._stack_address: Mapping[str, Any] | None = None
         self._opening = opening
         self._on_directive = on_directive
-        self._claims: Final = RootClaims(claiming or ClaimRequest(), limits or TimeLimits())
         self._lock = threading.Lock()
         self._process: CompanionProcess | None = None
         self._starting: CompanionProcess | None = None
@@ -86,11 +81,6 @@ class Companion:
         self._dismiss_when_dropped(None)
 
     @property
-    def claimed_root(self) -> ClaimedRoot | None:
-        """The claim of this process, once it has one."""
-        return self._claims.claimed_root
-
-    @property
     def has_tier(self) -> bool:
         """True if saves go through a local disk."""
         return self._opening.tier is not None
@@ -107,6 +97,7 @@ class Companion:
         process = self._process
         return None if process is None else process.complaint
 
+    @override
     def ensure_process(self) -> CompanionProcess:
         """Return a running companion process, and start one if there is none.
 
@@ -142,7 +133,7 @@ class Companion:
                 raise ClosedError(
                     "the companion process was ended while it started, as its manager was closed"
                 )
-            opening, fds = self._with_stacks(replace(self._opening, claim=self._claims.held_claim))
+            opening, fds = self._with_stacks(replace(self._opening, claim=self._held_claim))
             process.send_request(Kind.OPEN, encode(opening), fds=fds, timeout_s=_OPEN_TIMEOUT_S)
             process.send_state(Kind.STATE, encode(self._state))
             if self._stack_address is not None:
@@ -186,46 +177,6 @@ class Companion:
         if self._finalizer is not None:
             # When the interpreter ends, the closed socket tells the process.
             self._finalizer.atexit = False
-
-    def claim_root(
-        self,
-        *,
-        origin: Origin | None = None,
-        take_over: str | None = None,
-        unrestored_step: int | None = None,
-    ) -> ClaimedRoot:
-        """Claim the root for this process, which goes on from `origin`; without an origin, from what HEAD is.
-
-        A repeated call with the same origin returns the same claim. If `origin` is another one and isn't HEAD, this
-        process makes a further claim, which follows its first. It also does so to begin a branch, once.
-
-        Args:
-            origin: What this process has restored; None if that is HEAD, or nothing.
-            take_over: Name of the job whose root becomes this one's.
-            unrestored_step: The step to save next, if this process hasn't restored all of what it saves. A branch
-                begins with it unless it is greater than HEAD's.
-
-        Raises:
-            FencedError: The claim of this process didn't hold any more.
-
-        """
-        return self._claims.claim_root(
-            self.ensure_process(), origin=origin, take_over=take_over, unrestored_step=unrestored_step
-        )
-
-    def read_latest(self, *, take_over: str | None = None) -> CommitRecord | ForeignBase | None:
-        """Return the commit, or another writer's step, that HEAD is at this moment.
-
-        The root is claimed first, if this process hasn't claimed it yet.
-        """
-        return self._claims.read_latest(self.ensure_process(), take_over=take_over)
-
-    def choose_foreign_step_by(self, choose: Callable[[], ForeignBase | None]) -> None:
-        """Call `choose` before a claim, in a root without a commit but with another writer's steps.
-
-        It chooses the one to go on from.
-        """
-        self._claims.choose_foreign_step = choose
 
     def report_state(self, state: TrainerState) -> None:
         """Carry `state` in reports from here on."""

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 from stepkeeper.coordination.peer_links import PeerLinks
-from stepkeeper.coordination.store_calls import STORE_CALLS
+from stepkeeper.coordination.store_callers import STORE_CALLS
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import FencedError, PeerLostError, StepkeeperError
 from stepkeeper.fork_guard import forget_in_forks

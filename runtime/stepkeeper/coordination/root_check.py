@@ -2,13 +2,12 @@
 
 import random
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.error_codec import decode_error, encode_error
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import (
     MissingObjectError,
     NotExclusiveError,
@@ -16,6 +15,8 @@ from stepkeeper.errors import (
     StorageError,
     TransientStorageError,
     UnsharedRootError,
+    decode_error,
+    encode_error,
 )
 from stepkeeper.log import Log
 from stepkeeper.log.entries import new_nonce
@@ -24,9 +25,8 @@ from stepkeeper.loggers import logger
 from stepkeeper.retention.garbage import gc
 from stepkeeper.storage.base import PROBE_PREFIX, Store, is_full
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
-from stepkeeper.time_limits import TimeLimits
 
-__all__ = ["Collectives", "RootProof", "prove_shared"]
+__all__ = ["RootProof", "prove_shared"]
 
 _log: Final = logger(__name__)
 _NAMED_HOSTS: Final = 8
@@ -34,38 +34,12 @@ _SLACK_S: Final = 300.0
 """The time that a rank may take beyond its patience, for requests that hang."""
 
 
-class Collectives(Protocol):
-    """The calls among ranks that the proof needs; a rank group has them.
-
-    All ranks call the same methods with the same names.
-    """
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world_size(self) -> int: ...
-
-    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]: ...
-
-    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]: ...
-
-
 class RootProof:
     """Prove the root of one process's store once, before its first claim."""
 
-    def __init__(
-        self,
-        store: Store,
-        ranks: Collectives,
-        *,
-        patience: Patience = DEFAULT_PATIENCE,
-        limits: TimeLimits | None = None,
-    ) -> None:
+    def __init__(self, store: Store, ranks: RankGroup) -> None:
         self._store = store
-        self._limits = limits
         self._ranks = ranks
-        self._patience = patience
         self.made = False
         """True once the proof was made."""
 
@@ -80,7 +54,7 @@ class RootProof:
         # Clients of buckets draw from Python's random numbers (multipart boundaries); the training's must not change.
         numbers = random.getstate()
         try:
-            prove_shared(self._store, self._ranks, patience=self._patience, limits=self._limits)
+            prove_shared(self._store, self._ranks)
         finally:
             random.setstate(numbers)
         self.made = True
@@ -101,12 +75,10 @@ class _Finding:
 
 def prove_shared(
     store: Store,
-    ranks: Collectives,
+    ranks: RankGroup,
     *,
-    name: str = "probe",
     host: str | None = None,
     patience: Patience = DEFAULT_PATIENCE,
-    limits: TimeLimits | None = None,
 ) -> None:
     """Prove that all ranks see one root, and that a name in it can be taken only once.
 
@@ -119,50 +91,37 @@ def prove_shared(
     Args:
         store: The root, as this rank sees it.
         ranks: The calls among the ranks.
-        name: The name of this proof among the ranks.
         host: This rank's host, for messages.
         patience: How long to wait for what the store shows late.
-        limits: How long to wait for the other ranks.
 
     Raises:
         UnsharedRootError: Hosts see other roots than rank 0 does; the message names them.
         NotExclusiveError: Two writers of one name have both won.
+        TransientStorageError: Another process has claimed the root meanwhile.
         StorageError: Rank 0 may not write, there is no such bucket, or no answer came in time.
 
     """
     own = socket.gethostname() if host is None else host
-    meet_s = (limits or TimeLimits()).start_s
-    ranks.gather(f"{name}/met", {}, meet_s)
-    for number in count():
-        attempt = f"{name}/{number}" if number else name
-        verdict = _try_proof(store, ranks, attempt, own, patience, placed_s=2 * meet_s)
-        if "again" not in verdict:
-            break
-    if "error" in verdict:
-        raise decode_error(verdict["error"])
-
-
-def _try_proof(
-    store: Store, ranks: Collectives, name: str, own: str, patience: Patience, *, placed_s: float
-) -> dict[str, Any]:
-    """Make one proof, and return rank 0's verdict: nothing, an error, or that it has to be made again."""
-    timeout_s = patience.total_s + _SLACK_S
+    meet_s, timeout_s = ranks.limits.start_s, patience.total_s + _SLACK_S
+    ranks.gather("probe/met", {}, meet_s)
     placed: dict[str, Any] | None = None
     if ranks.rank == 0:
         try:
             placed = {"path": _place_probe_with_room(store, patience), "host": own}
         except StepkeeperError as error:
             placed = {"error": encode_error(error)}
-    placed = ranks.broadcast(f"{name}/placed", placed, placed_s)
+    placed = ranks.broadcast("probe/placed", placed, 2 * meet_s)
     if "error" in placed:
-        return placed
+        raise decode_error(placed["error"])
     path = str(placed["path"])
     finding = _look_for_probe(store, path, ranks, own, patience)
-    findings = ranks.gather(f"{name}/found", encode(finding), timeout_s)
+    findings = ranks.gather("probe/found", encode(finding), timeout_s)
     verdict: dict[str, Any] | None = None
     if ranks.rank == 0:
         verdict = _clean_up(store, path, patience, [decode(_Finding, each) for each in findings], own)
-    return ranks.broadcast(f"{name}/verdict", verdict, timeout_s)
+    verdict = ranks.broadcast("probe/verdict", verdict, timeout_s)
+    if "error" in verdict:
+        raise decode_error(verdict["error"])
 
 
 def _place_probe_with_room(store: Store, patience: Patience) -> str:
@@ -201,7 +160,7 @@ def _place_probe(store: Store, patience: Patience) -> str:
     return path
 
 
-def _look_for_probe(store: Store, path: str, ranks: Collectives, host: str, patience: Patience) -> _Finding:
+def _look_for_probe(store: Store, path: str, ranks: RankGroup, host: str, patience: Patience) -> _Finding:
     """Look for rank 0's object; the last rank tries to take its name, too."""
     expected = path.rpartition("-")[2].encode()
     asks_to_take = ranks.rank == ranks.world_size - 1 and ranks.rank != 0
@@ -260,11 +219,12 @@ def _clean_up(
         refusal = _verdict(store.uri, findings, host)
         if refusal is None:
             return {}
-        # Somebody has begun at that slot, so a collection may have deleted the object.
-        next_slot = int(path.removeprefix(PROBE_PREFIX).partition("-")[0])
-        return (
-            {"again": True} if find_tail(store, patience) >= next_slot else {"error": encode_error(refusal)}
-        )
+        if find_tail(store, patience) >= int(path.removeprefix(PROBE_PREFIX).partition("-")[0]):
+            refusal = TransientStorageError(
+                f"{store.uri}: another process has claimed this root, and deleted what was put there to see whether "
+                "all hosts share it: start again if this one is to have it"
+            )
+        return {"error": encode_error(refusal)}
     except StepkeeperError as error:
         return {"error": encode_error(error)}
 

@@ -3,20 +3,21 @@
 The store's client is C++, and deaf: where the process that holds the store stands still, a call takes for ever.
 """
 
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 from weakref import finalize
 
 from torch.distributed.distributed_c10d import Store
 
-from stepkeeper.coordination.store_calls import STORE_CALLS
 from stepkeeper.fork_guard import forget_in_forks
 
-__all__ = ["StoreCallers"]
+__all__ = ["STORE_CALLS", "StoreCallers"]
 
 T = TypeVar("T")
 
@@ -25,6 +26,68 @@ _CLIENTS: Final = 2
 
 _LOOK_S: Final = 0.1
 """The interval at which a call that gets no answer checks whether it has to end."""
+
+
+class _StoreCalls:
+    """Know the calls that are under way, and let none begin at the end of the process.
+
+    The store is C++. A daemon thread that comes back from it to an ending interpreter is unwound through frames that
+    allow no unwinding, and the whole process aborts.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._began_s: dict[object, float] = {}
+        self._ended = False
+
+    @contextmanager
+    def counted(self, alone: AbstractContextManager[object] | None = None) -> Iterator[None]:
+        """Note a call, which holds `alone` if that is given. A daemon thread that comes after the end stays here."""
+        call = object()
+        with nullcontext() if alone is None else alone:
+            if self._begin(call):
+                try:
+                    yield
+                finally:
+                    self._finish(call)
+                return
+        # It holds nothing that another thread waits for, and ends with the process.
+        threading.Event().wait()
+
+    def _begin(self, call: object) -> bool:
+        with self._changed:
+            if self._ended and threading.current_thread().daemon:
+                return False
+            self._began_s[call] = time.monotonic()
+        return True
+
+    def _finish(self, call: object) -> None:
+        with self._changed:
+            self._began_s.pop(call, None)
+            self._changed.notify_all()
+
+    def end(self, timeout_s: float) -> None:
+        """Let no daemon thread begin another call, and wait for the calls that are under way.
+
+        A call that has been under way for `timeout_s` seconds is stuck, and isn't waited for: the store stands still.
+        """
+        with self._changed:
+            self._ended = True
+            while (
+                self._began_s and (left_s := max(self._began_s.values()) + timeout_s - time.monotonic()) > 0
+            ):
+                self._changed.wait(left_s)
+
+    def forget_after_fork(self) -> None:
+        """Begin anew in a forked child: the threads that were inside aren't there."""
+        self._changed = threading.Condition()
+        self._began_s = {}
+
+
+STORE_CALLS: Final = _StoreCalls()
+"""Those of this process."""
+
+os.register_at_fork(after_in_child=STORE_CALLS.forget_after_fork)
 
 
 class StoreCallers:
@@ -122,31 +185,20 @@ class _Threads:
     def start(self, call: _Call[Any]) -> None:
         """Have the first thread that is idle make the call."""
         with self._starting:
-            if self._n_running or self._start_all():
-                self._calls.put(call)
-                return
-        # The interpreter ends, and from Python 3.12 on starts no thread then. The client's own limit has to do.
-        try:
-            client = self._connect()
-        except RuntimeError as error:
-            call.fail(error)
-            return
-        call.make(client)
+            if not self._n_running:
+                self._start_all()
+            self._calls.put(call)
 
     def dismiss(self) -> None:
         """End each thread once it has nothing to do."""
         for _ in range(self._n_running):
             self._calls.put(None)
 
-    def _start_all(self) -> bool:
-        """Start the threads. Return False if none could be started."""
+    def _start_all(self) -> None:
+        """Start the threads. Raises RuntimeError while the interpreter ends."""
         for _ in range(_CLIENTS):
-            try:
-                threading.Thread(target=self._serve, name="store", daemon=True).start()
-            except RuntimeError:
-                break
+            threading.Thread(target=self._serve, name="store", daemon=True).start()
             self._n_running += 1
-        return self._n_running > 0
 
     def _serve(self) -> None:
         try:

@@ -5,15 +5,14 @@ import json
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from stepkeeper.coordination.heartbeat import beating
 from stepkeeper.coordination.peer_watch import PeerWatch
 from stepkeeper.coordination.store_callers import StoreCallers
 from stepkeeper.coordination.waits import SilenceLimit, Waits
@@ -36,6 +35,7 @@ _MOVED: Final = "moved"
 _BEATS: Final = "beats"
 """Names: how often each rank that is in a save or a restore has beaten; 0 for one that isn't."""
 
+_BEAT_EVERY_S: Final = 1.0
 _ADDRESS_S: Final = 300.0
 """The time in which a rank that has come to the start says how others reach it."""
 
@@ -143,7 +143,7 @@ class StoreRankGroup:
         self._watch.look_for_loss()
 
     def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
-        return beating(self.beat, self.end_beats)
+        return _beating(self.beat, self.end_beats)
 
     def beat(self, moved_bytes: int) -> None:
         """Let the ranks that wait for this one see that it runs, and has moved bytes. They expect more beats."""
@@ -299,6 +299,47 @@ class StoreRankGroup:
         store = PrefixStore(f"{_PREFIX}/{who}/{_instances[who]}", _get_default_store())
         limits = TimeLimits(_read_timeout_s(group))
         return cls(store, dist.get_rank(group), dist.get_world_size(group), members, waits, limits=limits)
+
+
+@contextmanager
+def _beating(beat: Callable[[int], None], end: Callable[[], None]) -> Iterator[Callable[[int], None]]:
+    """Beat in a thread of its own while the block runs. A process that is stopped doesn't.
+
+    Args:
+        beat: Publishes one beat and how many bytes were moved since the one before, and so promises more beats. A
+            PeerLostError ends the thread: the store is gone.
+        end: Takes the promise back. It is called in the same thread, and so after the last beat.
+
+    Yields:
+        What notes that more bytes were moved. Used by one thread.
+
+    """
+    over = threading.Event()
+    moved_bytes = 0
+
+    def note_moved(n_bytes: int) -> None:
+        nonlocal moved_bytes
+        moved_bytes += n_bytes
+
+    def run() -> None:
+        told_bytes = 0
+        with suppress(PeerLostError):
+            while True:
+                now_bytes = moved_bytes
+                beat(now_bytes - told_bytes)
+                told_bytes = now_bytes
+                if over.wait(_BEAT_EVERY_S):
+                    break
+        with suppress(PeerLostError):
+            end()
+
+    # From Python 3.12 on no thread starts while the interpreter ends. Then nothing is promised.
+    with suppress(RuntimeError):
+        threading.Thread(target=run, name="heartbeat", daemon=True).start()
+    try:
+        yield note_moved
+    finally:
+        over.set()
 
 
 def _read_timeout_s(group: dist.ProcessGroup | None) -> float:

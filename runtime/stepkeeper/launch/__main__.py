@@ -7,7 +7,6 @@ torchrun is told the hosts of the job. When it ends, this process ends with the 
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -43,25 +42,21 @@ def main(command: list[str]) -> int:
         del command[0]
     if not command:
         return _complain(_USAGE, _BAD_USAGE)
-    with _own_folder() as name:
-        folder = None if name is None else Path(name)
+    # It can be written to also where the root of the file system can't.
+    shared = RUN_FOLDER if os.access(RUN_FOLDER, os.W_OK) else None
+    try:
+        # A command that isn't waited for may still write there.
+        own_folder = TemporaryDirectory(prefix="launch-", dir=shared, ignore_cleanup_errors=True)
+    except OSError as error:
+        return _complain(f"no folder can be made for the command: {error}", _NOT_STARTED)
+    with own_folder as name:
+        folder = Path(name)
         try:
             if Identity.present(os.environ):
                 return _run_in_pod(command, Identity.from_env(os.environ), folder)
             return _start(command, os.environ, folder, _GRACE_S).wait(lambda: False)
         except ContractError as error:
             return _complain(str(error), _BAD_USAGE)
-
-
-def _own_folder() -> AbstractContextManager[str | None]:
-    """Make a folder for the time of the command. None if no place can be written to: the command runs without."""
-    # It can be written to also where the root of the file system can't.
-    shared = RUN_FOLDER if os.access(RUN_FOLDER, os.W_OK) else None
-    try:
-        # A command that isn't waited for may still write there.
-        return TemporaryDirectory(prefix="launch-", dir=shared, ignore_cleanup_errors=True)
-    except OSError:
-        return nullcontext()
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -84,10 +79,9 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in environ}
 
 
-def _run_in_pod(command: list[str], pod: Identity, folder: Path | None) -> int:
+def _run_in_pod(command: list[str], pod: Identity, folder: Path) -> int:
     last_word_file = Path(pod.termination_file)
-    own_file = os.devnull if folder is None else f"{folder}/error.json"
-    error_file = os.environ.get(_ERROR_FILE_VARIABLE) or own_file
+    error_file = os.environ.get(_ERROR_FILE_VARIABLE) or f"{folder}/error.json"
     told = torchrun_variables(os.environ) | {_ERROR_FILE_VARIABLE: error_file}
 
     def has_stopped() -> bool:
@@ -111,7 +105,7 @@ def _run_in_pod(command: list[str], pod: Identity, folder: Path | None) -> int:
     return meant
 
 
-def _start(command: list[str], environ: Mapping[str, str], folder: Path | None, grace_s: float) -> Child:
+def _start(command: list[str], environ: Mapping[str, str], folder: Path, grace_s: float) -> Child:
     try:
         return Child(command, environ, folder, grace_s)
     except FileNotFoundError:

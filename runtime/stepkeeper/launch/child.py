@@ -30,15 +30,13 @@ processes end themselves 0.3 s before it.
 class Child:
     """A command that is stopped in order: the ranks below it get SIGTERM, and itself once all of these have ended."""
 
-    def __init__(
-        self, command: list[str], environ: Mapping[str, str], folder: Path | None, grace_s: float
-    ) -> None:
+    def __init__(self, command: list[str], environ: Mapping[str, str], folder: Path, grace_s: float) -> None:
         """Start the command, in the main thread. Raises OSError.
 
         Args:
             command: The program and its arguments.
             environ: Its environment.
-            folder: Where the ranks sign on; None if there is no such place, and the command hands SIGTERM on.
+            folder: Where the ranks sign on.
             grace_s: Seconds from SIGTERM until its sender kills all processes.
 
         """
@@ -52,8 +50,7 @@ class Child:
         self._out_of_reach: set[int] = set()
         for signum in _FORWARDED:
             signal.signal(signum, lambda number, _: self._came.append(number))
-        told = {} if folder is None else {LAUNCHER_VARIABLE: str(folder)}
-        self._process = subprocess.Popen(command, env={**environ, **told})
+        self._process = subprocess.Popen(command, env={**environ, LAUNCHER_VARIABLE: str(folder)})
 
     @property
     def was_told(self) -> bool:
@@ -95,8 +92,7 @@ class Child:
         """Send SIGTERM, if it has come, where it is due now. Return True if the command's time is over."""
         if self._ends_s is None:
             return False
-        signed = frozenset() if self._folder is None else list_ranks(self._folder)
-        ranks, is_over = signed - self._out_of_reach, time.monotonic() >= self._ends_s
+        ranks, is_over = list_ranks(self._folder) - self._out_of_reach, time.monotonic() >= self._ends_s
         due = set(ranks)
         if is_over or not ranks:
             due.add(self._process.pid)

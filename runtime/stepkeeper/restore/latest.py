@@ -15,6 +15,7 @@ from stepkeeper.loggers import logger
 from stepkeeper.restore.foreign.choosing import choose_foreign_step, choose_newest, find_fault
 from stepkeeper.restore.listing import find_settled_step
 from stepkeeper.restore.restorer import WHOLE, Restorer
+from stepkeeper.time_limits import CLAIM_S
 from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 
@@ -33,18 +34,15 @@ class LatestRestore:
         self._condemned: str | None = None
         """The checkpoint that this process has taken part in condemning, and why. It condemns no second one."""
 
-        companion.choose_foreign_step_by(partial(choose_foreign_step, restorer.store, restorer.reopen))
+        companion.choose_foreign_step = partial(choose_foreign_step, restorer.store, restorer.reopen)
 
-    def restore(
-        self, target: LoadTarget, *, take_over: str | None = None, rules: LoadRules = WHOLE
-    ) -> Restorable | None:
+    def restore(self, target: LoadTarget, *, rules: LoadRules = WHOLE) -> Restorable | None:
         """Claim the root and restore HEAD's commit into the target's state, or its parent if HEAD's commit is torn.
 
         Where nothing is committed, restore the newest complete step of another writer, if there is one.
 
         Args:
             target: This rank's state, filled in place.
-            take_over: Name of the job whose root this one takes over.
             rules: Which parts to load, and how strictly.
 
         Returns:
@@ -59,7 +57,7 @@ class LatestRestore:
         """
         choose_base = self._restorer.votes.choose_in_rank_0
         half_filled: frozenset[str] = frozenset()
-        base = choose_base(partial(self._claim_and_choose, take_over))
+        base = choose_base(self._claim_and_choose)
         while base is not None:
             torn = self._restorer.load(base, target, rules, half_filled=half_filled)
             if torn is None:
@@ -90,9 +88,9 @@ class LatestRestore:
             )
         return None
 
-    def _claim_and_choose(self, take_over: str | None) -> Restorable | None:
+    def _claim_and_choose(self) -> Restorable | None:
         """Claim the root in rank 0, and return what HEAD means."""
-        base = self._companion.read_latest(take_over=take_over)
+        base = self._companion.read_latest()
         if isinstance(base, ForeignBase):
             _log.warning(
                 "nothing is committed in %s: it goes on from another writer's step %d (%s)%s",
@@ -125,8 +123,7 @@ class LatestRestore:
 
     def _request(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
         """Ask the companion for an entry of the log."""
-        limit_s = self._restorer.rank_group.limits.claim_s
-        return self._companion.ensure_process().send_request(kind, body, timeout_s=limit_s)
+        return self._companion.ensure_process().send_request(kind, body, timeout_s=CLAIM_S)
 
     def _is_readable(self, commit: CommitRecord) -> bool:
         """Tell whether stock readers can load the commit too, and log it if they can't. All else of it was read."""

@@ -7,11 +7,17 @@ from typing import Any, Final
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.error_codec import decode_error, encode_error
-from stepkeeper.errors import NoticeDeadlineError, PeerLostError, TornCheckpointError
+from stepkeeper.errors import (
+    NoticeDeadlineError,
+    PeerLostError,
+    TornCheckpointError,
+    decode_error,
+    encode_error,
+)
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
 from stepkeeper.restore.peers.links import PeerStoppedError
+from stepkeeper.time_limits import CLAIM_S
 from stepkeeper_planners import errors as planners_errors
 from stepkeeper_planners.errors import LoadMismatchError, PlannerError
 
@@ -66,7 +72,7 @@ class Votes:
             except Exception as error:  # raised below, once the others have been told
                 failure = error
                 choice = {"error": encode_error(error)}
-        choice = self._rank_group.broadcast(f"{name}/choice", choice, 2 * limits.apart_s + limits.claim_s)
+        choice = self._rank_group.broadcast(f"{name}/choice", choice, 2 * limits.apart_s + CLAIM_S)
         if failure is not None:
             raise failure
         if "error" in choice:

@@ -1,6 +1,5 @@
 """Compare the states that the ranks are about to save, behind the train thread and before anything is written."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -60,12 +59,11 @@ def check_same_state(
     }
     limits = rank_group.limits
     limit_s = limits.apart_s + (limits.transfer_s(transfer_bytes) if transfer_bytes else 0.0)
-    began_s = time.monotonic()
     proposals = rank_group.gather(f"{save}/state", proposal, limit_s)
     verdict = rank_group.broadcast(
         f"{save}/same", _judge_proposals(proposals) if proposals else None, 2 * limit_s
     )
-    limits.record_meeting(time.monotonic() - began_s)
+    limits.note_meeting()
     if verdict["error"] is not None:
         raise SaveError(verdict["error"])
     groups: list[list[int]] = verdict["groups"]

@@ -1,6 +1,5 @@
 """Persist one save of one rank: agree on a folder, write, vote, and commit."""
 
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,7 +14,6 @@ from stepkeeper.companion.messages import (
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.error_codec import decode_error, encode_error
 from stepkeeper.errors import (
     CompanionLostError,
     DevicesFullError,
@@ -24,6 +22,8 @@ from stepkeeper.errors import (
     SaveError,
     StepkeeperError,
     StorageAwayError,
+    decode_error,
+    encode_error,
 )
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
@@ -33,6 +33,7 @@ from stepkeeper.save.job import Place, SaveJob
 from stepkeeper.save.report import SaveState
 from stepkeeper.save.share import write_share
 from stepkeeper.save.snapshot.transfer import await_transfer
+from stepkeeper.time_limits import CLAIM_S, ENTRY_S
 
 __all__ = ["SaveJob", "persist_save"]
 
@@ -97,12 +98,12 @@ def _write_and_commit(
     outcome: dict[str, Any] | None = None
     if rank_group.rank == 0:
         try:
-            outcome = _commit_or_void(job, companion, process, place, votes, entry_s=limits.entry_s)
+            outcome = _commit_or_void(job, companion, process, place, votes)
         except Exception as error:  # raised below, after the other ranks have received it
             failure = failure or error
             outcome = {"error": encode_error(error)}
     # Rank 0 waits for the votes, and then for the log. By another companion it may have to void what it can't commit.
-    outcome = rank_group.broadcast(f"{job.name}/outcome", outcome, votes_s + 3 * limits.entry_s)
+    outcome = rank_group.broadcast(f"{job.name}/outcome", outcome, votes_s + 3 * ENTRY_S)
     if "error" in outcome:
         raise _choose_error(failure, decode_error(outcome["error"]))
     committed = decode(Committed, outcome["committed"])
@@ -139,11 +140,7 @@ def _agree_on_place(job: SaveJob, companion: Companion, rank_group: RankGroup) -
         except Exception as error:  # raised below, after the other ranks have received it
             failure = error
             place = {"error": encode_error(error)}
-    limits, began_s = rank_group.limits, time.monotonic()
-    place = rank_group.broadcast(f"{job.name}/place", place, limits.apart_s + limits.claim_s)
-    if rank_group.rank != 0:
-        # Rank 0's companion measures its own.
-        limits.record_claim(time.monotonic() - began_s)
+    place = rank_group.broadcast(f"{job.name}/place", place, rank_group.limits.apart_s + CLAIM_S)
     if failure is not None:
         raise failure
     if "error" in place:
@@ -157,8 +154,6 @@ def _commit_or_void(
     process: CompanionProcess | None,
     place: Place | None,
     votes: list[dict[str, Any]],
-    *,
-    entry_s: float,
 ) -> dict[str, Any]:
     """Commit the save on rank 0 if all ranks voted for it, else void it.
 
@@ -174,18 +169,18 @@ def _commit_or_void(
     if refusals or process is None or folder is None:
         error = _join_refusals(job.step, refusals)
         if folder is not None:
-            _void_folder(companion, process, VoidRequest(folder=folder, reason=str(error)), error, entry_s)
+            _void_folder(companion, process, VoidRequest(folder=folder, reason=str(error)), error)
         return {"error": encode_error(error)}
     try:
-        return {"committed": _request_commit(job, process, folder, votes, entry_s)}
+        return {"committed": _request_commit(job, process, folder, votes)}
     except StepkeeperError as error:
         if not isinstance(error, FencedError):
-            _void_folder(companion, process, VoidRequest(folder=folder, reason=str(error)), error, entry_s)
+            _void_folder(companion, process, VoidRequest(folder=folder, reason=str(error)), error)
         raise
 
 
 def _request_commit(
-    job: SaveJob, process: CompanionProcess, folder: str, votes: list[dict[str, Any]], entry_s: float
+    job: SaveJob, process: CompanionProcess, folder: str, votes: list[dict[str, Any]]
 ) -> dict[str, Any]:
     written = [decode(Written, vote["written"]) for vote in votes]
     body = CommitRequest(
@@ -194,7 +189,7 @@ def _request_commit(
         duration_millis=job.in_flight.duration_millis(),
         metrics=dict(job.metrics) or None,
     )
-    return process.send_request(Kind.COMMIT, encode(body), timeout_s=entry_s)
+    return process.send_request(Kind.COMMIT, encode(body), timeout_s=ENTRY_S)
 
 
 def _join_refusals(step: int, refusals: Mapping[int, Exception]) -> StepkeeperError:
@@ -224,7 +219,7 @@ def _void_folder(
     process: CompanionProcess | None,
     void: VoidRequest,
     error: Exception,
-    entry_s: float,
+    timeout_s: float = ENTRY_S,
 ) -> None:
     """Note in the log that the folder is void. If that fails, nothing in the log names the folder.
 
@@ -239,7 +234,7 @@ def _void_folder(
         return
     try:
         present = present or companion.ensure_process()
-        present.send_request(Kind.VOID, encode(void), timeout_s=entry_s)
+        present.send_request(Kind.VOID, encode(void), timeout_s=timeout_s)
     except FencedError as fence:
         raise fence from error
     except StepkeeperError as refusal:

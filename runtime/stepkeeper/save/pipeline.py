@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from weakref import WeakMethod
 
 from stepkeeper.companion.messages import Committed
-from stepkeeper.companion.progress import StoredMetrics
+from stepkeeper.companion.progress import select_stored_metrics
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
@@ -87,7 +87,6 @@ class SavePipeline:
         """The parameters that optimizers had state for at the start; None if that is unknown, or was compared."""
 
         self._number = 0
-        self._metrics = StoredMetrics()
         self.failures: Final = SaveFailures()
         self._transfers = Worker("save-transfer", self._waits)
         self._persisting = Worker("save", self._waits)
@@ -128,7 +127,7 @@ class SavePipeline:
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         clock = clock or SaveClock()
         # In the train thread, and before this call holds anything that it would have to give back.
-        metrics = self._metrics.select(request.metrics)
+        metrics = select_stored_metrics(request.metrics)
         name, waits = f"save/{self._number}", self._waits
         region = self.pending.take_region(timeout_s)
         in_flight, transfer = None, None
@@ -195,8 +194,7 @@ class SavePipeline:
         )
         try:
             self.prepared = True
-            limits = self._rank_group.limits
-            return snapshot, self._transfers.submit(transfer_snapshot, snapshot, region, clock, limits)
+            return snapshot, self._transfers.submit(transfer_snapshot, snapshot, region, clock)
         except BaseException:
             snapshot.drop_copies()
             raise

@@ -51,7 +51,7 @@ class Saver:
         self._progress = progress
         self._save_hooks = save_hooks or SaveHooks()
         self._recent_costs = RecentCosts()
-        self._proof = RootProof(store, rank_group, limits=rank_group.limits)
+        self._proof = RootProof(store, rank_group)
         self.lineage: Final = Lineage(companion)
         self._error: str | None = None
         self._newest_save: InFlight | None = None

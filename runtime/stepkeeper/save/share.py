@@ -1,6 +1,5 @@
 """Let the companion write one rank's share of a save, for as long as it makes progress."""
 
-import time
 from typing import Any, Final
 
 from stepkeeper.companion.client import CompanionProcess
@@ -46,7 +45,7 @@ def write_share(
 
     """
     job.in_flight.set_state(SaveState.WRITING)
-    began_s, progress = time.monotonic(), _ShareProgress(job, limits)
+    progress = _ShareProgress(job, limits)
     try:
         if staged and _stage_share(job, process, place, progress):
             job.release_region()
@@ -60,9 +59,7 @@ def write_share(
             )
         else:
             answer = _request_write(Kind.WRITE, job, process, place, progress)
-        written = decode(Written, answer)
-        limits.record_share(written.size_bytes, time.monotonic() - began_s)
-        return written
+        return decode(Written, answer)
     finally:
         progress.counter.close()
 

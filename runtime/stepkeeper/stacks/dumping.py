@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from stepkeeper.stacks.mesh import Mesh, NoMesh
+from stepkeeper.stacks.mesh import MeshCaller, MeshHost
 
 __all__ = ["REPORT_LIMIT", "Pace", "StackDumper", "shorten_stacks"]
 
@@ -97,8 +97,14 @@ class StackDumper:
         self._is_spread = False
         self._dumped_s = float("-inf")
         self._others: dict[int, str] = {}
-        self.mesh: Mesh = NoMesh()
+        self.mesh: MeshHost | MeshCaller | None = None
+        """The way to other ranks' companions; None for a process that trains alone, or doesn't know the others yet."""
+
         threading.Thread(target=self._run, name="stacks", daemon=True).start()
+
+    def link(self, address: Mapping[str, Any]) -> None:
+        """Connect with rank 0's companion, whose trainer has described its `address`."""
+        self.mesh = MeshCaller(self._rank, address, self.receive)
 
     def see_step(self, step: int | None) -> None:
         """Take over which step the trainer has finished last; None while it makes no steps."""
@@ -139,13 +145,13 @@ class StackDumper:
     def _dump(self, reason: str, *, is_spread: bool) -> None:
         with self._changed:
             self._others = {}
-        n_asked = 0 if is_spread else self.mesh.send({"ask": reason})
+        n_asked = 0 if is_spread or self.mesh is None else self.mesh.send({"ask": reason})
         stacks = self._read() or "its stacks can't be read\n"
         text = f"stepkeeper: rank {self._rank}: the stacks of all its threads, because {reason}:\n{stacks}"
         print(text, end="", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
         if self._rank == 0:
             self._on_dumped(shorten_stacks(reason, {0: stacks} | self._await_others(n_asked)))
-        else:
+        elif self.mesh is not None:
             self.mesh.send({"stacks": stacks[-REPORT_LIMIT:]})
 
     def _await_reason(self) -> tuple[str, bool]:

@@ -10,11 +10,11 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from stepkeeper.links.joining import Joining, connect_to_rank
 
-__all__ = ["Mesh", "MeshCaller", "MeshHost", "NoMesh"]
+__all__ = ["MeshCaller", "MeshHost"]
 
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
 _LINE_LIMIT_BYTES: Final = 1 << 20
@@ -23,21 +23,6 @@ _SEND_TIMEOUT: Final = struct.pack("ll", 2, 0)
 
 Receive = Callable[[int, dict[str, Any]], None]
 """Called with the rank that a message comes from, and the message, in a thread of that rank's connection."""
-
-
-class Mesh(Protocol):
-    """The way to other ranks' companions."""
-
-    def send(self, message: Mapping[str, Any]) -> int:
-        """Send a message, from rank 0 to all others, from another to rank 0. Return to how many it went."""
-        ...
-
-
-class NoMesh:
-    """The way of a process that trains alone, or doesn't know the others yet."""
-
-    def send(self, message: Mapping[str, Any]) -> int:  # noqa: ARG002  # the protocol's signature
-        return 0
 
 
 class MeshHost:
@@ -52,6 +37,7 @@ class MeshHost:
         self._joining.start(secret)
 
     def send(self, message: Mapping[str, Any]) -> int:
+        """Send a message to all other ranks. Return to how many it went."""
         with self._lock:
             socks = list(self._socks.values())
         return sum(_send(sock, message) for sock in socks)
@@ -80,6 +66,7 @@ class MeshCaller:
         threading.Thread(target=self._run, name="stacks-call", daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> int:
+        """Send a message to rank 0. Return to how many ranks it went."""
         sock = self._sock
         return 0 if sock is None else _send(sock, message)
 

@@ -7,8 +7,8 @@ from typing import Final
 
 import torch.distributed as dist
 
-from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.companion.messages import OpenRequest
+from stepkeeper.companion.reporter import ReportTarget
 from stepkeeper.contract import (
     CA_FILE_NAME,
     LOCAL_TIER_FOLDER,

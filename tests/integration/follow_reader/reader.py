@@ -1,18 +1,15 @@
 """Follow a root as an evaluator does, and be told to stop in the way that the second argument says."""
 
-import hashlib
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
 import torch
 
 import stepkeeper
-from stepkeeper import CheckpointManager
 from stepkeeper.follower import FollowedCommit
 
 URI: Final = sys.argv[1]
@@ -35,23 +32,6 @@ def waits_in_a_with_block() -> None:
             time.sleep(LONG_S)
 
 
-def computes_without_a_break() -> None:
-    """The main thread runs no bytecode for minutes, as when a model is compiled: no handler of Python's runs then."""
-    for commit in stepkeeper.follow(URI, poll_s=0.05):
-        read(commit)
-        hashlib.pbkdf2_hmac("sha256", b"x", b"x", 2**30)
-
-
-def reads_with_two() -> None:
-    with stepkeeper.follow(URI, poll_s=0.05) as closed, stepkeeper.follow(URI, poll_s=0.05) as other:
-        next(closed)
-        third = stepkeeper.follow(URI, poll_s=0.05)
-        next(other)
-        closed.close()
-        read(next(third))
-        time.sleep(LONG_S)
-
-
 def has_a_handler_that_closes() -> None:
     told = threading.Event()
     follower = stepkeeper.follow(URI, poll_s=0.05)
@@ -67,30 +47,5 @@ def has_a_handler_that_closes() -> None:
     say("left the loop")
 
 
-def has_a_manager() -> None:
-    """SIGTERM is the manager's notice: the program goes on to a step that it can save."""
-    follower = stepkeeper.follow(URI, poll_s=0.05)
-    read(next(follower))
-    with CheckpointManager(URI + "-own", 1, chkpt_on_preemption=True) as manager:
-        state = {"w": torch.ones(8)}
-        step, is_over = 0, False
-        while not is_over:
-            step += 1
-            is_over = manager.step(step, state).stop
-            if step == 1:
-                say("trains")
-            time.sleep(0.01)
-
-
 if __name__ == "__main__":
-    modes: dict[str, Callable[[], None]] = {
-        each.__name__: each
-        for each in (
-            waits_in_a_with_block,
-            computes_without_a_break,
-            reads_with_two,
-            has_a_handler_that_closes,
-            has_a_manager,
-        )
-    }
-    modes[sys.argv[2]]()
+    {"waits": waits_in_a_with_block, "has_a_handler_that_closes": has_a_handler_that_closes}[sys.argv[2]]()

@@ -40,7 +40,7 @@ def join() -> None:
 
 def wait_in(call: str) -> None:
     """Save step 1, stop the companion, and wait in `call` for what it never does. The test sends SIGTERM."""
-    with open_manager() as manager:
+    with open_manager(1000) as manager:
         if call != "restore_latest":
             manager.restore_latest(STATE)
         manager.save(1, STATE, force=True)

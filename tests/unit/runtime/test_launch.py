@@ -170,20 +170,6 @@ print(child.wait(lambda: {may_leave}), child.was_told)
     assert run_script(script) == (0, f"{ends}\n")
 
 
-def test_a_command_runs_where_no_folder_can_be_made() -> None:
-    script = """
-import stepkeeper.launch.__main__ as launch
-
-def refuse(**_):
-    raise FileNotFoundError("No usable temporary directory found")
-
-launch.TemporaryDirectory = refuse
-command = "trap 'exit ${STEPKEEPER_LAUNCHER:-5}' TERM; kill -TERM $PPID; while :; do sleep 0.05; done"
-sys.exit(launch.main(["sh", "-c", command]))
-"""
-    assert run_script(script) == (5, "")
-
-
 def test_only_the_processes_that_have_signed_on_and_still_run_are_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,6 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Cause, CommitPoint, ExitCode, Interval, Settings, Termination
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.error_codec import decode_error, encode_error
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
@@ -35,6 +34,8 @@ from stepkeeper.errors import (
     StorageError,
     TransientStorageError,
     UnknownOutcomeError,
+    decode_error,
+    encode_error,
 )
 from stepkeeper.policy.save import EveryNSteps
 from stepkeeper.process_end.kernel_record import KernelRecord

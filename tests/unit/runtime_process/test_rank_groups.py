@@ -225,7 +225,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def two_ranks() -> tuple[StoreRankGroup, StoreRankGroup]:
     store, limits = HashStore(), [TimeLimits(GROUP_S) for _ in range(2)]
     for each in limits:
-        each.record_meeting(0.1)
+        each.note_meeting()
     first, last = (StoreRankGroup(store, rank, 2, limits=limits[rank]) for rank in range(2))
     return first, last
 

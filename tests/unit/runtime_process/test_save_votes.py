@@ -16,7 +16,6 @@ from stepkeeper.companion.messages import Kind, Staged, Written
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
 from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup, StoreRankGroup
-from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
@@ -26,6 +25,7 @@ from stepkeeper.errors import (
     SaveError,
     StepkeeperError,
     StorageError,
+    encode_error,
 )
 from stepkeeper.log import ManifestRef
 from stepkeeper.save import consistency
@@ -166,7 +166,6 @@ def decide(*votes: dict[str, Any]) -> tuple[list[Kind], dict[str, Any]]:
         cast(CompanionProcess, asked),
         place,
         list(votes),
-        entry_s=900,
     )
     return asked.kinds, outcome
 

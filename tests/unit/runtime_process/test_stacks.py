@@ -2,17 +2,16 @@
 
 import os
 import queue
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from stepkeeper import fork_guard
 from stepkeeper.fork_guard import forget_in_forks, forks_held_back
 from stepkeeper.stacks import reading as stack_reading
 from stepkeeper.stacks.dumping import StackDumper
+from stepkeeper.stacks.mesh import MeshHost
 from stepkeeper.stacks.reading import StackReader
 from stepkeeper.stacks.stack_file import stack_file
 
@@ -28,7 +27,7 @@ def test_a_slow_step_of_one_rank_has_all_ranks_dumped() -> None:
             return 1
 
     dumper = StackDumper(1, lambda: "mine\n", least_s=1e-9, on_dumped=print)
-    dumper.mesh = Others()
+    dumper.mesh = cast(MeshHost, Others())
     for step in range(1, 4):
         dumper.see_step(step)
     assert "nothing has followed step 3" in sent.get(timeout=PATIENCE_S)["ask"]
@@ -66,57 +65,6 @@ def test_what_has_descriptors_lets_go_of_them_in_a_child_and_only_there() -> Non
     assert all(map(is_open, fds))
     for fd in fds:
         os.close(fd)
-
-
-def test_no_thread_forks_between_the_making_of_a_descriptor_and_its_being_known() -> None:
-    forks, forked = threading.Event(), threading.Event()
-    held: list[bool] = []
-
-    def fork() -> None:
-        forks.set()
-        held.append(in_child(lambda: not is_open(reading)))
-        forked.set()
-
-    class Late:
-        def forget_after_fork(self) -> None:
-            os.close(reading)
-
-    thread = threading.Thread(target=fork)
-    owner = Late()
-    with forks_held_back():
-        reading, writing = os.pipe()
-        thread.start()
-        forks.wait()
-        assert not forked.wait(0.2)
-        forget_in_forks(owner)
-    thread.join()
-    assert held == [True]
-    os.close(reading)
-    os.close(writing)
-
-
-def test_who_hangs_while_forks_are_held_back_does_not_hang_the_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    may_end, holds = threading.Event(), threading.Event()
-
-    def hang() -> None:
-        with forks_held_back():
-            holds.set()
-            may_end.wait()
-
-    monkeypatch.setattr(fork_guard, "_PATIENCE_S", 0.05)
-    thread = threading.Thread(target=hang)
-    thread.start()
-    try:
-        holds.wait()
-        assert in_child(lambda: True)
-        with forks_held_back():
-            pass
-    finally:
-        may_end.set()
-        thread.join()
-    assert in_child(lambda: True)
 
 
 def test_a_trainer_that_does_not_answer_gets_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:

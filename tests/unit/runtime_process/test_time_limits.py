@@ -28,44 +28,13 @@ from stepkeeper_testing.saves import job_of
 GB = 10**9
 
 
-@pytest.mark.parametrize(
-    ("measured", "size_bytes", "limit_s"),
-    [
-        (None, 0, 900),
-        (None, 10 * GB, 900),
-        (None, 100 * GB, 5000),
-        ((10 * GB, 10.0), 100 * GB, 900),
-        ((GB, 100.0), 10 * GB, 4000),
-        ((0, 5.0), 100 * GB, 5000),
-    ],
-)
-def test_the_limit_of_a_share_follows_what_was_measured(
-    measured: tuple[int, float] | None, size_bytes: int, limit_s: float
-) -> None:
-    limits = TimeLimits()
-    if measured is not None:
-        limits.record_share(*measured)
-    assert limits.share_silence_s(size_bytes) == limit_s
-    assert limits.vote_s(size_bytes) == 2 * limit_s
-
-
-@pytest.mark.parametrize(
-    ("group_s", "waited_s", "apart_s", "answer_s"),
-    [
-        (1800, [], 3600, 300),
-        (1800, [1.0], 1800, 300),
-        (1800, [1200.0, 1.0], 4800, 300),
-        (60, [], 120, 60),
-        (60, [2.0], 60, 60),
-    ],
-)
-def test_ranks_may_be_as_far_apart_as_in_a_collective_or_somewhat_more_than_they_were(
-    group_s: float, waited_s: list[float], apart_s: float, answer_s: float
-) -> None:
-    limits = TimeLimits(group_s)
-    for each in waited_s:
-        limits.record_meeting(each)
-    assert (limits.apart_s, limits.start_s, limits.store_answer_s) == (apart_s, 2 * group_s, answer_s)
+def test_limits_follow_the_size_of_a_share_and_the_timeout_of_the_group() -> None:
+    limits = TimeLimits(60)
+    assert [limits.share_silence_s(size) for size in (0, 10 * GB, 100 * GB)] == [900, 900, 5000]
+    assert (limits.vote_s(100 * GB), limits.transfer_s(GB), limits.transfer_s(2 * GB)) == (10_000, 60, 100)
+    assert (limits.start_s, limits.apart_s, limits.store_answer_s) == (120, 120, 60)
+    limits.note_meeting()
+    assert (limits.start_s, limits.apart_s) == (120, 60)
 
 
 class Clock:

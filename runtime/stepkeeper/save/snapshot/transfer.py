@@ -11,7 +11,6 @@ from stepkeeper.errors import SaveError, StepkeeperError
 from stepkeeper.save.report import SaveClock
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot
-from stepkeeper.time_limits import TimeLimits
 
 __all__ = ["await_transfer", "transfer_snapshot"]
 
@@ -19,15 +18,14 @@ _LOOK_S: Final = 0.5
 """The interval at which the wait for a transfer looks for its progress."""
 
 
-def transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock, limits: TimeLimits) -> None:
-    """Move the copies, and measure how long that takes.
+def transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock) -> None:
+    """Move the copies.
 
     Raises:
         SaveError: The copies didn't come from the devices.
         StepkeeperError: As above, for a reason that is known.
 
     """
-    began_s = time.monotonic()
     try:
         snapshot.move_copies(region)
     except BaseException as error:
@@ -40,7 +38,6 @@ def transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock, limi
         if isinstance(error, StepkeeperError) or not isinstance(error, Exception):
             raise
         raise SaveError(f"the copies of the state did not come from the devices: {error}") from error
-    limits.record_transfer(snapshot.transfer_bytes, time.monotonic() - began_s)
     clock.mark_transferred()
 
 
