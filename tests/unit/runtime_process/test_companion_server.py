@@ -29,6 +29,7 @@ from stepkeeper.log import Log
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.moved import moved
+from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import write_request
 
 Predicate = Callable[[Operation, str], bool]
@@ -305,6 +306,7 @@ def test_a_stale_companion_that_was_held_up_deletes_nothing_of_a_later_claim(
         block.released.set()
         return slot
 
+    trainer.session._upkeep._patience = Patience(sleep=lambda _: None)
     block = Block(trainer, HELD_UP["verification"], meanwhile)
     trainer.save(20)
     trainer.finish()
