@@ -4,6 +4,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -239,6 +240,23 @@ async def test_a_report_counts_though_its_sender_could_not_wait_for_the_answer(d
     last = desk.world.reports.get_report(desk.world.job.metadata.uid)
     assert last is not None
     assert last.report.step == 42
+
+
+async def test_a_full_server_closes_what_comes_and_serves_what_it_has(desk: Desk) -> None:
+    servers = Servers()
+    port = await servers.start(desk.app, host="127.0.0.1", port=0)
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(251)]
+    async with asyncio.timeout(30):
+        with suppress(ConnectionResetError):
+            assert await opened[-1][0].read() == b""
+        reader, writer = opened[0]
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 404 Not Found\r\n"
+    for _, each in opened:
+        each.close()
+        with suppress(ConnectionError):
+            await each.wait_closed()
+    await servers.close()
 
 
 async def test_the_server_is_trusted_by_its_ca_under_its_names_only(desk: Desk, tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """Run the two servers: HTTPS for pods, plain HTTP for probes and metrics."""
 
+import asyncio
 import logging
 import ssl
 import tempfile
 from pathlib import Path
+from typing import cast
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from typing_extensions import override
 
 from stepkeeper_operator.endpoint.certificates import KeyPair
 
@@ -18,6 +21,10 @@ _IDLE_S = 5.0
 
 _BACKLOG = 4096
 """Connections that wait in the kernel when all jobs report at once."""
+
+_HANDSHAKE_S = 5.0
+_MAX_CONNECTIONS = 250
+"""Connections that are open at once: with TLS one takes up to half a MiB. More are closed: companions try again."""
 
 _MAX_HEADERS = 32
 """Headers of a request, of 8 KiB at most each. They are held before anybody can look at them."""
@@ -51,11 +58,19 @@ def _is_about_the_server(record: logging.LogRecord) -> bool:
 _log.addFilter(_is_about_the_server)
 
 
+class _Refusal(asyncio.Protocol):
+    """Close a connection for which there is no room."""
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()
+
+
 class Servers:
     """Run servers in this event loop until `close`."""
 
     def __init__(self) -> None:
-        self._runners: list[web.AppRunner] = []
+        self._servers: list[tuple[asyncio.Server, web.AppRunner]] = []
 
     async def start(
         self, app: web.Application, *, host: str, port: int, tls: ssl.SSLContext | None = None
@@ -71,11 +86,22 @@ class Servers:
             max_headers=_MAX_HEADERS,
         )
         await runner.setup()
-        self._runners.append(runner)
-        await web.TCPSite(runner, host, port, ssl_context=tls, backlog=_BACKLOG).start()
-        bound: int = runner.addresses[0][1]
+        served = runner.server
+        assert served is not None  # made by its setup
+        server = await asyncio.get_running_loop().create_server(
+            lambda: served() if len(served.connections) < _MAX_CONNECTIONS else _Refusal(),
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else _HANDSHAKE_S,
+            backlog=_BACKLOG,
+        )
+        self._servers.append((server, runner))
+        bound: int = server.sockets[0].getsockname()[1]
         return bound
 
     async def close(self) -> None:
-        while self._runners:
-            await self._runners.pop(0).cleanup()
+        while self._servers:
+            server, runner = self._servers.pop(0)
+            server.close()
+            await runner.cleanup()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Final
 
@@ -63,32 +64,33 @@ class Resync:
                 self._enqueue(key, random.uniform(0, self._period_s / 2))  # noqa: S311  # no secret
 
     async def _sweep_after_relists(self) -> None:
-        """Sweep after each list, and again until all could be listed, ever less often: a list of all is dear."""
-        pause_s = _RELIST_BURST_S
+        """Sweep after each list, and again what could not be listed, ever less often."""
         while True:
             await self._relisted.wait()
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(_RELIST_BURST_S)
             self._relisted.clear()
-            if await self.sweep():
-                pause_s = _RELIST_BURST_S
-            else:
+            failed, pause_s = await self.sweep(), _RELIST_BURST_S
+            while failed and not self._relisted.is_set():
                 pause_s *= 2
-                self._relisted.set()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._relisted.wait(), pause_s)
+                    break
+                failed = await self.sweep(failed)
 
-    async def sweep(self) -> bool:
-        """Forget what is gone of each kind. Return False if one of them can't be listed now."""
-        listed = True
-        for kind in self._kinds:
+    async def sweep(self, kinds: Iterable[WatchedKind] | None = None) -> tuple[WatchedKind, ...]:
+        """Forget what is gone of these kinds; None: of each. Return those that can't be listed now."""
+        failed: list[WatchedKind] = []
+        for kind in self._kinds if kinds is None else kinds:
             try:
                 concerned = await forget_deleted_objects(self._cluster, self._cache, kind)
             except ApiError as error:
                 extra = {"kind": kind.resource.kind, "error": str(error)}
                 _log.warning("cannot look for objects that are gone", extra=extra)
-                listed = False
+                failed.append(kind)
                 continue
             for key in concerned:
                 self._enqueue(key, 0.0)
-        return listed
+        return tuple(failed)
 
 
 async def forget_deleted_objects(cluster: Cluster, cache: Cache, kind: WatchedKind) -> tuple[ObjectKey, ...]:
