@@ -95,6 +95,7 @@ class Applier:
             self._record(told)
 
     async def _write_status(self, subject: Subject, decision: Decision) -> None:
+        memory = self._memory.get(subject.meta.uid)
         try:
             raw = await self._writer.write_status(subject.meta, decision.status.to_raw())
         except InvalidObjectError as error:
@@ -102,7 +103,9 @@ class Applier:
                 raise
             # Its spec isn't valid, and the API server keeps no status with it. Its removal goes on all the same.
             _log.warning("cannot write status of unreadable object", extra={"error": str(error)})
+            memory.unwritten = decision.status
         else:
+            memory.unwritten = None
             self._record(raw)
 
     def _check_acting(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cloud_tpu.cloud import Place
 from stepkeeper_operator.queued_resources.observed import Outcome, Refusal
 
@@ -24,6 +25,9 @@ class ResourceMemory:
     operation_read_at: float = 0.0
     refused_deletions: dict[str, Refusal] = field(default_factory=dict)
     """Why Node objects can't be deleted, by their uids."""
+
+    unwritten: QueuedResourceStatus | None = None
+    """A status that the API server refuses to keep, since the object's spec isn't valid."""
 
 
 class Memory:
