@@ -189,10 +189,11 @@ class Applier:
         await self._change(member, unschedulable=by is not None, annotations={CORDONED_BY_ANNOTATION: by})
 
     async def _try_to_cordon(self, meta: ObjectMeta, member: Member) -> None:
-        """Cordon a node. Machines that go on to cost don't wait for a refusal: it is asked for again at each look."""
+        """Cordon a node. Machines that go on to cost don't wait for a refusal: it is asked for again a while later."""
         try:
             await self._cordon(member, by=meta.uid)
         except ApiError as error:
+            self._memory.get(meta.uid).cordon_refused_at = self._clock()
             _log.warning("cannot cordon node", extra={"node": member.name, "error": str(error)})
 
     async def _try_to_delete_node(self, meta: ObjectMeta, member: Member) -> None:

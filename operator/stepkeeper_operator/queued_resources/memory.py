@@ -23,6 +23,9 @@ class ResourceMemory:
     """Lists that were asked for before it say nothing."""
 
     operation_read_at: float = 0.0
+    cordon_refused_at: float | None = None
+    """When the cordon of one of its nodes was last refused."""
+
     refused_deletions: dict[str, Refusal] = field(default_factory=dict)
     """Why Node objects can't be deleted, by their uids."""
 
