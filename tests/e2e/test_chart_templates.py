@@ -135,7 +135,6 @@ def test_without_cloud_tpu_nothing_of_it_is_rendered_whatever_else_is_set() -> N
 
 def test_cloud_tpu_adds_these_rights_and_no_other() -> None:
     assert rules_of(render(ON)) - rules_of(render()) == {
-        ("get", "queuedresources"),
         ("list", "queuedresources"),
         ("watch", "queuedresources"),
         ("patch", "queuedresources"),

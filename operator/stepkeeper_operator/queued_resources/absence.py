@@ -62,7 +62,7 @@ async def complete_listing(
         )  # an adopted one's label is on them
     else:
         names.update(member.cloud_node for member in members if member.cloud_node)
-        if not (names or leaving or bookkeeping.created or bookkeeping.identity):
+        if not (names or leaving or bookkeeping.created or bookkeeping.identity or bookkeeping.released):
             return listing  # nothing was asked for, as far as anybody knows
         if bookkeeping.adopting:  # its label may be there
             ids.add(bookkeeping.identity.partition("@")[0])

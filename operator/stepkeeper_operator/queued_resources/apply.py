@@ -95,6 +95,7 @@ class Applier:
             self._record(told)
 
     async def _write_status(self, subject: Subject, decision: Decision) -> None:
+        memory = self._memory.get(subject.meta.uid)
         try:
             raw = await self._writer.write_status(subject.meta, decision.status.to_raw())
         except InvalidObjectError as error:
@@ -102,7 +103,9 @@ class Applier:
                 raise
             # Its spec isn't valid, and the API server keeps no status with it. Its removal goes on all the same.
             _log.warning("cannot write status of unreadable object", extra={"error": str(error)})
+            memory.unwritten = decision.status
         else:
+            memory.unwritten = None
             self._record(raw)
 
     def _check_acting(self) -> None:
@@ -186,10 +189,11 @@ class Applier:
         await self._change(member, unschedulable=by is not None, annotations={CORDONED_BY_ANNOTATION: by})
 
     async def _try_to_cordon(self, meta: ObjectMeta, member: Member) -> None:
-        """Cordon a node. Machines that go on to cost don't wait for a refusal: it is asked for again at each look."""
+        """Cordon a node. Machines that go on to cost don't wait for a refusal: it is asked for again a while later."""
         try:
             await self._cordon(member, by=meta.uid)
         except ApiError as error:
+            self._memory.get(meta.uid).cordon_refused_at = self._clock()
             _log.warning("cannot cordon node", extra={"node": member.name, "error": str(error)})
 
     async def _try_to_delete_node(self, meta: ObjectMeta, member: Member) -> None:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
@@ -72,6 +73,9 @@ class QueuedResourceController:
         if self._uids.setdefault(key, uid) != uid:  # another object has taken the name
             self.forget(key)
             self._uids[key] = uid
+        unwritten = self._memory.get(uid).unwritten
+        if subject.resource is None and unwritten is not None:
+            subject = replace(subject, status=unwritten)
         if subject.unfindable or (subject.resource is None and subject.meta.deletion_timestamp is None):
             extra = {**key.log_fields, "error": "; ".join(subject.problems)}
             _log.error("cannot read QueuedResource; is its CRD newer?", extra=extra)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cloud_tpu.cloud import Place
 from stepkeeper_operator.queued_resources.observed import Outcome, Refusal
 
@@ -22,8 +23,14 @@ class ResourceMemory:
     """Lists that were asked for before it say nothing."""
 
     operation_read_at: float = 0.0
+    cordon_refused_at: float | None = None
+    """When the cordon of one of its nodes was last refused."""
+
     refused_deletions: dict[str, Refusal] = field(default_factory=dict)
     """Why Node objects can't be deleted, by their uids."""
+
+    unwritten: QueuedResourceStatus | None = None
+    """A status that the API server refuses to keep, since the object's spec isn't valid."""
 
 
 class Memory:

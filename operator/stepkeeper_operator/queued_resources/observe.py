@@ -73,6 +73,7 @@ class Observer:
         observed = Observed(
             cluster_id=await self._find_cluster_id(),
             members=tuple(_read_member(node, subject.meta.uid, memory) for node in members),
+            cordon_refused_at=memory.cordon_refused_at,
             outcome=memory.outcome,
             listed_at=memory.listed_at,
         )

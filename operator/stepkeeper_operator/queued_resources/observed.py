@@ -101,6 +101,9 @@ class Observed:
 
     outcome: Outcome | None = None
     members: tuple[Member, ...] = ()
+    cordon_refused_at: float | None = None
+    """When the cordon of a member was last refused; None: not that this operator knows."""
+
     former: tuple[Member, ...] = ()
     """Nodes of this cluster that name objects which are gone, where this one has adopted machines."""
 

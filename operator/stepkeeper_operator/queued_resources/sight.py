@@ -134,7 +134,7 @@ def identify(found: CloudQueuedResource) -> str:
 
 def was_let_go(found: CloudQueuedResource, bookkeeping: QueuedResourceBookkeeping) -> bool:
     """Return True for what another object has taken over from this one."""
-    return not bookkeeping.created and not bookkeeping.adopting and identify(found) == bookkeeping.identity
+    return identify(found) in bookkeeping.released
 
 
 def is_ours(

@@ -14,11 +14,13 @@ from fake_cluster.queued_resources import (
     noted,
     observe,
 )
-from fake_cluster.resource_owners import THEIRS, adopting, beside, owners, record_requests, run_all
+from fake_cluster.resource_owners import THEIRS, adopting, beside, made, owners, record_requests, run_all
 from fake_cluster.resource_world import ResourceWorld, active
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
+from stepkeeper_operator.queued_resources.decide.adoption import let_go
 from stepkeeper_operator.queued_resources.decision import DeleteCloudResource
 from stepkeeper_operator.queued_resources.settings import CloudSettings
+from stepkeeper_operator.queued_resources.sight import Presence, Sight
 
 
 def take_nodes(world: ResourceWorld) -> None:
@@ -58,6 +60,40 @@ async def test_what_somebody_else_takes_over_is_let_go_untouched(*, deleted: boo
     await world.run(8)
     assert owners(world) == {"uid-1"}
     assert world.condition("Accepted") == ("True", "Accepted")
+
+
+async def test_what_was_let_go_stays_untouched_after_another_one_was_adopted() -> None:
+    world = await active()
+    take_nodes(world)
+    await world.run(4)
+    assert "LetGo" in world.events
+    world.cloud.add(made(cloud_id="team-v5e-r1"))
+    world.annotate("team-v5e-r1")
+    await world.run(10)
+    assert world.status.cloud_name.endswith("/team-v5e-r1")
+    requests = record_requests(world)
+    for key, node in list(world.cloud.nodes.items()):
+        if node.labels == THEIRS:  # its request still names this object
+            del world.cloud.nodes[key]
+    await world.run(10)
+    assert requests == []
+    assert world.condition("Degraded") == ("False", "AsExpected")
+    world.delete()
+    await world.run(20)
+    assert world.raw is None
+    assert [found.id for found in world.cloud.resources.values()] == ["team-v5e"]
+
+
+def test_the_last_ones_that_were_let_go_are_known() -> None:
+    resource = noted(deleting(QueuedResourceState.ACTIVE), created=True, adopted=True)
+    found = make_cloud_resource(resource, "ACTIVE")
+    status = resource.status
+    for at in range(1000):
+        sight = Sight(presence=Presence.FOREIGN, resource=replace(found, create_time=at))
+        status = let_go(let_go(status, sight), sight)
+    known = status.bookkeeping.released
+    assert known == tuple(f"team-v5e@{at}" for at in range(1000 - len(known), 1000))
+    assert QueuedResourceStatus.model_validate(status.to_raw()).bookkeeping.released == known
 
 
 async def test_what_another_cluster_labels_just_before_our_label_is_written_stays_theirs() -> None:

@@ -97,6 +97,19 @@ async def test_refused_deletions_of_nodes_are_asked_for_ever_less_often() -> Non
     assert 10 * N_HOSTS <= len(in_last_hour) <= 13 * N_HOSTS, "each every five minutes"
 
 
+async def test_refused_cordons_are_asked_for_again_each_minute() -> None:
+    world = await active(hosts_per_node=N_HOSTS)
+    world.add_pod(world.hosts[0])
+    world.cluster.refusals["patch", "nodes"] = NODE_REFUSALS["forbidden"]
+    world.cluster.refusals["evict", "pods"] = ApiError(429, "disruption budget")
+    world.delete()
+    asked_s = await play_hours(world, "patch")
+    assert world.raw is None
+    minutes = asked_s[-1] // 60 + 1
+    assert minutes >= 5, "while its pod has time to end"
+    assert (minutes - 2) * N_HOSTS <= len(asked_s) <= (minutes + 1) * N_HOSTS, "all nodes, each minute"
+
+
 async def test_a_last_look_that_fails_is_taken_again_before_anything_is_deleted() -> None:
     world = await active()
     world.sync_hosts = lambda *_: None  # type: ignore[method-assign]

@@ -163,7 +163,16 @@ async def test_a_deletion_goes_on_where_no_status_can_be_kept() -> None:
     world.cluster.put("queuedresources", raw | {"spec": {"project": 1}})
     world.cluster.refusals["apply", "queuedresources"] = InvalidObjectError(422, "spec.project: not a string")
     world.delete()
-    await world.run(20)
+    world.cluster.mark_deleted("pods", "team", "lm-w-0-0", grace_s=100_000)  # it never ends by itself
+    world.cloud.inject_error("DeleteQueuedResource", "PERMISSION_DENIED", None)
+    await world.run(80)
+    assert world.cloud.resources, "its deletion is refused"
+    asked = world.cloud.count("DeleteQueuedResource")
+    assert 1 <= asked <= 10, (
+        "the time for its pods is bounded, and a refused deletion waits, without a status, too"
+    )
+    world.cloud.clear_faults()
+    await world.run(80)
     assert world.raw is None
     assert not world.cloud.resources
 

@@ -179,8 +179,10 @@ class QueuedResourceBookkeeping(StatusPart):
     false."""
 
     identity: Annotated[str, Field(max_length=128)] = ""
-    """The id and creation time, as id@seconds, of what is being adopted, was adopted last, or was let go: the label of
-    its request counts no more then."""
+    """The id and creation time, as id@seconds, of what is being adopted, or was adopted last."""
+
+    released: Annotated[tuple[Annotated[str, Field(max_length=128)], ...], Field(max_length=16)] = ()
+    """What was let go last, as in identity: the label of its request names this object, and counts no more."""
 
     asked_at: Timestamp | None = None
     """When the present one was asked for, while a request may still be on its way."""

@@ -64,6 +64,7 @@ __all__ = [
 _KIND: Final = QueuedResourceConditionType.ACCEPTED
 _ACTIVE: Final = "ACTIVE"
 _READY: Final = "READY"
+_MOST_RELEASED: Final = 16
 _NOBODY: Final = "nobody"
 _REFUSED: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS}
 _COMPARED: Final = ("accelerator_type", "accelerator_config", "runtime_version")
@@ -138,7 +139,9 @@ def plan_release(status: QueuedResourceStatus, scene: Scene) -> Plan:
 def let_go(status: QueuedResourceStatus, sight: Sight) -> QueuedResourceStatus:
     """Note that the present one isn't the object's any more, whatever its request's label says."""
     assert sight.resource is not None  # the caller has seen it
-    return book(status, created=False, adopted=True, adopting="", identity=identify(sight.resource))
+    before, identity = status.bookkeeping.released, identify(sight.resource)
+    released = (*(each for each in before if each != identity), identity)[-_MOST_RELEASED:]
+    return book(status, created=False, adopted=True, adopting="", released=released)
 
 
 def uncordon_members(scene: Scene) -> tuple[Uncordon, ...]:

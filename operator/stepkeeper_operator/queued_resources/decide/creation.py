@@ -117,7 +117,9 @@ def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, scene:
     events = (
         (ObjectEvent(warning=False, reason="Adopted", message=text),) if status.bookkeeping.adopting else ()
     )
-    status = book(status, number=number, adopting="", identity=identify(found))
+    identity = identify(found)
+    released = tuple(each for each in status.bookkeeping.released if each != identity)
+    status = book(status, number=number, adopting="", identity=identity, released=released)
     status = _claim(resource, status, adopted=adopted)
     return Plan(status=status, look_s=0.0, waiting=f"takes {found.id} up", events=events)
 

@@ -28,6 +28,7 @@ __all__ = ["Removal", "begin_removal", "delete_nodes", "delete_resource", "plan_
 
 _DRAIN_LOOK_S: Final = 3.0
 _NODE_LOOK_S: Final = 1.0
+_CORDON_REST_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +158,8 @@ def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
 
 
 def _cordon(scene: Scene) -> tuple[Cordon, ...]:
-    if scene.sight.presence is Presence.FOREIGN:
+    refused_at = scene.observed.cordon_refused_at
+    rests = refused_at is not None and scene.now < refused_at + _CORDON_REST_S
+    if rests or scene.sight.presence is Presence.FOREIGN:
         return ()
     return tuple(Cordon(member=member) for member in scene.observed.members if not member.cordoned)
