@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepcluster import cleaning, lifecycle, network, state
+from stepcluster import cleaning, lifecycle
 from stepcluster.errors import ClusterError
 from stepcluster.layout import Layout, choose_block, parse_routes
 
@@ -28,22 +28,6 @@ def test_only_own_groups_and_mounts_are_taken() -> None:
     assert cleaning.own_mounts(LAYOUT.folder, mounts) == [Path("/state/a/x/y"), Path("/state/a/x")]
     line = "30 28 0:33 / /mnt/two\\040words rw shared:9 - tmpfs tmpfs rw\n"
     assert cleaning.mount_points(line) == [Path("/mnt/two words")]
-
-
-@pytest.mark.parametrize(("is_running", "removed"), [(True, []), (False, ["stepk128"])])
-def test_a_cable_that_is_another_clusters_by_now_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_running: bool, removed: list[str]
-) -> None:
-    """A cluster that crashed had this block, whose addresses were then free for another."""
-    cut: list[str] = []
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(network, "disconnect", lambda layout: cut.append(layout.host_interface))
-    monkeypatch.setattr(state, "is_running", lambda name: is_running and name == "another")
-    for name in ("crashed", "another"):
-        state.cluster_folder(name).mkdir(parents=True)
-        state.write(state.Record(name=name, block=128, nodes=(), torch_folder=""))
-    cleaning.remove_cable(Layout(name="crashed", block=128, folder=state.cluster_folder("crashed")))
-    assert cut == removed
 
 
 def test_a_cluster_is_abandoned_if_a_run_of_tests_that_is_gone_has_left_it() -> None:
