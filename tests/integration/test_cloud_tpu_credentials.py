@@ -12,11 +12,9 @@ import pytest
 from aiohttp import web
 from grpc import aio, ssl_server_credentials
 
-from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPUError, ErrorKind, Place
 from stepkeeper_operator.endpoint.certificates import make_tls
-from stepkeeper_operator.queued_resources.naming import FINALIZER
 from tpuapi.cloud import FakeCloud
 from tpuapi.wire import make_services
 
@@ -164,29 +162,6 @@ async def test_a_valid_token_outlives_a_refused_renewal(
     endpoint.answer = REFUSED
     assert (await fail(client.list_nodes(PLACE, ApiVersion.V2))).kind is ErrorKind.TRANSIENT
     assert len(endpoint.subject_tokens) == 2
-
-
-async def test_the_object_says_why_there_is_no_token_and_what_its_deletion_waits_for(
-    endpoint: TokenEndpoint, write_file: Callable[[str], Path], client: GoogleCloudTPU
-) -> None:
-    write_file("operator")
-    world = ResourceWorld(service=client)
-    await world.run(10)
-    assert world.condition("Accepted") == ("False", "NoCredentials")
-    error = world.status.error
-    assert error is not None
-    assert (error.kind, error.code) == ("Credentials", "UNAUTHENTICATED")
-    assert "the audience isn't of this pool" in error.message
-    assert world.events.count("NoCredentials") == 1
-    assert await world.record_writes() == []
-    claimed = {**world.status.to_raw(), "bookkeeping": {"created": True}}
-    assert world.raw is not None
-    meta = {**world.raw["metadata"], "finalizers": [FINALIZER]}
-    world.cluster.put("queuedresources", {**world.raw, "metadata": meta, "status": claimed})
-    world.delete()
-    await world.run(3)
-    assert world.condition("Degraded") == ("True", "DeletionBlocked")
-    assert endpoint.subject_tokens == ["operator"]
 
 
 _PROGRAM = """

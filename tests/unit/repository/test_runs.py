@@ -1,12 +1,10 @@
-"""Test how runs of tests are put together: lanes, a second chance for a file, one closing line for all."""
+"""Test how runs of tests are put together: lanes, and one closing line for all."""
 
 from pathlib import Path
 
 import pytest
 import side_by_side
 import tally
-from side_by_side import Attempt, Clusters, Lanes
-from typing_extensions import override
 
 
 def test_the_plan_has_each_file_with_end_to_end_tests_and_trainings_in_one_lane() -> None:
@@ -48,39 +46,3 @@ def test_outcomes_are_counted_and_flaky_tests_named(
     assert lines[-2] == "flaky: test_outcomes::test_once"
     assert lines[-1] == "===== 1 failed, 1 passed, 1 error in 61.50s (0:01:01) ====="
     assert tally.exit_code(tally.count([])) == 5, "a run of no tests is no success"
-
-
-class Site(Clusters):
-    """Runs each file as its script says, and writes down what it is asked for."""
-
-    def __init__(self, **script: list[bool]) -> None:
-        super().__init__(arguments=())
-        self.script = script
-        self.calls: list[str] = []
-
-    @override
-    def renew(self, lane: int) -> bool:
-        self.calls.append("renew")
-        return True
-
-    @override
-    def clear(self, lane: int) -> None:
-        self.calls.append("clear")
-
-    @override
-    def has_second_chance(self, file: Path) -> bool:
-        return file.stem != "only_once"
-
-    @override
-    def run(self, file: Path, lane: int) -> Attempt:
-        self.calls.append(file.stem)
-        passed = self.script[file.stem].pop(0)
-        return Attempt(passed=passed, failed_tests=() if passed else (f"{file.stem}::test",))
-
-
-def test_a_file_that_fails_is_run_once_more_on_something_fresh() -> None:
-    site = Site(shaky=[False, True], good=[True], bad=[False, False], only_once=[False])
-    lanes = Lanes(workplace=site)
-    lanes.run_all([[Path(f"{name}.py") for name in ("shaky", "good", "bad", "only_once")]])
-    assert site.calls[:5] == ["renew", "shaky", "renew", "shaky", "good"]
-    assert (lanes.failed, lanes.flaky) == ([Path("bad.py"), Path("only_once.py")], ["shaky::test"])

@@ -121,3 +121,9 @@ def test_every_file_that_the_map_names_is_there() -> None:
     ]
     assert len(paths) > 40
     assert [path for path in paths if not (ROOT / path).is_file()] == []
+
+
+@pytest.mark.parametrize("example", ["ddp", "fsdp2", "queued_resource", "text_lm"])
+def test_an_examples_manifest_is_for_a_real_cluster(example: str) -> None:
+    text = (ROOT / "examples" / example / "job.yaml").read_text(encoding="utf-8")
+    assert [word for word in ("PJRT", "hostPath", "object-storage", "localhost") if word in text] == []

@@ -1,9 +1,11 @@
-"""The torch-free half stays torch-free, and a folder needs no client library."""
+"""What starts often loads nothing heavy: the torch-free half, and an operator without QueuedResources."""
 
 import subprocess
 import sys
 
-MODULES = (
+import pytest
+
+LIBRARY = (
     "stepkeeper.storage",
     "stepkeeper.log",
     "stepkeeper.checkpoint",
@@ -17,10 +19,22 @@ MODULES = (
     "stepkeeper.cli.app",
 )
 HEAVY = ("torch", "numpy", "google.cloud", "google.auth", "requests", "pytest")
+OPERATOR = (
+    "stepkeeper_operator.startup",
+    "stepkeeper_operator.cloud_tpu.cloud",
+    "stepkeeper_operator.cloud_tpu.polling",
+)
 
 
-def test_importing_loads_nothing_heavy() -> None:
-    code = f"import sys, {', '.join(MODULES)}; print([m for m in {HEAVY!r} if m in sys.modules])"
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        pytest.param(LIBRARY, HEAVY, id="the library"),
+        pytest.param(OPERATOR, ("grpc", "google.cloud.tpu"), id="the operator"),
+    ],
+)
+def test_importing_loads_nothing_heavy(modules: tuple[str, ...], heavy: tuple[str, ...]) -> None:
+    code = f"import sys, {', '.join(modules)}; print([m for m in sys.modules if m.startswith({heavy!r})])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200
     )
