@@ -210,17 +210,17 @@ def test_pods_with_a_copied_label_push_no_evidence_out(*, known_first: bool) -> 
     for n in range(4):
         cache.record_pod(pod_of(number=900 + n, uid=f"s{n}", name=f"s{n}", namespace="stranger"))
     cache.record_training_job(job_on(None))
-    assert [pod.uid for entry in cache.list_evidence("job-1") for pod in entry.pods] == ["p"]
+    assert [own.uid for entry in cache.list_evidence("job-1") for own in entry.pods] == ["p"]
 
 
 def test_a_pod_that_goes_before_its_job_is_known_takes_no_evidence_of_others_along() -> None:
     cache = known()
-    for meta in ({}, {"uid": "q", "name": "q"}, {"uid": "s", "namespace": "stranger"}):
-        cache.record_pod(pod_of(**meta))
+    for pod in (pod_of(), pod_of(uid="q", name="q"), pod_of(uid="s", namespace="stranger")):
+        cache.record_pod(pod)
     cache.record_pod(pod_of(uid="s", namespace="stranger"), deleted=True)
     cache.record_pod(pod_of(uid="q", name="q"), deleted=True)
     cache.record_training_job(job_on(None))
-    assert [pod.uid for entry in cache.list_evidence("job-1") for pod in entry.pods] == ["p"]
+    assert [own.uid for entry in cache.list_evidence("job-1") for own in entry.pods] == ["p"]
 
 
 def test_a_late_answer_to_a_write_of_a_deleted_job_does_not_displace_the_job_made_anew() -> None:
