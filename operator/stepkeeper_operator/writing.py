@@ -21,14 +21,14 @@ from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import RawObject, condition_of
 from stepkeeper_operator.metrics import Metrics
 
-__all__ = ["ObjectWriter"]
+__all__ = ["UNREADABLE", "ObjectWriter", "renew_condition"]
 
 _log = logging.getLogger(__name__)
 
 _EVENT_LIMIT = 1024
 """Bytes of an event's note, as Kubernetes counts them."""
 
-_UNREADABLE = "UnreadableSpec"
+UNREADABLE = "UnreadableSpec"
 """Reason of conditions while the spec can't be read."""
 
 
@@ -130,7 +130,7 @@ class ObjectWriter:
         told = await self.write_status(
             meta, {**initial, **status, "conditions": [condition, *others][:MAX_CONDITIONS]}
         )
-        event = ObjectEvent(warning=True, reason=_UNREADABLE, message=condition["message"])
+        event = ObjectEvent(warning=True, reason=UNREADABLE, message=condition["message"])
         await self.create_event(meta, event)
         return told
 
@@ -143,14 +143,21 @@ class ObjectWriter:
         return ObjectKey(self._resource.kind, meta.namespace, meta.name)
 
 
+def renew_condition(known: RawObject, update: ConditionUpdate, *, generation: int, now: float) -> RawObject:
+    """Return the condition as it is now, or `known`, of whatever version, if that is the same."""
+    before = read_object(Condition, known).value
+    after = update.apply_to(before, generation=generation, now=now)
+    same = before is not None and before.model_copy(update={"observed_generation": generation}) == after
+    return known if same else after.to_raw()
+
+
 def _refuse(raw: RawObject, problems: Sequence[str], *, generation: int, now: float) -> RawObject | None:
     """Return condition Accepted that names the problems, or None if the object says so already."""
     text = describe_problems(problems)
-    before = read_object(Condition, condition_of(raw, ConditionType.ACCEPTED)).value
-    update = ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=_UNREADABLE, message=text)
-    after = update.apply_to(before, generation=generation, now=now)
-    same = before is not None and before.model_copy(update={"observed_generation": generation}) == after
-    return None if same else after.to_raw()
+    known = condition_of(raw, ConditionType.ACCEPTED)
+    update = ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=UNREADABLE, message=text)
+    condition = renew_condition(known, update, generation=generation, now=now)
+    return None if condition is known else condition
 
 
 def _event_manifest(

@@ -81,11 +81,13 @@ class Cache:
     def record(self, resource: Resource, raw: RawObject, *, deleted: bool = False) -> tuple[ObjectKey, ...]:
         """Record an object of any kind that the cache keeps.
 
-        A job or QueuedResource of which a newer version is known is left out: answers to our own writes arrive before
-        the watch does.
+        A job or QueuedResource of whose name a newer version is known is left out: answers to our own writes arrive
+        before the watch does, or after it.
         """
         objects = self._get_objects(resource.kind)
-        known = objects.find(raw["metadata"]["uid"])
+        meta = raw["metadata"]
+        # A late answer may be about a deleted job, whose name another has by now.
+        known = objects.find(meta["uid"]) or objects.get(meta.get("namespace"), meta["name"])
         if not deleted and isinstance(known, Mapping) and _version(known) > _version(raw):
             return ()
         return tuple(dict.fromkeys(objects.record(raw, deleted=deleted)))
@@ -165,10 +167,7 @@ class Cache:
 
     def list_evidence(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
         """List what is known of the attempts of the job, by its own Jobs and pods, oldest first."""
-        key = self._find_key(job_uid)
-        return (
-            () if key is None else self._evidence.list_attempts(job_uid, lambda item: _is_of_job(item, key))
-        )
+        return self._evidence.list_attempts(job_uid)
 
     def list_leftovers(self, key: ObjectKey) -> tuple[BatchJob | Pod, ...]:
         """List Jobs that have names which the job's next JobSet will use, and live pods of such Jobs."""
@@ -214,6 +213,10 @@ class Cache:
             self._roots[uid] = root
         if change.deleted:
             self._evidence.forget_job(uid)
+        elif change.before is None:
+            found = [*self._batch_jobs, *filter(None, map(self._pods.find, self._pods_of.get(uid, ())))]
+            for item in found:
+                self._keep_evidence(item)
         yield _key_of(TRAINING_JOBS.kind, change.item)
 
     def _note_queued_resource(self, change: Change[RawObject]) -> Iterator[ObjectKey]:
@@ -235,8 +238,8 @@ class Cache:
             yield job_key(workload.namespace, workload.jobset_name)
 
     def _note_batch_job(self, change: Change[BatchJob]) -> Iterable[ObjectKey]:
-        self._evidence.add_batch_job(change.item)
-        return self._note_owned(change.item, deleted=change.deleted)
+        self._keep_evidence(change.item)
+        return self._find_job(change.item)
 
     def _note_pod(self, change: Change[Pod]) -> Iterable[ObjectKey]:
         pod, own = change.item, self._pods_of[change.item.job_uid]
@@ -245,15 +248,15 @@ class Cache:
             own.discard(pod.uid)
         if not own:
             del self._pods_of[pod.job_uid]
-        self._evidence.add_pod(pod)
+        self._keep_evidence(pod)
         unchanged = change.before == pod and not change.deleted
-        return () if unchanged else self._note_owned(pod, deleted=change.deleted)
+        return () if unchanged else self._find_job(pod)
 
-    def _note_owned(self, item: BatchJob | Pod, *, deleted: bool) -> Iterable[ObjectKey]:
-        """Name the job. What is known of one that is gone is kept no longer than its objects."""
-        if deleted and self._find_key(item.job_uid) is None:
-            self._evidence.forget_job(item.job_uid)
-        return self._find_job(item)
+    def _keep_evidence(self, item: BatchJob | Pod) -> None:
+        """Keep the state of what is a known job's own. Anybody can copy a label, and evidence has a limit."""
+        key = self._find_key(item.job_uid)
+        if key is not None and _is_of_job(item, key):
+            self._evidence.add(item)
 
     def _note_node(self, change: Change[Node]) -> Iterator[ObjectKey]:
         """Name the QueuedResources that lose, gain or keep the node, and the jobs with pods on one that is lost."""

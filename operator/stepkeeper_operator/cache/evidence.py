@@ -1,6 +1,5 @@
 """Keep the last state of an attempt's pods and Jobs after they are gone: JobSet deletes them within a second."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from stepkeeper_operator.facts import BatchJob, Pod
@@ -35,31 +34,25 @@ class EvidenceCache:
     def __init__(self) -> None:
         self._records: dict[str, dict[Ordinal, _Record]] = {}
 
-    def add_pod(self, pod: Pod) -> None:
-        """Keep the last state of the pod, also after its deletion."""
-        if pod.ordinal is not None and pod.job_uid:
-            record = self._record(pod.job_uid, pod.ordinal)
-            known = record.pods.get(pod.uid)
-            record.pods[pod.uid] = pod if known is None else _merge_pod(known, pod)
+    def add(self, item: BatchJob | Pod) -> None:
+        """Keep the last state of one of a job's own Jobs or pods, also after its deletion."""
+        if item.ordinal is None or not item.job_uid:
+            return
+        record = self._record(item.job_uid, item.ordinal)
+        if isinstance(item, Pod):
+            pod = record.pods.get(item.uid)
+            record.pods[item.uid] = item if pod is None else _merge_pod(pod, item)
+            return
+        known = record.batch_jobs.get(item.uid)
+        if known is None or known.failure_reason is None or item.failure_reason is not None:
+            record.batch_jobs[item.uid] = item
 
-    def add_batch_job(self, batch_job: BatchJob) -> None:
-        """Keep the last state of the Job, also after its deletion."""
-        if batch_job.ordinal is not None and batch_job.job_uid:
-            record = self._record(batch_job.job_uid, batch_job.ordinal)
-            known = record.batch_jobs.get(batch_job.uid)
-            if known is None or known.failure_reason is None or batch_job.failure_reason is not None:
-                record.batch_jobs[batch_job.uid] = batch_job
-
-    def list_attempts(
-        self, job_uid: str, is_own: Callable[[BatchJob | Pod], bool] = lambda _: True
-    ) -> tuple[AttemptEvidence, ...]:
-        """List the evidence of a job, oldest attempt first, without objects that only have its labels."""
+    def list_attempts(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
+        """List the evidence of a job, oldest attempt first."""
         found = []
         for ordinal, record in sorted(self._records.get(job_uid, {}).items()):
-            pods = sorted(filter(is_own, record.pods.values()), key=lambda pod: (pod.rank, pod.uid))
-            batch_jobs = list(filter(is_own, record.batch_jobs.values()))
-            if not pods and not batch_jobs:
-                continue
+            pods = sorted(record.pods.values(), key=lambda pod: (pod.rank, pod.uid))
+            batch_jobs = list(record.batch_jobs.values())
             failed = tuple(batch_job for batch_job in batch_jobs if batch_job.failure_reason is not None)
             # A Job that was made anew has the name of the one before, and comes later.
             n_succeeded = {batch_job.name: batch_job.n_succeeded for batch_job in batch_jobs}

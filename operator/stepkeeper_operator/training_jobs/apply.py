@@ -31,7 +31,7 @@ from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.writing import ObjectWriter
 
-__all__ = ["Applier", "Outcome"]
+__all__ = ["Applier", "Outcome", "suspend_manifest"]
 
 
 _log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Applier:
                 self._memory.get_job(job.metadata.uid).note_holder(read_jobset(raw))
                 self._cache.record_jobset(raw)
             case SetSuspend():
-                body = _suspend_manifest(action.jobset, suspend=action.suspend)
+                body = suspend_manifest(action.jobset, suspend=action.suspend)
                 self._cache.record_jobset(await self._cluster.apply(JOBSETS, key.namespace, body))
             case DeleteJobSet():
                 uid = action.jobset.uid
@@ -217,7 +217,7 @@ def _keep_words(known: Rejection | None, text: str, generation: int) -> str:
     return known.message if _NUMBER.sub("", known.message) == _NUMBER.sub("", text) else text
 
 
-def _suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
+def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
     """Build the change of `suspend`, the one field of a JobSet that changes after it was made."""
     return {
         "apiVersion": JOBSETS.api_version,

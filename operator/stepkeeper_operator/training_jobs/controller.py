@@ -20,6 +20,7 @@ from stepkeeper_operator.reconcile import RETRY_SOON_S
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.apply import Applier
 from stepkeeper_operator.training_jobs.observe import Observer
+from stepkeeper_operator.training_jobs.unreadable import UnreadableJobs
 from stepkeeper_operator.writing import ObjectWriter
 
 __all__ = ["JobController"]
@@ -49,7 +50,7 @@ class JobController:
         self._acting = acting
         self._clock = clock
         self._memory = Memory(started_at=clock())
-        self._writer = ObjectWriter(
+        writer = ObjectWriter(
             TRAINING_JOBS, cluster=cluster, metrics=metrics, identity=settings.identity, clock=clock
         )
         self._observer = Observer(
@@ -61,8 +62,9 @@ class JobController:
             settings=settings,
             clock=clock,
         )
-        self._applier = Applier(
-            cluster=cluster, cache=cache, memory=self._memory, writer=self._writer, clock=clock
+        self._applier = Applier(cluster=cluster, cache=cache, memory=self._memory, writer=writer, clock=clock)
+        self._unreadable = UnreadableJobs(
+            cluster=cluster, cache=cache, reports=reports, writer=writer, clock=clock
         )
         self._uids: dict[ObjectKey, str] = {}
 
@@ -81,9 +83,7 @@ class JobController:
         if job is None:
             if self._acting():
                 self._metrics.forget_judgements(key.namespace, key.name)
-                told = await self._writer.tell_unreadable(raw, reading.problems, initial={"phase": "Pending"})
-                if told is not None:
-                    self._cache.record_training_job(told)
+                await self._unreadable.manage(key, raw, reading.problems)
             return None
         self._uids[key] = job.metadata.uid
         observed = await self._observer.observe(key, job, reading.problems)

@@ -10,7 +10,12 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import job_key, queued_resource_key
 from stepkeeper_operator.cluster import QUEUED_RESOURCES
 from stepkeeper_operator.facts.raw import RawObject
-from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
+from stepkeeper_operator.labels import (
+    JOB_UID_LABEL,
+    JOBSET_NUMBER_LABEL,
+    QUEUED_RESOURCE_UID_LABEL,
+    RESTART_ATTEMPT_LABEL,
+)
 
 QR = queued_resource_key("default", "slice")
 JOB = job_key("default", "lm")
@@ -188,3 +193,41 @@ async def test_a_pod_of_a_lost_node_that_is_gone_unnoticed_is_given_up_once() ->
     await world.reconcile()
     assert world.cache.get_pod("default", name) is None
     assert await world.record_writes(rounds=2) == []
+
+
+def pod_of(owner: str = "lm-w-0", *, number: int = 0, **meta: str) -> dict[str, Any]:
+    """Build a pod with the label of job-1, whose own it is if its owner has a name of that job's."""
+    labels = {JOB_UID_LABEL: "job-1", JOBSET_NUMBER_LABEL: str(number), RESTART_ATTEMPT_LABEL: "0"}
+    ref = {"controller": True, "kind": "Job", "name": owner, "uid": "w"}
+    own = {"name": "p", "uid": "p", "namespace": "default", "labels": labels, "ownerReferences": [ref]}
+    return {"metadata": own | meta, "spec": {}, "status": {"phase": "Running"}}
+
+
+@pytest.mark.parametrize("known_first", [True, False])
+def test_pods_with_a_copied_label_push_no_evidence_out(*, known_first: bool) -> None:
+    cache = known(*[job_on(None)] * known_first)
+    cache.record_pod(pod_of())
+    for n in range(4):
+        cache.record_pod(pod_of(number=900 + n, uid=f"s{n}", name=f"s{n}", namespace="stranger"))
+    cache.record_training_job(job_on(None))
+    assert [own.uid for entry in cache.list_evidence("job-1") for own in entry.pods] == ["p"]
+
+
+def test_a_pod_that_goes_before_its_job_is_known_takes_no_evidence_of_others_along() -> None:
+    cache = known()
+    for pod in (pod_of(), pod_of(uid="q", name="q"), pod_of(uid="s", namespace="stranger")):
+        cache.record_pod(pod)
+    cache.record_pod(pod_of(uid="s", namespace="stranger"), deleted=True)
+    cache.record_pod(pod_of(uid="q", name="q"), deleted=True)
+    cache.record_training_job(job_on(None))
+    assert [own.uid for entry in cache.list_evidence("job-1") for own in entry.pods] == ["p"]
+
+
+def test_a_late_answer_to_a_write_of_a_deleted_job_does_not_displace_the_job_made_anew() -> None:
+    cache = known(job_on(None, version=10))
+    cache.record_training_job(job_on(None, version=12), deleted=True)
+    cache.record_training_job(job_on(None, uid="job-2", version=13))
+    assert cache.record_training_job(job_on(None, version=11)) == ()
+    job = cache.get_training_job(JOB)
+    assert job is not None
+    assert job["metadata"]["uid"] == "job-2"

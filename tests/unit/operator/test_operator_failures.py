@@ -223,14 +223,14 @@ def test_evidence_outlives_the_pods_and_keeps_the_most_that_was_seen() -> None:
         ended(137, 3),
         ended(137, 3, deadline=400.0, grace_s=0),
     ):
-        book.add_pod(seen)
+        book.add(seen)
     (evidence,) = book.list_attempts("j")
     first, second, third, fourth = evidence.pods
     assert (first.disruption, second.exit_code) == ("EvictionByEvictionAPI", 1)
     assert third.disruption is None, "it came to nothing"
     assert find(fourth).cause == FAILURE, "it was dead before its deletion was asked for"
     for number in range(1, 9):
-        book.add_pod(pod(ordinal=(0, number)))
+        book.add(pod(ordinal=(0, number)))
     assert [each.ordinal for each in book.list_attempts("j")] == [(0, 5), (0, 6), (0, 7), (0, 8)]
     book.forget_job("j")
     assert book.list_attempts("j") == ()

@@ -217,3 +217,20 @@ async def test_a_jobset_without_a_queue_that_is_suspended_as_it_is_made_is_left_
     world.cluster.put("jobsets", world.jobset | {"spec": spec})
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
+
+
+@pytest.mark.parametrize("default_queue", [None, "default"])
+@pytest.mark.parametrize("quota", [True, False])
+async def test_an_unreadable_job_that_is_to_be_suspended_leaves_its_queue(
+    default_queue: str | None, *, quota: bool
+) -> None:
+    world = queued(quota=quota, default_queue=default_queue)
+    await world.run_until_settled(rounds=6)
+    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    spec = raw["spec"] | {"placement": "here", "suspend": True}
+    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": spec})
+    await world.run_until_settled(rounds=20)
+    assert world.jobset is None
+    assert world.pods == []
+    assert writes_of_jobsets(world) == ["create", "delete"]
+    assert world.controllers.kueue.undone == []

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from fake_cluster.kubelets import training_report
 from fake_cluster.world import World, running, training_job
 from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.errors import InvalidObjectError
 
 REFUSAL = {"ttlSecondsAfterFinished": "soon"}
 REFUSED = (ConditionStatus.FALSE, "UnreadableSpec")
@@ -89,6 +91,53 @@ async def test_an_unreadable_part_of_the_spec_is_named_and_the_job_is_suspended_
     assert world.pods == []
     assert world.events.count("UnreadableSpec") == 1
     assert await world.record_writes(rounds=3) == []
+
+
+async def test_a_job_that_can_not_be_read_at_all_is_told_so_and_suspended() -> None:
+    world = await running()
+    spoil(world, placement="here", suspend=True)
+    await world.run_until_settled()
+    assert world.condition("Accepted") == REFUSED
+    assert "spec.placement" in world.message("Accepted")
+    for kind in ("Running", "Reporting", "Progressing"):
+        assert world.condition(kind) == (ConditionStatus.UNKNOWN, "UnreadableSpec")
+    assert len(world.causes) == 1
+    assert world.jobset is not None
+    assert world.jobset["spec"]["suspend"] is True
+    assert world.pods == []
+    assert world.events.count("UnreadableSpec") == 1
+    assert await world.record_writes(rounds=3) == []
+
+
+@pytest.mark.parametrize("spec", [{"ttlSecondsAfterFinished": "x"}, {"placement": "here"}, {"checkpoint": 5}])
+async def test_the_commits_of_an_unreadable_job_are_mirrored_and_are_progress(spec: dict[str, Any]) -> None:
+    world = await running(restarts={"maxFailures": 1})
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled()
+    good = spoil(world, **spec)["spec"]
+    await world.run_until_settled(rounds=3)
+    world.receive_report(training_report(sequence=9, step=90))
+    await world.run_until_settled(rounds=3)
+    assert world.latest == (9, 90)
+    assert await world.record_writes(rounds=3) == []
+    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": good})
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled(rounds=20)
+    assert world.phase() is Phase.RUNNING, "the commit has refilled the budget"
+
+
+async def test_an_unreadable_job_says_so_and_shows_its_commits_though_its_stop_is_refused() -> None:
+    world = await running()
+    denied = InvalidObjectError(403, 'admission webhook "labels.corp" denied the request')
+    world.cluster.refusals["apply", "jobsets"] = denied
+    world.receive_report(training_report(sequence=9, step=90))
+    spoil(world, placement="here", suspend=True)
+    for _ in range(2):
+        with pytest.raises(InvalidObjectError, match=r"labels\.corp"):
+            await world.reconcile()
+    assert world.condition("Accepted") == REFUSED
+    assert world.latest == (9, 90)
 
 
 def test_of_a_status_that_a_newer_operator_wrote_what_is_known_is_read() -> None:
