@@ -4,13 +4,9 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from fork_server import ForkedProcess
-
-from stepkeeper.log import Log
-from stepkeeper.storage import open_store
 
 __all__ = [
     "GRACE_S",
@@ -74,10 +70,3 @@ def all_end_in_time(
     """Return the exit codes of processes with these options that were sent SIGTERM at `told_s` (time.monotonic())."""
     ends_s = told_s + options.get("grace_s", SILENCE_S) + _BUSY_S
     return [process.wait(max(0.0, ends_s - time.monotonic())) for process in processes]
-
-
-def head_step(tmp_path: Path) -> int:
-    """Return HEAD's step, of which every object is there."""
-    head = Log(open_store((tmp_path / "root").as_uri())).open().latest
-    assert head is not None
-    return head.step

@@ -163,18 +163,3 @@ def test_a_join_that_fails_is_undone_and_tried_again(machine: Machine) -> None:
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in machine.told("kubeadm").splitlines()] == ["join", "reset", "join"]
     assert "tried again in 10 s" in done.stderr
-
-
-def test_what_the_image_lacks_is_installed_at_the_clusters_version(machine: Machine) -> None:
-    (machine.folder / "bin" / "kubelet").unlink()
-    machine.stand_in("apt-get", 'echo "$@" >> $OUT/apt-get')
-    for name in ("gpg", "apt-mark"):
-        machine.stand_in(name, "cat > /dev/null || true")
-    machine.stand_in(
-        "curl", 'case "$*" in *pkgs.k8s.io*) echo "$@" >> $OUT/curl ;; *) exec /usr/bin/curl "$@" ;; esac'
-    )
-    (machine.etc / "apt" / "sources.list.d").mkdir(parents=True)
-    done = machine.run("join-kubeadm.sh", {**KUBEADM, "KUBERNETES_VERSION": "1.36.3"})
-    assert done.returncode == 0, done.stderr
-    assert "https://pkgs.k8s.io/core:/stable:/v1.36/deb/Release.key" in machine.told("curl")
-    assert machine.told("apt-get").splitlines()[-1].endswith("kubelet=1.36.3-* kubeadm=1.36.3-*")
