@@ -135,7 +135,7 @@ def test_reports_say_where_the_time_went(uri: str, caplog: pytest.LogCaptureFixt
     with open_manager(uri, 1) as manager:
         manager.on_save(broken)
         remove = manager.on_save(reports.append)
-        in_flight = manager.step(1, state, {"loss": 0.5}).in_flight
+        in_flight = manager.step(1, state, {"loss": object()}).in_flight
         assert in_flight is not None
         record = in_flight.result(60).record
         # A file where the next step's folder has to be.
@@ -160,6 +160,7 @@ def test_reports_say_where_the_time_went(uri: str, caplog: pytest.LogCaptureFixt
     told = [each for each in caplog.records if each.name == "stepkeeper" and "committed" in each.getMessage()]
     assert [(each.__dict__["step"], each.__dict__["rank"]) for each in told] == [(1, 0), (3, 0)]
     assert "of a hook, at step 1" in caplog.text
+    assert "the metric 'loss', a object, is reported as" in caplog.text
 
 
 def test_the_best_stay_by_the_metrics_of_their_steps(uri: str) -> None:

@@ -60,6 +60,8 @@ def test_the_request_names_owner_labels_and_script() -> None:
     resource = make_resource(
         node={
             "count": 2,
+            "acceleratorType": None,
+            "acceleratorConfig": {"type": "V5P", "topology": "2x2x2"},
             "labels": {"team": "a"},
             "metadata": {"k": "v"},
             "network": {"network": "net"},
@@ -68,6 +70,7 @@ def test_the_request_names_owner_labels_and_script() -> None:
             "secureBoot": True,
             "autocheckpointEnabled": True,
         },
+        tier={"guaranteed": {"minDurationSeconds": 3600}},
         queueing={"validUntilSeconds": 600},
     )
     request = build_request(resource, number=1, cluster_id="c", script="#!/bin/sh")
@@ -84,6 +87,8 @@ def test_the_request_names_owner_labels_and_script() -> None:
     assert request.node["data_disks"] == [{"source_disk": "d", "mode": "READ_WRITE"}]
     assert request.node["shielded_instance_config"] == {"enable_secure_boot": True}
     assert request.node["autocheckpoint_enabled"] is True
+    assert request.node["accelerator_config"] == {"type": "V5P", "topology": "2x2x2"}
+    assert request.tier == {"guaranteed": {"min_duration": "3600s"}}
     assert request.queueing == {"valid_until_duration": "600s"}
     assert request.node_ids == ("team-v5e-r1-0", "team-v5e-r1-1")
     assert make_node_ids(resource, "x") == (("x-0", "x-1"), "x")

@@ -109,6 +109,7 @@ def test_a_process_beside_another_one_leaves_the_word_that_tells_more(tmp_path: 
         fcntl.flock(held, fcntl.LOCK_EX)
         leave_last_word(path, Termination(code=77, rank=3))
     assert Termination.from_json(path.read_bytes()).code == 77
+    leave_last_word(tmp_path, saved)  # a folder can't be written to, which ends nothing
 
 
 FAILED = SaveError("a save in the background failed")
