@@ -14,7 +14,6 @@ __all__ = [
     "Ranks",
     "all_end_in_time",
     "ended_at_last",
-    "head_step",
     "hear",
     "hear_rest",
 ]

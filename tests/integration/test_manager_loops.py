@@ -1,8 +1,6 @@
 """Training loops around a manager: what it saves, reports and counts, its hooks, and what other threads save."""
 
-import json
 import logging
-import signal
 import subprocess
 import sys
 import threading
@@ -10,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fork_server import ForkServer
 
 from stepkeeper import CheckpointManager, SaveReport
 from stepkeeper.errors import SaveError
@@ -212,17 +209,3 @@ def test_an_evaluators_manager_writes_nothing_and_starts_no_process(uri: str) ->
             manager.close()
         assert sorted(root.rglob("*")) == held
         training.save(2, state, force=True)
-
-
-SCRIPT = Path(__file__).parent / "manager_trainer" / "many.py"
-
-
-def test_any_number_of_managers_takes_no_descriptors_threads_or_signals(
-    torch_server: ForkServer, tmp_path: Path
-) -> None:
-    ended = torch_server.run([SCRIPT, tmp_path / "root", 100], timeout=250)
-    assert ended.returncode == -signal.SIGTERM, ended.stderr[-3000:]
-    said = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert said[0] == {"fds": 0, "threads": 0}
-    assert said[1] == {"collected": True, "fds": 0}
-    assert said[2:] == [{"collected": True, "left": []}] * 2
