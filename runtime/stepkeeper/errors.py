@@ -132,7 +132,7 @@ class LogFormatError(StepkeeperError, ValueError):
 
 
 class DamagedEntryError(LogFormatError):
-    """Raised when a log entry isn't what was written, in several readings.
+    """Raised when a log entry isn't what was written, in several readings over fresh connections.
 
     The message names root, slot, object and fault. Put the object back from object versions or a copy, or let
     `stepkeeper repair` rebuild what can be proven.

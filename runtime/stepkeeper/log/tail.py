@@ -6,10 +6,20 @@ from typing import Final
 
 from stepkeeper.errors import DamagedEntryError, LogGapError, MissingObjectError
 from stepkeeper.log.entries import Entry
-from stepkeeper.storage.base import LOG_PREFIX, ObjectStat, PagedStore, Store
+from stepkeeper.storage.base import LOG_PREFIX, ObjectStat, PagedStore, ReopenableStore, Store
 from stepkeeper.storage.retry import Patience
 
-__all__ = ["LOG_PREFIX", "PAGE", "find_tail", "gap_at", "listed_slots", "read_entry", "slot_of", "slot_path"]
+__all__ = [
+    "LOG_PREFIX",
+    "PAGE",
+    "find_tail",
+    "gap_at",
+    "listed_slots",
+    "read_afresh",
+    "read_entry",
+    "slot_of",
+    "slot_path",
+]
 
 PAGE: Final = 1000
 """The most slots in one answer of a listing. No answer of Cloud Storage has more."""
@@ -43,7 +53,7 @@ def _plain_path(slot: int) -> str:
 
 
 def read_entry(store: Store, slot: int) -> Entry:
-    """Read the entry in `slot`, several times if its bytes are bad.
+    """Read the entry in `slot`. If its bytes are bad, read it twice more over connections of their own.
 
     Raises:
         MissingObjectError: The slot is empty.
@@ -54,9 +64,10 @@ def read_entry(store: Store, slot: int) -> Entry:
     """
     where = f"{store.uri}/{slot_path(slot)}"
     found: DamagedEntryError | None = None
-    for _ in range(_READINGS):
+    for number in range(_READINGS):
         try:
-            return Entry.from_json(store.read(slot_path(slot)), where)
+            data = read_afresh(store, slot_path(slot)) if number else store.read(slot_path(slot))
+            return Entry.from_json(data, where)
         except DamagedEntryError as error:
             found = error
     root = store.uri.rstrip("/")
@@ -65,6 +76,17 @@ def read_entry(store: Store, slot: int) -> Entry:
         f"{where}: slot {slot} of the log of {root} {fault} (read {_READINGS} times). Put the object back from "
         f"object versions or a copy; without one, see what can be rebuilt: stepkeeper repair {root}"
     ) from found
+
+
+def read_afresh(store: Store, path: str) -> bytes:
+    """Read an object over connections of its own, if the store can open some."""
+    if not isinstance(store, ReopenableStore):
+        return store.read(path)
+    fresh = store.reopen()
+    try:
+        return fresh.read(path)
+    finally:
+        fresh.close()
 
 
 def find_tail(store: Store, patience: Patience) -> int:

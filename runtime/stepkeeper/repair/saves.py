@@ -7,6 +7,7 @@ from stepkeeper.checkpoint.manifest import Manifest, claim_of, manifest_name
 from stepkeeper.checkpoint.reading import read_manifests
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, TransientStorageError
 from stepkeeper.log import CommitRecord, ManifestRef
+from stepkeeper.log.tail import read_afresh
 from stepkeeper.storage import Store
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import Patience
@@ -57,12 +58,12 @@ def look_at(store: Store, folder: str, sizes: Mapping[str, int], patience: Patie
 
 
 def _read_alike(store: Store, path: str) -> bytes:
-    """Read an object twice: no checksum is known to compare it with.
+    """Read an object twice, over a fresh connection the second time: no checksum is known to compare it with.
 
     Raises TransientStorageError if the two readings differ.
     """
     try:
-        first, second = store.read(path), store.read(path)
+        first, second = store.read(path), read_afresh(store, path)
     except MissingObjectError as error:
         raise TransientStorageError(f"{store.uri}/{path} is listed, but isn't found") from error
     if first != second:

@@ -13,6 +13,7 @@ __all__ = [
     "CopiedStore",
     "ObjectStat",
     "PagedStore",
+    "ReopenableStore",
     "Store",
     "StreamedStore",
     "check_path",
@@ -106,6 +107,15 @@ class PagedStore(Store, Protocol):
 
         If the answer has fewer, there are no more.
         """
+        ...
+
+
+@runtime_checkable
+class ReopenableStore(Store, Protocol):
+    """A store whose root can be opened once more, so that a reading shares no connection with the one before."""
+
+    def reopen(self) -> Store:
+        """Open the same root over connections of its own. The caller closes it."""
         ...
 
 

@@ -71,7 +71,7 @@ class GcsStore:
     def __init__(
         self, *, bucket: str, prefix: str, retry_s: float = _RETRY_S, streams: int = _STREAMS
     ) -> None:
-        self._streams = streams
+        self._streams, self._retry_s = streams, retry_s
         self._uri = f"gs://{bucket}/{prefix}".rstrip("/")
         self._prefix = f"{prefix}/" if prefix else ""
         with _translating(self._uri, bucket):
@@ -165,6 +165,14 @@ class GcsStore:
         with self._translated(""):
             self._bucket.reload(retry=self._retry, timeout=CALL_TIMEOUT_S)
             return dict(self._bucket._properties)  # noqa: SLF001  # the only way to it that knows every field
+
+    def reopen(self) -> "GcsStore":
+        return GcsStore(
+            bucket=self._bucket.name,
+            prefix=self._prefix.rstrip("/"),
+            retry_s=self._retry_s,
+            streams=self._streams,
+        )
 
     def close(self) -> None:
         self._client.close()
