@@ -1,6 +1,7 @@
 """safetensors files, in Hugging Face's layout, as checkpoints and back."""
 
 import json
+import os
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from stepkeeper_planners.formats import (
     safetensors_to_checkpoint,
 )
 from stepkeeper_planners.formats.checkpoint_files import LocalFolder
+from stepkeeper_planners.formats.safetensors.source import open_safetensors
 from stepkeeper_planners.geometry.boxes import Box
 
 DTYPES = [
@@ -196,3 +198,15 @@ def test_chunks_are_put_together(
     assert b"".join(pieces) == tensor.numpy().tobytes()
     row_bytes = 5 * 3 * dtype.itemsize
     assert max(map(len, pieces)) <= max(buffer_bytes, row_bytes)
+
+
+def test_a_file_may_be_larger_than_memory_and_a_pipe_is_refused(tmp_path: Path) -> None:
+    n_bytes = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    header = json.dumps({"w": {"dtype": "U8", "shape": [n_bytes], "data_offsets": [0, n_bytes]}}).encode()
+    large = tmp_path / "large.safetensors"
+    large.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(large, 8 + len(header) + n_bytes)
+    assert open_safetensors(large)["w"].shape == (n_bytes,)
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(SourceError, match=r"pipe.safetensors is no regular file"):
+        open_safetensors(tmp_path / "pipe.safetensors")

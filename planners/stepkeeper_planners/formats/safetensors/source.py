@@ -1,16 +1,25 @@
 """Open safetensors files in Hugging Face's layout. A tensor is read only when it is used."""
 
 import json
+import mmap
+from math import prod
 from pathlib import Path
+from typing import Final
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from stepkeeper_planners.errors import SourceError, printable
 from stepkeeper_planners.formats.reporting import join_names
-from stepkeeper_planners.formats.safetensors.shard_files import INDEX_SUFFIX, SUFFIX
+from stepkeeper_planners.formats.safetensors.shard_files import DTYPES, INDEX_SUFFIX, SUFFIX
 
 __all__ = ["open_safetensors"]
+
+_LENGTH_BYTES: Final = 8
+"""A file begins with the length of its header."""
+
+_NO_RESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_BY_NAME: Final = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def open_safetensors(src: Path) -> dict[str, torch.Tensor]:
@@ -61,6 +70,7 @@ def _list_files(src: Path, index: Path | None, weight_map: dict[str, str] | None
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
+    _check_is_file(index)
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -77,12 +87,39 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 
 
 def _map_tensors(path: Path) -> dict[str, torch.Tensor]:
+    _check_is_file(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.offset_keys()}
-    except FileNotFoundError as error:
-        raise SourceError(f"{printable(str(path))} is missing") from error
-    except (SafetensorError, OSError, ValueError) as error:
+        # It maps the file for reading only, however large it is, and checks all that the header says.
+        with safe_open(path, framework="np"):
+            pass
+        with path.open("rb") as file:
+            start = _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            header = json.loads(file.read(start - _LENGTH_BYTES))
+            # What is written to the memory stays in this process. None is reserved for it: the file may be larger.
+            flags, prot = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+            content = mmap.mmap(file.fileno(), 0, flags=flags, prot=prot)
+        header.pop("__metadata__", None)
+        return {name: _view(content, start, **described) for name, described in header.items()}
+    except (SafetensorError, ValueError, LookupError, TypeError, OverflowError, RuntimeError) as error:
         raise SourceError(
             f"{printable(str(path))} is no safetensors file, damaged or cut off: {error}"
         ) from error
+
+
+def _view(
+    content: mmap.mmap, start: int, *, dtype: str, shape: list[int], data_offsets: list[int]
+) -> torch.Tensor:
+    known = _BY_NAME.get(dtype)
+    if known is None:
+        raise ValueError(f"torch has no tensors of dtype {dtype} that can be read")
+    first, end = data_offsets
+    if first == end:
+        return torch.empty(shape, dtype=known)
+    return torch.frombuffer(content, dtype=known, count=prod(shape), offset=start + first).view(shape)
+
+
+def _check_is_file(path: Path) -> None:
+    if not path.exists():
+        raise SourceError(f"{printable(str(path))} is missing")
+    if not path.is_file():
+        raise SourceError(f"{printable(str(path))} is no regular file; it is a folder, a pipe or a device")
