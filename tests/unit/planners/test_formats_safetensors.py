@@ -1,6 +1,8 @@
 """safetensors files, in Hugging Face's layout, as checkpoints and back."""
 
 import json
+import os
+from collections.abc import Callable
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from stepkeeper_planners.formats import (
     safetensors_to_checkpoint,
 )
 from stepkeeper_planners.formats.checkpoint_files import LocalFolder
+from stepkeeper_planners.formats.safetensors import source
+from stepkeeper_planners.formats.safetensors.source import open_safetensors
 from stepkeeper_planners.geometry.boxes import Box
 
 DTYPES = [
@@ -160,6 +164,58 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no \.safetensors file"):
         safetensors_to_checkpoint(tmp_path / "bare", tmp_path / "c")
     assert not (tmp_path / "c").exists()
+
+
+def write_header(path: Path, dtype: str, shape: list[int], n_bytes: int) -> Path:
+    """Write a file of one tensor of zeros, which takes no room on the disk."""
+    entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, n_bytes]}
+    header = json.dumps({"t": entry}).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(file.tell() + n_bytes)
+    return path
+
+
+def test_a_file_larger_than_memory_opens(tmp_path: Path) -> None:
+    n_bytes = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    tensor = open_safetensors(write_header(tmp_path / "t.safetensors", "U8", [n_bytes], n_bytes))["t"]
+    assert (tensor.shape, tensor[-1].item()) == ((n_bytes,), 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "n_bytes", "reason"),
+    [
+        pytest.param("F32", [2**63, 0], 0, "", id="a size too large for torch"),
+        pytest.param("F4", [4, 1], 2, "", id="half an element"),
+        pytest.param("F6_E2M3", [4], 3, "torch has no dtype F6_E2M3", id="a dtype that torch lacks"),
+    ],
+)
+def test_a_tensor_that_torch_cannot_hold_is_refused(
+    dtype: str, shape: list[int], n_bytes: int, reason: str, tmp_path: Path
+) -> None:
+    path = write_header(tmp_path / "t.safetensors", dtype, shape, n_bytes)
+    with pytest.raises(SourceError, match=rf"t\.safetensors is no safetensors file, .*: {reason}"):
+        open_safetensors(path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_regular_file_is_refused(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
+    make(tmp_path / name)
+    with pytest.raises(SourceError, match=rf"{name} is no regular file"):
+        open_safetensors(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = write_header(tmp_path / "t.safetensors", "U8", [1], 1)
+    monkeypatch.setattr(source, "safe_open", fail)
+    with pytest.raises(PermissionError):
+        open_safetensors(path)
 
 
 @pytest.mark.parametrize("buffer_bytes", [1, 50, 1 << 20])

@@ -1,16 +1,30 @@
 """Open safetensors files in Hugging Face's layout. A tensor is read only when it is used."""
 
+import errno
 import json
+import stat
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from stepkeeper_planners.errors import SourceError, printable
+from stepkeeper_planners.formats.mapped_files import map_file
 from stepkeeper_planners.formats.reporting import join_names
-from stepkeeper_planners.formats.safetensors.shard_files import INDEX_SUFFIX, SUFFIX
+from stepkeeper_planners.formats.safetensors.shard_files import DTYPES, INDEX_SUFFIX, SUFFIX
 
 __all__ = ["open_safetensors"]
+
+_BY_NAME: Final = {
+    **{name: dtype for dtype, name in DTYPES.items()},
+    "F4": torch.float4_e2m1fn_x2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}
+_LENGTH_BYTES: Final = 8
+"""The size of the header's length, with which a file begins."""
+_NO_FILE: Final = (errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def open_safetensors(src: Path) -> dict[str, torch.Tensor]:
@@ -18,7 +32,8 @@ def open_safetensors(src: Path) -> dict[str, torch.Tensor]:
 
     Raises:
         FileNotFoundError: there is no `src`.
-        SourceError: a file is damaged, cut off or missing, or the index and the files disagree.
+        SourceError: a file is damaged, cut off, missing or no regular file, or the index and the files disagree.
+        OSError: a file can't be read.
     """
     index = _find_index(src)
     weight_map = None if index is None else _read_weight_map(index)
@@ -61,6 +76,7 @@ def _list_files(src: Path, index: Path | None, weight_map: dict[str, str] | None
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
+    _check_regular(index)
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -76,13 +92,49 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _map_tensors(path: Path) -> dict[str, torch.Tensor]:
+def _check_regular(path: Path) -> None:
+    """Refuse what isn't a file: to open a pipe would wait for its writer."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.offset_keys()}
+        mode = path.stat().st_mode
+    except ValueError as error:
+        raise SourceError(f"{printable(str(path))} can't be the name of a file") from error
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise SourceError(f"{printable(str(path))} is missing") from error
+        raise
+    if not stat.S_ISREG(mode):
+        raise SourceError(f"{printable(str(path))} is no regular file")
+
+
+def _map_tensors(path: Path) -> dict[str, torch.Tensor]:
+    _check_regular(path)
+    try:
+        # The library would map the file for torch with memory reserved for all of it.
+        with safe_open(path, framework="np") as checked:
+            names = checked.offset_keys()
+        with path.open("rb") as file:
+            start = _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            header = json.loads(file.read(start - _LENGTH_BYTES).decode())
+            whole = map_file(file)
+        return {name: _view_tensor(header[name], memoryview(whole)[start:]) for name in names}
     except FileNotFoundError as error:
         raise SourceError(f"{printable(str(path))} is missing") from error
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise SourceError(
             f"{printable(str(path))} is no safetensors file, damaged or cut off: {error}"
         ) from error
+
+
+def _view_tensor(entry: dict[str, Any], data: memoryview) -> torch.Tensor:
+    dtype, shape, (start, end) = _BY_NAME.get(entry["dtype"]), entry["shape"], entry["data_offsets"]
+    if dtype is None:
+        raise ValueError(f"torch has no dtype {entry['dtype']}")
+    if entry["dtype"] == "F4":
+        # An element of torch's holds two of the file's.
+        shape = [*shape[:-1], shape[-1] // 2]
+    if start == end:
+        return torch.empty(0, dtype=dtype).reshape(shape)
+    content = torch.frombuffer(data, dtype=torch.uint8, count=end - start, offset=start)
+    if content.data_ptr() % dtype.itemsize:
+        content = content.clone()
+    return content.view(dtype).reshape(shape)
