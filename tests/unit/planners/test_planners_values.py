@@ -206,6 +206,10 @@ REFUSED: dict[str, object] = {
     "a generator": random.Random(1),
     "an array of objects": np.array([object()]),
     "an array with objects in a field": np.zeros(1, [("a", "O")]),
+    "an array with metadata": np.zeros(1, np.dtype("f4", metadata={"unit": "m"})),
+    "an array with metadata in a field": np.zeros(
+        1, [("a", [("b", np.dtype("f4", metadata={"unit": "m"}), 2)])]
+    ),
     "something deep": (1, [{"deep": {3}}]),
     "a key that is a class": {int: 1},
     "a meta tensor": (torch.ones(1, device="meta"),),

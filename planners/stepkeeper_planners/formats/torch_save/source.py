@@ -1,6 +1,5 @@
 """Open a torch.save file. Nothing in it is run, and a tensor is read only when it is used."""
 
-import mmap
 import pickle
 from pathlib import Path
 from typing import Any, BinaryIO, Final, final
@@ -9,6 +8,7 @@ import torch
 from typing_extensions import override
 
 from stepkeeper_planners.errors import PickleRefusedError, SourceError, UnknownNameError
+from stepkeeper_planners.formats.mapped_files import map_file
 from stepkeeper_planners.pickles.torch_archive import ZIP_MAGIC, TorchArchive
 from stepkeeper_planners.pickles.torch_files import load_archive
 
@@ -18,8 +18,6 @@ _LEGACY_MAGIC: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
 """The first bytes of files of torch before 1.6."""
 _ALIGNMENT_BYTES: Final = 16
 """The size of the widest elements."""
-# Python names it since 3.13.
-_NO_RESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def open_torch_save(path: Path) -> dict[Any, Any]:
@@ -60,15 +58,8 @@ class _MappedArchive(TorchArchive):
     """Map each storage as a part of the file, without reading it."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
-        size_bytes = path.stat().st_size
-        super().__init__(file, size_bytes)
-        # What is written to the memory stays in this process. None is reserved for it: the file may be larger.
-        self._whole = mmap.mmap(
-            file.fileno(),
-            size_bytes,
-            flags=mmap.MAP_PRIVATE | _NO_RESERVE,
-            prot=mmap.PROT_READ | mmap.PROT_WRITE,
-        )
+        super().__init__(file, path.stat().st_size)
+        self._whole = map_file(file)
 
     @override
     def content(self, name: str) -> torch.Tensor:
