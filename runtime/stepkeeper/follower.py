@@ -19,14 +19,17 @@ from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.loggers import logger
 from stepkeeper.restore.restorer import Restorer
 from stepkeeper.retention.deletable import metrics_of
-from stepkeeper.retention.held_pin import HeldPin, hold_commit
+from stepkeeper.retention.held_pin import HeldPin, hold_commit, release_all_pins
 from stepkeeper.save.given_state import check_target
 from stepkeeper.storage import Store, open_store, root_uri
+from stepkeeper.training.notices.sigterm_cleanup import SigtermCleanup
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["FollowedCommit", "Follower", "follow"]
 
 _log: Final = logger(__name__)
+_SIGTERM_S: Final = 5.0
+"""How long the end by SIGTERM may wait for the store. Pods usually have 30 s."""
 
 
 class FollowedCommit:
@@ -140,6 +143,9 @@ class Follower:
         A signal handler that closes it in between, in this very thread, goes on without waiting.
         """
 
+        self._sigterm = SigtermCleanup(self._end_process, limit_s=_SIGTERM_S)
+        self._sigterm.start()
+
     @override
     def __repr__(self) -> str:
         seen = "no commit yet" if self._seen < 0 else f"last sequence {self._seen}"
@@ -180,6 +186,7 @@ class Follower:
             current = self._current
         if current is not None:
             current.close()
+        self._sigterm.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -189,6 +196,11 @@ class Follower:
     ) -> None:
         self.close()
         self._store.close()
+
+    def _end_process(self) -> None:
+        """Remove the pins of all readers of this process, which SIGTERM ends now."""
+        self.close()
+        release_all_pins()
 
     def _release_current(self) -> None:
         current, self._current = self._current, None
@@ -268,8 +280,8 @@ def follow(
 
     A root that has nothing yet is waited for, which one warning says. A reader that is slower than the training skips
     to the newest commit. Each commit is pinned while it is in use. The pin is removed when the loop is left, however it
-    is left. A process that a signal ends leaves its pin, which counts no more once the training has continued for a
-    while without the reader.
+    is left, and when SIGTERM ends the process. A process that is killed leaves its pin, which counts no more once the
+    training has gone on for a while without the reader.
 
     Args:
         uri: The root: a URI (file://…, gs://…) or the path of a folder.

@@ -37,7 +37,7 @@ def repair(
             root.open_log()
             _show(root, plan, None, as_json=as_json)
             return
-        writing = find_writing(root.store, patience=root.patience)
+        writing = find_writing(root.store, plan.slot, probe=yes, patience=root.patience)
         if yes:
             if not force:
                 _check_job_over(root, writing)

@@ -14,7 +14,8 @@ from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.damage import DamagedLog
 from stepkeeper.repair.rebuild import Rebuilt, place_saves, rebuild
 from stepkeeper.repair.saves import look_at
-from stepkeeper.storage import Store
+from stepkeeper.storage import ObjectStat, Store
+from stepkeeper.storage.base import PROBE_PREFIX
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["QUIET_S", "Plan", "Writing", "carry_out", "find_writing", "plan_repair"]
@@ -58,7 +59,7 @@ class Writing:
 
     path: str
     age_s: float | None
-    """How long ago it was, by this machine's clock. None: the store doesn't tell times."""
+    """How long ago it was, by the store's own clock. None: the store doesn't tell times."""
 
     @property
     def is_recent(self) -> bool:
@@ -117,11 +118,13 @@ def _begin(state: LogState, lost: Collection[int], last: BeginEntry | None) -> B
     )
 
 
-def find_writing(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Writing:
+def find_writing(store: Store, slot: int, *, probe: bool, patience: Patience = DEFAULT_PATIENCE) -> Writing:
     """Find out when something was last written to the root.
 
     Args:
         store: The root's store.
+        slot: The log's next slot.
+        probe: Put a probe object to learn the store's own time; without it, this machine's clock is asked.
         patience: How long to retry while the store doesn't answer.
 
     Raises:
@@ -130,9 +133,23 @@ def find_writing(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Writ
     """
     listed = patience.retry(lambda: store.list(""))
     newest = max(listed, key=lambda stat: stat.time_unix_s or 0.0, default=None)
-    if newest is None or newest.time_unix_s is None or any(stat.time_unix_s is None for stat in listed):
+    if newest is None or any(stat.time_unix_s is None for stat in listed):
         return Writing(path="" if newest is None else newest.path, age_s=None)
-    return Writing(path=newest.path, age_s=max(0.0, time.time() - newest.time_unix_s))
+    now_unix_s = _ask_time(store, slot, patience) if probe else time.time()
+    if now_unix_s is None or newest.time_unix_s is None:
+        return Writing(path=newest.path, age_s=None)
+    return Writing(path=newest.path, age_s=max(0.0, now_unix_s - newest.time_unix_s))
+
+
+def _ask_time(store: Store, slot: int, patience: Patience) -> float | None:
+    """Learn the store's time from an object that is put now."""
+    path = f"{PROBE_PREFIX}{slot:08d}-{new_nonce()}"
+    try:
+        patience.retry(lambda: store.put_if_absent(path, b"0"))
+        listed: Collection[ObjectStat] = patience.retry(lambda: store.list(path))
+    finally:
+        patience.retry(lambda: store.delete(path))
+    return next((stat.time_unix_s for stat in listed), None)
 
 
 def carry_out(

@@ -110,6 +110,20 @@ def test_it_is_refused_while_a_job_may_be_saving(run: Run, root: SmallRoot, tell
     root.save(50)
 
 
+def test_the_stores_clock_tells_whether_a_job_may_be_saving(
+    run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine's clock is 15 minutes ahead of the store's, which would make every write look old enough."""
+    damage(root, 4)
+    before = root.contents()
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 900)
+    result = run("repair", root.url, "--yes")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert f"a job may be saving to {root.url} still" in result.stderr
+    assert root.contents() == before, "the probe is gone, too"
+
+
 def test_a_root_that_nothing_was_written_to_for_long_is_repaired(run: Run, root: SmallRoot) -> None:
     root.play("40")
     damage(root, 4)
