@@ -20,12 +20,14 @@ def explain_unstorable(dtype: np.dtype[Any]) -> str | None:
     """Return why an array of this dtype can't be stored; None if it can."""
     if dtype.hasobject or dtype.char == "T":
         return "a numpy array of Python objects can't be stored; use a list"
-    # Metadata isn't stored, so the dtype would be another when it is read back.
-    if dtype.metadata is not None or any(
-        explain_unstorable(field[0]) is not None for field in (dtype.fields or {}).values()
-    ):
+    if _has_metadata(dtype):
         return "a numpy dtype with metadata can't be stored; view the array as a dtype without"
     return None
+
+
+def _has_metadata(dtype: np.dtype[Any]) -> bool:
+    parts = [dtype.base] if dtype.subdtype else [field[0] for field in (dtype.fields or {}).values()]
+    return dtype.metadata is not None or any(map(_has_metadata, parts))
 
 
 _ARRAY_CLASS: Final = object()
