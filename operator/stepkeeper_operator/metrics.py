@@ -141,7 +141,7 @@ class Metrics:
         text = "1 while a job's condition Progressing is False: no step and no commit for long."
         self.stalled = gauge("stalled", text, *job)
         text = (
-            "1 while a job's condition PodStuck is True: a pod was told to end long ago and is still there."
+            "1 while a job's condition PodStuck is True: a pod that was asked to end long ago is still there."
         )
         self.pod_stuck = gauge("pod_stuck", text, *job)
         self.queue_length = gauge("queue_length", "Objects that wait for a worker, by kind.", "kind")

@@ -150,7 +150,7 @@ def _readme(reader: Reader) -> None:
 
 
 def _with_lightning(reader: Reader) -> None:
-    """Lightning itself isn't here: a page's callback is defined, and those that call it are in test_manager_beside."""
+    """Lightning itself isn't here: a page's callback is defined, and those that call it are in test_manager_told."""
     (reader.folder / "lightning.py").write_text("class Callback: ...\n", encoding="utf-8")
 
 

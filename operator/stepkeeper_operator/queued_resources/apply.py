@@ -189,7 +189,7 @@ class Applier:
         await self._change(member, unschedulable=by is not None, annotations={CORDONED_BY_ANNOTATION: by})
 
     async def _try_to_cordon(self, meta: ObjectMeta, member: Member) -> None:
-        """Cordon a node. Machines that go on to cost don't wait for a refusal: it is asked for again a while later."""
+        """Cordon a node. A refusal holds up no removal, as machines cost money; it is asked again a minute later."""
         try:
             await self._cordon(member, by=meta.uid)
         except ApiError as error:

@@ -131,7 +131,7 @@ def contents(store: Store, record: CommitRecord) -> bytes:
     )
 
 
-def check_root(store: Store, *, committed: int = -1, world_size: int = 1) -> None:
+def check_root(store: Store, *, committed: int = -1) -> None:
     """Whoever opens the root finds the commit of slot `committed`, or a newer one, and can go on.
 
     Every commit that the log calls live is there, bit for bit.
@@ -145,7 +145,7 @@ def check_root(store: Store, *, committed: int = -1, world_size: int = 1) -> Non
         assert state.head >= committed, (
             f"HEAD is slot {state.head}; the answer was that slot {committed} is committed"
         )
-    following = Companions(store.uri, world_size, last=1)
+    following = Companions(store.uri, 1, last=1)
     following.begin()
     assert following.claim.slot == state.tail + 1
     last = following.save(1000)

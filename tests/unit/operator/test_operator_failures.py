@@ -155,7 +155,7 @@ FAILURES: Final = (
 )
 
 
-@pytest.mark.parametrize(("pods", "known", "judged", "said"), [*FAILURES])
+@pytest.mark.parametrize(("pods", "known", "judged", "said"), FAILURES)
 def test_a_failure_is_found_and_blamed_for(
     pods: tuple[Pod, ...], known: dict[str, Any], judged: tuple[str, bool, Verdict], said: str
 ) -> None:

@@ -165,6 +165,7 @@ async def test_an_operator_that_may_not_list_leases_says_so_and_does_nothing(
     monkeypatch.setattr(asyncio, "sleep", look)
     await first.acquire()
     assert first.waits_for == ""
+    assert not cluster.refusals, "it has waited"
 
 
 @pytest.mark.parametrize("make", [guard, rival], ids=["one release", "several releases"])

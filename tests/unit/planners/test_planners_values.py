@@ -24,10 +24,6 @@ class Colour(enum.IntEnum):
     RED = 1
 
 
-class Texts(str):
-    __slots__ = ()
-
-
 class Single(np.float64):
     """A numpy scalar of somebody's own."""
 

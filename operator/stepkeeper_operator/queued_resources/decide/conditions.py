@@ -129,7 +129,7 @@ def _derive_maintenance(scene: Scene) -> ConditionUpdate | None:
     if found is None and (told or not sight.nodes):
         return ConditionUpdate(type=kind, status=False, reason="NotAnnounced")
     if found is None:
-        text = f"version v2 of the Cloud TPU API doesn't tell of maintenance; v2alpha1 is refused ({listing.refusal})"
+        text = f"version v2 of the Cloud TPU API doesn't report maintenance; v2alpha1 is refused ({listing.refusal})"
         return ConditionUpdate(type=kind, status=None, reason="NotTold", message=text)
     return _describe_maintenance(sight.nodes, found, now=scene.now)
 
