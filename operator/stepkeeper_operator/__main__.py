@@ -22,7 +22,7 @@ from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import run_operator
 
 CHECK_UNINSTALL: Final = "check-uninstall"
-_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "settings"}
 _LIBRARY_PREFIXES: Final = ("k8s_",)
 """kopf's own extras: whole object references, which its text names already."""
 
@@ -72,7 +72,7 @@ class KeyValueFormatter(logging.Formatter):
         }
         extras = {key: value for key, value in vars(record).items() if key not in _STANDARD}
         pairs |= {key: value for key, value in extras.items() if not key.startswith(_LIBRARY_PREFIXES)}
-        line = " ".join(f"{key}={_quoted(value)}" for key, value in pairs.items() if key != "settings")
+        line = " ".join(f"{key}={_quoted(value)}" for key, value in pairs.items())
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

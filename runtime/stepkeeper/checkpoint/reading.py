@@ -77,7 +77,7 @@ def read_manifest(
     return Manifest.from_json(data, f"{store.uri}/{folder}/{ref.path}")
 
 
-def check_metadata(store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+def check_metadata(store: Store, commit: CommitRecord) -> None:
     """Check that `.metadata`, by which stock readers go and restores don't, is what was written.
 
     Raises:
@@ -85,10 +85,10 @@ def check_metadata(store: Store, commit: CommitRecord, *, patience: Patience = D
         StorageError: The store gave no answer.
 
     """
-    first = read_manifest(store, commit.folder, commit.manifest, patience=patience)
+    first = read_manifest(store, commit.folder, commit.manifest)
     sizes_bytes = [record.size_bytes for record in first.objects if record.path == METADATA_NAME]
     for size_bytes in sizes_bytes:
-        BlockReader(store, (first,), patience=patience).read_verified(METADATA_NAME, 0, size_bytes)
+        BlockReader(store, (first,)).read_verified(METADATA_NAME, 0, size_bytes)
 
 
 def list_other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:

@@ -213,7 +213,8 @@ def place_saves(
             slot for slot in lost if slot > after and (before is None or slot < before) and slot not in claims
         ]
         if before is None and claim > tail:
-            slots = [*range(max(entries, default=tail) + 1, max(entries, default=tail) + 1 + len(fitting))]
+            first = max(entries, default=tail) + 1
+            slots = list(range(first, first + len(fitting)))
         is_last = not any(of == claim and slot > after for of, _, slot in known)
         found = _placed_in(slots, fitting, entries, is_last=is_last)
         # What was committed before the newest index, and isn't in it, has been deleted.
