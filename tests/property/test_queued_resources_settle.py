@@ -127,6 +127,16 @@ def has_ended(world: StoryWorld) -> bool:
     ],
     adopted=True,
 )
+@example(
+    spec={"update_policy": "Recreate"},
+    story=[
+        ("a creation fails", 0, 3),
+        ("the spec is changed", 0, 0),
+        ("a creation fails", 1, 4),
+        ("the status is lost", 0, 0),
+    ],
+    adopted=True,
+)
 def test_a_resource_that_could_become_active_does(
     spec: dict[str, Any], story: Story, *, adopted: bool
 ) -> None:
@@ -146,7 +156,9 @@ def test_a_resource_that_could_become_active_does(
             if world.condition("Accepted") != ("False", "Differs"):
                 forgotten = any(name == "the status is lost" for name, _, _ in story)
                 assert forgotten, "only the status, and nodes that are gone, could tell whose it was"
-            delete_by_hand(world, "team-v5e")
+            there = [cloud_id for _, cloud_id in world.cloud.resources if cloud_id == "team-v5e"]
+            if there:
+                delete_by_hand(world, *there)
             world.annotate(None)
             await rest(world)
         if has_ended(world):

@@ -32,7 +32,7 @@ OBJECTS: Final = ("__0_0.distcp", "__1_0.distcp", "manifest.0.json", "manifest.1
 @pytest.fixture(scope="module")
 def whole() -> Mapping[str, bytes]:
     """A root with two commits by two ranks, an entry of each kind after the last index, and a pin."""
-    root = SmallRoot("memory://bytes")
+    root = SmallRoot()
     root.begin()
     root.save(10, world_size=2)
     root.save(20, world_size=2)
