@@ -20,7 +20,7 @@ NEWEST_TESTS := $(addprefix tests/unit/,planners runtime runtime_process) tests/
 	$(addprefix tests/unit/cli/test_cli_,formats.py roots.py streaming.py) \
 	$(addprefix tests/integration/test_,accelerator.py dcp_storage.py formats_ranks.py storage_stock_dcp.py torch_releases.py) \
 	$(filter-out $(NEWEST_LEFT_OUT),$(wildcard tests/integration/test_manager_*.py)) $(wildcard tests/integration/test_planners_*.py)
-NEWEST_SMOKES := tests/unit/runtime/test_light_imports.py tests/integration/test_manager_cpu.py
+NEWEST_SMOKES := "tests/unit/runtime/test_light_imports.py::test_importing_loads_nothing_heavy[library]" tests/integration/test_manager_cpu.py
 SOURCES := operator runtime planners tests examples benchmarks
 
 # Tests, demo and benchmarks start hundreds of processes: without bytecode each would compile the packages again.

@@ -29,8 +29,8 @@ OPERATOR = (
 @pytest.mark.parametrize(
     ("modules", "heavy"),
     [
-        pytest.param(LIBRARY, HEAVY, id="the library"),
-        pytest.param(OPERATOR, ("grpc", "google.cloud.tpu"), id="the operator"),
+        pytest.param(LIBRARY, HEAVY, id="library"),
+        pytest.param(OPERATOR, ("grpc", "google.cloud.tpu"), id="operator"),
     ],
 )
 def test_importing_loads_nothing_heavy(modules: tuple[str, ...], heavy: tuple[str, ...]) -> None:
