@@ -81,7 +81,7 @@ class ShuffledBatches(Sampler[list[int]]):
 class Loader:
     """Batches from worker processes, without end. Saved and restored at the batch that was consumed last."""
 
-    def __init__(self, text: bytes, *, window: int, batch_size: int, seed: int, workers: int = 2) -> None:
+    def __init__(self, text: bytes, *, window: int, batch_size: int, seed: int) -> None:
         windows = Windows(text, window)
         self._sampler = ShuffledBatches(n_windows=len(windows), batch_size=batch_size, seed=seed)
         self._state = LoaderState(text_sha256=hashlib.sha256(text).hexdigest(), seed=seed, batches=0)
@@ -91,7 +91,7 @@ class Loader:
         self._loader = DataLoader(
             windows,
             batch_sampler=self._sampler,
-            num_workers=workers,
+            num_workers=2,
             multiprocessing_context=context,
             worker_init_fn=end_with_trainer,
             generator=torch.Generator(),

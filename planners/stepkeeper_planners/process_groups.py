@@ -7,7 +7,7 @@ from stepkeeper_planners.geometry.layout import Ranks, ranks_in_group
 __all__ = ["all_gather_object", "broadcast_object", "current_ranks", "single_rank"]
 
 
-def current_ranks(group: dist.ProcessGroup | None = None) -> Ranks:
+def current_ranks(group: dist.ProcessGroup | None) -> Ranks:
     """Return this process's rank in the group, or in the default group; rank 0 of 1 if there is no process group."""
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks(rank=0, world_size=1)
@@ -20,7 +20,7 @@ def single_rank() -> Ranks:
     return ranks_in_group(0, [dist.get_rank() if initialized else 0])
 
 
-def broadcast_object(rank: int, value: object, group: dist.ProcessGroup | None = None) -> object:
+def broadcast_object(rank: int, value: object, group: dist.ProcessGroup | None) -> object:
     """Return the `value` that the given rank of the group passed.
 
     Ranks: collective; all ranks of the group call it with the same `rank`.
@@ -30,7 +30,7 @@ def broadcast_object(rank: int, value: object, group: dist.ProcessGroup | None =
     return holder[0]
 
 
-def all_gather_object(value: object, group: dist.ProcessGroup | None = None) -> list[object]:
+def all_gather_object(value: object, group: dist.ProcessGroup | None) -> list[object]:
     """Return the `value` of each rank of the group, by rank.
 
     Ranks: collective; all ranks of the group call it.

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel, to_snake
 from pydantic_core import PydanticCustomError
 
-__all__ = ["CONFIG", "SET", "ApiModel", "Count", "SpecPart", "StatusPart", "Timestamp", "map_by"]
+__all__ = ["BY_TYPE", "CONFIG", "SET", "ApiModel", "Count", "SpecPart", "StatusPart", "Timestamp"]
 
 CONFIG: Final = ConfigDict(
     frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
@@ -29,10 +29,11 @@ CONFIG: Final = ConfigDict(
 SET: Final[dict[str, JsonValue]] = {"x-kubernetes-list-type": "set"}
 """Schema of a list without duplicates."""
 
-
-def map_by(key: str) -> dict[str, JsonValue]:
-    """Return the schema of a list whose items have the field `key` as their identity and can be owned one by one."""
-    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+BY_TYPE: Final[dict[str, JsonValue]] = {
+    "x-kubernetes-list-type": "map",
+    "x-kubernetes-list-map-keys": ["type"],
+}
+"""Schema of a list whose items have the field `type` as their identity and can be owned one by one."""
 
 
 class ApiModel(BaseModel):

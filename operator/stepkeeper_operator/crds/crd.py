@@ -35,11 +35,6 @@ class Column:
     description: str = ""
 
 
-def _keep_schema(schema: Schema) -> Schema:
-    """Return the schema as the types say it."""
-    return schema
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceDefinition:
     """One kind of the API: its names, its types, its rules and its page."""
@@ -51,7 +46,7 @@ class ResourceDefinition:
 
     columns: tuple[Column, ...]
     rules: tuple[CelRule, ...]
-    edit: Callable[[Schema], Schema] = _keep_schema
+    edit: Callable[[Schema], Schema]
     """Changes the schema where it has to differ from the types."""
 
     opaque: frozenset[str] = frozenset()

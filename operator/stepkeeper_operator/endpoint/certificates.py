@@ -55,14 +55,12 @@ def renew_tls(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime | None 
     return make_tls(names, ca=tls.ca, now=now) if needs_renewal(tls, names, now=now) else tls
 
 
-def needs_renewal(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime | None = None) -> bool:
+def needs_renewal(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime) -> bool:
     """Return True if the serving certificate ends soon or lacks one of the names."""
     certificate = _load(tls.serving.certificate_pem)
     listed = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     ends = certificate.not_valid_after_utc
-    return ends - (now or datetime.now(UTC)) < _RENEW_BEFORE or any(
-        _san(name) not in listed for name in names
-    )
+    return ends - now < _RENEW_BEFORE or any(_san(name) not in listed for name in names)
 
 
 def _make_ca(now: datetime) -> KeyPair:

@@ -22,7 +22,6 @@ def make_health_app(
     acting: Callable[[], bool],
     queue_lengths: Callable[[], Mapping[str, int]],
     waits_for: Callable[[], str],
-    clock: Callable[[], float] = time.time,
 ) -> web.Application:
     """Make the application. Any answer of it shows that the event loop lives.
 
@@ -32,12 +31,11 @@ def make_health_app(
         acting: True while the operator holds the Lease.
         queue_lengths: Objects that wait for a worker, by kind.
         waits_for: What an operator that doesn't work yet waits for, for people; empty if it works.
-        clock: Unix time in seconds.
 
     """
 
     async def healthz(_: web.Request) -> web.Response:
-        age_s = clock() - cache.last_event_at
+        age_s = time.time() - cache.last_event_at
         n_nodes, _n_unknown = cache.count_nodes()
         # An operator that waits for the Lease watches nothing yet.
         silent = acting() and n_nodes > 0 and age_s > _MAX_WATCH_AGE_S
@@ -47,8 +45,8 @@ def make_health_app(
     async def render(_: web.Request) -> web.Response:
         for kind, length in queue_lengths().items():
             metrics.queue_length.labels(kind=kind).set(length)
-        metrics.watch_age_seconds.set(clock() - cache.last_event_at)
-        metrics.queued_resources.update_list_ages(clock())
+        metrics.watch_age_seconds.set(time.time() - cache.last_event_at)
+        metrics.queued_resources.update_list_ages(time.time())
         metrics.acting.set(acting())
         return web.Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
 

@@ -16,6 +16,9 @@ _SERVICE_ACCOUNT = "system:serviceaccount:"
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
 _MAX_CACHED = 4096
+_BELIEVED_S = 30.0
+"""Seconds for which an accepted token is accepted again without a review."""
+
 _REFUSED_S = 10.0
 """Seconds for which a refused token is refused again without a review."""
 
@@ -46,11 +49,8 @@ class KubernetesTokens:
     Anybody can send anything here. Only what claims to be a token of the audience is reviewed.
     """
 
-    def __init__(
-        self, cluster: Cluster, *, cached_s: float = 30.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
-        self._cached_s = cached_s
         self._clock = clock
         self._cache: dict[bytes, tuple[float, TokenPod | None]] = {}
 
@@ -75,7 +75,7 @@ class KubernetesTokens:
         pod = await self._review(token, audience)
         if len(self._cache) >= _MAX_CACHED:
             self._cache.clear()
-        self._cache[digest] = (self._clock() + (self._cached_s if pod is not None else _REFUSED_S), pod)
+        self._cache[digest] = (self._clock() + (_BELIEVED_S if pod is not None else _REFUSED_S), pod)
         return pod
 
     async def _review(self, token: str, audience: str) -> TokenPod | None:

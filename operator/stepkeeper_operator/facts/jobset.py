@@ -19,7 +19,6 @@ from stepkeeper_operator.labels import (
     KUEUE_PREFIX,
     MACHINES_HASH_ANNOTATION,
     QUEUE_LABEL,
-    RESTART_ATTEMPT_LABEL,
     TEMPLATE_HASH_ANNOTATION,
 )
 
@@ -186,7 +185,7 @@ def read_batch_job(raw: RawObject) -> BatchJob:
         uid=meta["uid"],
         job_uid=(meta.get("labels") or {}).get(JOB_UID_LABEL, ""),
         owner_uid=controller_uid(raw),
-        ordinal=ordinal_of(raw, JOBSET_NUMBER_LABEL, RESTART_ATTEMPT_LABEL),
+        ordinal=ordinal_of(raw),
         failure_reason=failure.get("reason"),
         failure_message=failure.get("message", ""),
         n_succeeded=raw.get("status", {}).get("succeeded") or 0,

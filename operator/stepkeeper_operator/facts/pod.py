@@ -12,8 +12,6 @@ from stepkeeper_operator.labels import (
     HANG_CONDITION,
     JOB_INDEX_LABEL,
     JOB_UID_LABEL,
-    JOBSET_NUMBER_LABEL,
-    RESTART_ATTEMPT_LABEL,
 )
 
 __all__ = ["ContainerEnd", "Pod", "pick_last_words", "read_pod"]
@@ -140,7 +138,7 @@ def read_pod(raw: RawObject) -> Pod:
         job_uid=labels.get(JOB_UID_LABEL, ""),
         owner_uid=None if owner is None else str(owner["uid"]),
         owner_name=None if owner is None else owner.get("name"),
-        ordinal=ordinal_of(raw, JOBSET_NUMBER_LABEL, RESTART_ATTEMPT_LABEL),
+        ordinal=ordinal_of(raw),
         rank=(_number(labels.get(JOB_INDEX_LABEL)), _number(labels.get(COMPLETION_INDEX_LABEL))),
         created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
         node=spec.get("nodeName"),

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import KIND
+from stepkeeper_operator.labels import JOBSET_NUMBER_LABEL, RESTART_ATTEMPT_LABEL
 
 __all__ = [
     "RawObject",
@@ -64,8 +65,8 @@ def controlling_job(raw: RawObject) -> str | None:
     return str(owner["name"]) if owner is not None and owner["kind"] == KIND else None
 
 
-def ordinal_of(raw: RawObject, number_label: str, attempt_label: str) -> tuple[int, int] | None:
+def ordinal_of(raw: RawObject) -> tuple[int, int] | None:
     """Read from its labels the attempt that an object belongs to. Return None if they don't tell."""
     labels = raw["metadata"].get("labels") or {}
-    number, attempt = labels.get(number_label, ""), labels.get(attempt_label, "")
+    number, attempt = labels.get(JOBSET_NUMBER_LABEL, ""), labels.get(RESTART_ATTEMPT_LABEL, "")
     return (int(number), int(attempt)) if number.isdecimal() and attempt.isdecimal() else None

@@ -136,7 +136,7 @@ def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
     return parted
 
 
-def clone_deduplicated(tensor: torch.Tensor, fqn: str = "tensor") -> torch.Tensor | None:
+def clone_deduplicated(tensor: torch.Tensor, fqn: str) -> torch.Tensor | None:
     """Return a pending clone in which no two devices hold the same element; None if that isn't possible, or no gain."""
     if tensor.device.type != "xla":
         return None

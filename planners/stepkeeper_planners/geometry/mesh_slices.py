@@ -19,14 +19,14 @@ Slice = tuple[int, ...]
 
 @lru_cache(maxsize=256)
 def list_mesh_slices(
-    ranks: tuple[int, ...], n_slices: int, members: tuple[int, ...] | None = None
+    ranks: tuple[int, ...], n_slices: int, members: tuple[int, ...] | None
 ) -> tuple[Slice, ...]:
     """Return the ranks of each mesh slice, sorted; an empty tuple if there is only one slice.
 
     Args:
         ranks: the ranks of a mesh whose last dimension goes over the slices, in row-major order.
         n_slices: the length of that dimension.
-        members: if given, only these global ranks are kept; each becomes its index in this tuple.
+        members: if not None, only these global ranks are kept; each becomes its index in this tuple.
     """
     if n_slices == 1:
         return ()

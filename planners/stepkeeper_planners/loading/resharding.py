@@ -49,7 +49,7 @@ class ChunkRead:
 
 
 def plan_tensor_reads(
-    layout: TensorLayout, found: StoredTensor, ranks: Ranks, stored_fqn: str | None = None
+    layout: TensorLayout, found: StoredTensor, ranks: Ranks, stored_fqn: str
 ) -> tuple[PieceRead, ...]:
     """Plan to read every element of every local box once. Copies of a box on this rank are read once too.
 
@@ -57,18 +57,17 @@ def plan_tensor_reads(
         layout: where the state's tensor lies.
         found: the tensor in the checkpoint.
         ranks: the rank that reads.
-        stored_fqn: its name in the checkpoint, if that is not the layout's.
+        stored_fqn: its name in the checkpoint.
 
     Raises:
         LayoutError: the stored chunks overlap, or lack elements, in what this rank holds.
     """
-    name = layout.fqn if stored_fqn is None else stored_fqn
     local = layout.local_boxes(ranks.rank)
     found_parts = find_intersections(tuple(local.values()), found.boxes)
     pieces = tuple(
         PieceRead(
             fqn=layout.fqn,
-            stored_fqn=name,
+            stored_fqn=stored_fqn,
             stored_index=number,
             stored_box=found.boxes[number],
             wanted_box=common,
@@ -78,11 +77,13 @@ def plan_tensor_reads(
         for number, common in parts
     )
     # Local boxes are disjoint, so parts of them overlap only where stored chunks do.
-    check_disjoint(name, [piece.wanted_box for piece in pieces])
+    check_disjoint(stored_fqn, [piece.wanted_box for piece in pieces])
     wanted = sum(box.volume for box in local.values())
     lacking = wanted - sum(piece.wanted_box.volume for piece in pieces)
     if lacking:
-        raise LayoutError(f"{name}: the chunks lack {lacking} of {wanted} elements that this rank holds")
+        raise LayoutError(
+            f"{stored_fqn}: the chunks lack {lacking} of {wanted} elements that this rank holds"
+        )
     return pieces
 
 

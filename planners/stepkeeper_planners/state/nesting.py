@@ -25,18 +25,17 @@ _MOST_UNNAMED: Final = 1_000_000
 """The most items of a list that may be missing among the entries. Stock torch leaves out empty dicts."""
 
 
-def encode_nesting(state: Mapping[Any, object] | list[Any], path: Path = ()) -> dict[str, Path]:
+def encode_nesting(state: Mapping[Any, object] | list[Any]) -> dict[str, Path]:
     """Return the paths to add to a checkpoint's planner data, which mark keys that are no strings and empty dicts.
 
     Args:
-        state: a nested state, or a part of one.
-        path: the keys that lead to it.
+        state: a nested state.
 
     Raises:
         DuplicateNameError: two keys or two empty dicts have one name.
     """
     marks: dict[str, Path] = {}
-    for kind, below in _list_marks(state, path):
+    for kind, below in _list_marks(state, ()):
         other = marks.setdefault(join_path(below) + kind, below)
         if other is not below:
             raise DuplicateNameError(

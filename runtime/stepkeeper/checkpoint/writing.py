@@ -50,7 +50,7 @@ def write_files(
     files: Sequence[File],
     data: RankData,
     *,
-    patience: Patience = DEFAULT_PATIENCE,
+    patience: Patience,
 ) -> tuple[ObjectRecord, ...]:
     """Write the files into the folder durably, as many at a time as the store takes. Raises StorageError."""
     with ThreadPoolExecutor(_choose_streams(store)[0], thread_name_prefix="stepkeeper-write") as pool:

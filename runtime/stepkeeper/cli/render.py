@@ -82,7 +82,7 @@ def build_rows(
     claims: Mapping[int, BeginEntry],
     times: Mapping[int, float],
     unnamed_folders: Sequence[UnnamedFolder] = (),
-    every: bool = False,
+    every: bool,
 ) -> list[Row]:
     """Build the rows of the line, newest first.
 
@@ -134,7 +134,7 @@ def build_rows(
 
 
 def select_commits(
-    state: LogState, steps: Sequence[int], sequences: Sequence[int] = ()
+    state: LogState, steps: Sequence[int], sequences: Sequence[int]
 ) -> tuple[CommitRecord, ...]:
     """Select the newest commit of each step on the line, and the commits of `sequences`.
 

@@ -124,7 +124,7 @@ class Reporter:
                 self._started = True
                 threading.Thread(target=self._run, name="reporter", daemon=True).start()
 
-    def update_log(self, log: LogView, commit: ReportedCommit | None = None) -> None:
+    def update_log(self, log: LogView, commit: ReportedCommit | None) -> None:
         """Carry `log` in reports from here on, and `commit` until a report with it is answered."""
         with self._changed:
             known = (self._log.claim, self._log.error)

@@ -157,6 +157,6 @@ def world_size_of(group: dist.ProcessGroup | None) -> int:
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-def open_rank_group(group: dist.ProcessGroup | None, waits: Waits | None = None) -> RankGroup:
+def open_rank_group(group: dist.ProcessGroup | None, waits: Waits) -> RankGroup:
     """Open the rank group that this process trains in. `waits` ends the waits for other ranks."""
     return StoreRankGroup.of(group, waits) if world_size_of(group) > 1 else SoloRankGroup()

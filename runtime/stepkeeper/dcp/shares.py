@@ -183,9 +183,7 @@ def _elements(order: TensorOrder | ValueOrder, resolved: Any) -> memoryview:
     return flat.data
 
 
-def join_manifests(
-    written: Iterable[WrittenItem], *, nonce: str, more: Sequence[ObjectRecord] = ()
-) -> Manifest:
+def join_manifests(written: Iterable[WrittenItem], *, nonce: str, more: Sequence[ObjectRecord]) -> Manifest:
     """Join the ranks' manifests and the objects `more` to one manifest that stands alone.
 
     Args:

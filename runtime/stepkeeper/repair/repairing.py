@@ -118,7 +118,7 @@ def _begin(state: LogState, lost: Collection[int], last: BeginEntry | None) -> B
     )
 
 
-def find_writing(store: Store, slot: int, *, probe: bool, patience: Patience = DEFAULT_PATIENCE) -> Writing:
+def find_writing(store: Store, slot: int, *, probe: bool, patience: Patience) -> Writing:
     """Find out when something was last written to the root.
 
     Args:

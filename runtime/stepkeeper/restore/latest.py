@@ -158,7 +158,7 @@ def restore_step(
     step: int,
     state: Mapping[str, object],
     *,
-    rules: LoadRules = WHOLE,
+    rules: LoadRules,
 ) -> Restorable:
     """Restore the newest commit of `step` on HEAD's line into `state`. Nothing is appended to the log.
 

@@ -1,7 +1,6 @@
 """Log how far a restore has come, while it takes long."""
 
 import time
-from collections.abc import Callable
 from typing import Final
 
 from stepkeeper.loggers import logger
@@ -17,32 +16,24 @@ _EVERY_S: Final = 5.0
 class RestoreProgress:
     """Log one line for each 5 s that a rank reads. Used by one thread."""
 
-    def __init__(
-        self,
-        what: str,
-        *,
-        step: int | None = None,
-        doing: str = "restoring",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, what: str, *, step: int | None = None, doing: str = "restoring") -> None:
         """Begin now.
 
         Args:
             what: Name of what is restored, for people.
             step: The step that is restored, if it is one.
             doing: What is done with it.
-            clock: The time in seconds.
 
         """
         self.what: Final = what
-        self._step, self._doing, self._clock = step, doing, clock
-        self._began_s = self._logged_s = clock()
+        self._step, self._doing = step, doing
+        self._began_s = self._logged_s = time.monotonic()
         self.total_bytes = 0
         """Number of bytes that this rank fills."""
 
     def note_bytes(self, done_bytes: int) -> None:
         """Note how many bytes are in place, and log it if the last line is 5 s old."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         if now_s - self._logged_s < _EVERY_S:
             return
         self._logged_s = now_s

@@ -14,7 +14,7 @@ from stepkeeper.restore.fit import judge_mismatch
 from stepkeeper.restore.listing import was_deleted
 from stepkeeper.restore.loading import Loading
 from stepkeeper.restore.peers.exchange import exchange_among
-from stepkeeper.restore.second_read import Host, confirm_bad, this_host
+from stepkeeper.restore.second_read import confirm_bad, this_host
 from stepkeeper.restore.votes import Votes
 from stepkeeper.storage import Store, open_store
 from stepkeeper.tier import CachedStore
@@ -44,7 +44,6 @@ class Restorer:
         store: Store,
         rank_group: RankGroup,
         *,
-        host: Host | None = None,
         reopen: Callable[[], Store] | None = None,
         cached_store: CachedStore | None = None,
         waits: Waits | None = None,
@@ -54,7 +53,6 @@ class Restorer:
         Args:
             store: The root.
             rank_group: The ranks that restore together.
-            host: Where this rank runs; by default this host.
             reopen: Opens the same root over a connection of its own.
             cached_store: The same root with copies on a local disk, from which blocks are read where it has them.
             waits: Ends the waits for the store and for other ranks.
@@ -63,7 +61,7 @@ class Restorer:
         self.waits: Final = waits or Waits()
         self.store: Final = store
         self.rank_group: Final = rank_group
-        self.host: Final = host or this_host()
+        self.host: Final = this_host()
         self.reopen: Final = reopen or partial(open_store, store.uri)
         self.votes: Final = Votes(rank_group, self.waits)
         self._cached_store = cached_store

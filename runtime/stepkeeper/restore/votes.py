@@ -38,9 +38,9 @@ class TornVote:
 class Votes:
     """Hold votes, each under a name of its own. All ranks call the same methods in the same order."""
 
-    def __init__(self, rank_group: RankGroup, waits: Waits | None = None) -> None:
+    def __init__(self, rank_group: RankGroup, waits: Waits) -> None:
         self._rank_group = rank_group
-        self._waits = waits or Waits()
+        self._waits = waits
         self._number = 0
 
     def new_name(self) -> str:

@@ -13,7 +13,7 @@ __all__ = ["choose_deletable", "metrics_of"]
 def choose_deletable(
     state: LogState,
     policy: KeepPolicy,
-    verified: Collection[int] = (),
+    verified: Collection[int],
     times_unix_s: Mapping[int, float] | None = None,
 ) -> tuple[int, ...]:
     """Choose the commits that may be deleted: first those on abandoned branches, then the oldest ones.

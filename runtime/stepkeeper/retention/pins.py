@@ -178,7 +178,7 @@ def list_pins(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> list[Pi
     return [pin for pin in pins if pin is not None]
 
 
-def read_pin(store: Store, name: PinName, *, patience: Patience = DEFAULT_PATIENCE) -> Pin | None:
+def read_pin(store: Store, name: PinName, *, patience: Patience) -> Pin | None:
     """Read a pin; None if it was removed meanwhile. Raises PinFormatError if it says something else than its name."""
     try:
         data = patience.retry(partial(store.read, name.path))
@@ -192,9 +192,7 @@ def read_pin(store: Store, name: PinName, *, patience: Patience = DEFAULT_PATIEN
     return pin
 
 
-def list_names_of(
-    store: Store, pin: Pin | PinName, *, patience: Patience = DEFAULT_PATIENCE
-) -> list[PinName]:
+def list_names_of(store: Store, pin: Pin | PinName, *, patience: Patience) -> list[PinName]:
     """List the names of one pin, the oldest first."""
     return list_pin_names(store, pin_path(pin.slot, pin.nonce), patience=patience)
 

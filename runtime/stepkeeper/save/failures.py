@@ -49,7 +49,7 @@ class SaveFailures:
 
         self._forget_when_dropped: finalize[[object], SaveFailures] | None = None
 
-    def on_fence(self, tell: Callable[[FencedError], None], *, is_pods: bool = False) -> None:
+    def on_fence(self, tell: Callable[[FencedError], None], *, is_pods: bool) -> None:
         """Call a method when a fence becomes known, in the thread that found it.
 
         Args:
@@ -123,7 +123,7 @@ class SaveFailures:
         if fence is not None:
             self.record_fence(fence)
 
-    def pop_failure(self, *, newest: bool = False) -> BaseException | None:
+    def pop_failure(self, *, newest: bool) -> BaseException | None:
         """Return the failure of a save since the last call, if there was one, and forget it.
 
         A failure that a later save makes good isn't returned unless `newest` says that no later save comes.

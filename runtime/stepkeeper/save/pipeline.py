@@ -63,12 +63,12 @@ class SavePipeline:
         rank_group: RankGroup,
         *,
         max_pending: int,
-        device_budget_bytes: int | None = None,
+        device_budget_bytes: int | None,
         lineage: Lineage,
         on_end: OnEnd,
-        waits: Waits | None = None,
+        waits: Waits,
     ) -> None:
-        self._waits = waits or Waits()
+        self._waits = waits
         self._companion = companion
         self._rank_group = rank_group
         self._lineage = lineage

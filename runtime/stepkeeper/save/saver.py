@@ -181,7 +181,7 @@ class Saver:
             self.failures.forget_failure(error)
             raise
 
-    def forgive_failure(self, why: str | None = None) -> None:
+    def forgive_failure(self, why: str | None) -> None:
         """Forget the failures of saves, since the process stops and the next one resumes the newest commit.
 
         Args:

@@ -49,7 +49,7 @@ and for a service that gives none just now.
 _MISSING: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
-def open_fsspec(uri: str, *, unsafe_single_writer: bool = False) -> "FsspecStore":
+def open_fsspec(uri: str, *, unsafe_single_writer: bool) -> "FsspecStore":
     """Open the store at `uri`, with listing caches off.
 
     Its options are fsspec's own: configuration files, environment.

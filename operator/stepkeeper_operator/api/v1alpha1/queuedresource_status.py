@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from stepkeeper_operator.api.base import Count, StatusPart, Timestamp, map_by
+from stepkeeper_operator.api.base import BY_TYPE, Count, StatusPart, Timestamp
 from stepkeeper_operator.api.v1alpha1.conditions import MAX_CONDITIONS, Condition
 
 __all__ = [
@@ -242,7 +242,7 @@ class QueuedResourceStatus(StatusPart):
     this says, unless that is refused."""
 
     conditions: Annotated[
-        tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=map_by("type"))
+        tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=BY_TYPE)
     ] = ()
     """The state of the resource, and why."""
 

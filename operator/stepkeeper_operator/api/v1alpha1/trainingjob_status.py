@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stepkeeper_operator.api.base import Count, StatusPart, Timestamp, map_by
+from stepkeeper_operator.api.base import BY_TYPE, Count, StatusPart, Timestamp
 from stepkeeper_operator.api.v1alpha1.conditions import MAX_CONDITIONS, Condition, Phase
 
 __all__ = [
@@ -273,7 +273,7 @@ class TrainingJobStatus(StatusPart):
     """One word that sums up the conditions."""
 
     conditions: Annotated[
-        tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=map_by("type"))
+        tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=BY_TYPE)
     ] = ()
     """The state of the job, and why."""
 

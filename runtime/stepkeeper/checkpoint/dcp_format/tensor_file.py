@@ -70,7 +70,7 @@ def _build_frame(dtype: str, sizes: tuple[int, ...]) -> _Frame:
     head, records = _build_head(dtype, sizes)
     data_bytes = size_in_bytes(dtype, sizes)
     # Fields have fixed widths: any checksum gives the same lengths.
-    record = _build_data_record(len(head), 0, data_bytes)
+    record = _Record(name=_DATA_NAME, crc32=0, size_bytes=data_bytes, header_offset_bytes=len(head))
     header = _build_header(record, padded_to=_count_header_bytes(len(head)))
     offset = len(head) + len(header)
     tail = _build_tail([*records, record], offset + data_bytes)
@@ -119,12 +119,6 @@ def _pickle_tensor(dtype: str, sizes: tuple[int, ...]) -> bytes:
     arguments = (identity, 0, sizes, tuple(reversed(strides)), False, hooks)
     function = Global("torch._utils", "_rebuild_tensor_v3" if last else "_rebuild_tensor_v2")
     return encode_pickle(Call(function, (*arguments, *(Global("torch", name) for name in last))))
-
-
-def _build_data_record(header_offset_bytes: int, crc32: int, size_bytes: int) -> _Record:
-    return _Record(
-        name=_DATA_NAME, crc32=crc32, size_bytes=size_bytes, header_offset_bytes=header_offset_bytes
-    )
 
 
 def _count_header_bytes(header_offset_bytes: int) -> int:

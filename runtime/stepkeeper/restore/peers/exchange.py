@@ -81,7 +81,7 @@ class Exchange:
         contents: Contents,
         filling: Filling,
         *,
-        at_hand: Collection[int] = (),
+        at_hand: Collection[int],
     ) -> Duties:
         """Agree with the other ranks which blocks this rank reads, for whom, and what it is sent.
 
@@ -121,12 +121,11 @@ class Exchange:
 
 
 @contextmanager
-def exchange_among(rank_group: RankGroup, name: str, waits: Waits | None = None) -> Iterator[Exchange]:
+def exchange_among(rank_group: RankGroup, name: str, waits: Waits) -> Iterator[Exchange]:
     """Connect the ranks while they restore.
 
     If a rank is lost meanwhile, all others notice. Ranks: all ranks call this. `waits` ends the waits.
     """
-    waits = waits or Waits()
     if not isinstance(rank_group, StoreRankGroup):
         yield Exchange(rank_group, waits=waits)
         return
