@@ -11,7 +11,7 @@ from stepkeeper.cli.terminal import AsJson, ExitCode, Sequences, print_message, 
 from stepkeeper.log import CommitRecord
 from stepkeeper.quantities import size_text
 
-__all__ = ["verify"]
+__all__ = ["verify", "verify_with_progress"]
 
 
 def verify(
@@ -44,10 +44,7 @@ def verify(
 
 
 def _verify_one(root: Root, record: CommitRecord, *, as_json: bool) -> dict[str, Any]:
-    with progress_bar(f"step {record.step}", record.size_bytes) as show:
-        found = verify_commit(
-            root.store, record, patience=root.patience, on_bytes=lambda n_bytes: show(advance=n_bytes)
-        )
+    found = verify_with_progress(root, record)
     # A commit that a job deletes while it is read here isn't bad.
     deleted = bool(found.bad) and record.slot not in root.log.refresh().commits
     if not as_json:
@@ -62,6 +59,14 @@ def _verify_one(root: Root, record: CommitRecord, *, as_json: bool) -> dict[str,
         "bad": [] if deleted else [{"object": b.name, "block": b.block, "says": b.fault} for b in found.bad],
         "alien": list(found.unlisted),
     }
+
+
+def verify_with_progress(root: Root, record: CommitRecord) -> CommitFindings:
+    """Find what isn't as it was written in the commit, and show how far that has come. Raises StorageError."""
+    with progress_bar(f"step {record.step}", record.size_bytes) as show:
+        return verify_commit(
+            root.store, record, patience=root.patience, on_bytes=lambda n_bytes: show(advance=n_bytes)
+        )
 
 
 def _show(record: CommitRecord, found: CommitFindings, *, deleted: bool) -> None:

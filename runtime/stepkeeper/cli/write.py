@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.cli.history import read_slot_time
 from stepkeeper.cli.removal import (
     HOST_PREFIX,
@@ -23,10 +22,10 @@ from stepkeeper.cli.terminal import (
     Sequences,
     is_interactive,
     print_message,
-    progress_bar,
     show_document,
     show_table,
 )
+from stepkeeper.cli.verify import verify_with_progress
 from stepkeeper.errors import PinLostError, RefusedError
 from stepkeeper.log import BeginEntry, CommitRecord, LogState
 from stepkeeper.log.store_times import StoreTimes
@@ -148,10 +147,7 @@ def _check_proof(root: Root, state: LogState, slots: Collection[int]) -> None:
     if latest is None:
         return
     print_message(f"no commit on the latest line was restored yet: step {latest.step} is read whole first")
-    with progress_bar(f"step {latest.step}", latest.size_bytes) as show:
-        found = verify_commit(
-            root.store, latest, patience=root.patience, on_bytes=lambda n_bytes: show(advance=n_bytes)
-        )
+    found = verify_with_progress(root, latest)
     if found.bad:
         raise RefusedError(
             f"the latest commit, step {latest.step}, is bad ({found.bad[0].fault}): nothing older was removed"
