@@ -157,7 +157,7 @@ def test_reports_say_where_the_time_went(uri: str, caplog: pytest.LogCaptureFixt
     told = [each for each in caplog.records if each.name == "stepkeeper" and "committed" in each.getMessage()]
     assert [(each.__dict__["step"], each.__dict__["rank"]) for each in told] == [(1, 0), (3, 0)]
     assert "of a hook, at step 1" in caplog.text
-    assert "the metric 'loss', a object, is reported as" in caplog.text
+    assert "the metric 'loss', an object of type object, is reported as" in caplog.text
 
 
 def test_the_best_stay_by_the_metrics_of_their_steps(uri: str) -> None:

@@ -120,7 +120,9 @@ class Progress:
             why = f"it can't be turned into text: {error!r}"
         if name not in self._complained:
             self._complained.add(name)
-            _log.warning('the metric %r, a %s, is reported as "?": %s', name, type(value).__name__, why)
+            _log.warning(
+                'the metric %r, an object of type %s, is reported as "?": %s', name, type(value).__name__, why
+            )
         return _UNREAD
 
 
