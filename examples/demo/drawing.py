@@ -12,21 +12,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from demo.story import Story, lost_steps
 
-__all__ = [
-    "COMMIT",
-    "DISRUPTION",
-    "INK",
-    "LOST",
-    "MUTED",
-    "QUIET",
-    "TRAINING",
-    "draw_training",
-    "mark_time",
-    "two_panels",
-]
+__all__ = ["COMMIT", "INK", "LOST", "TRAINING", "draw_training", "mark_time", "two_panels"]
 
-TRAINING, LOST, COMMIT, DISRUPTION = "#2563eb", "#f97316", "#15803d", "#b91c1c"
-QUIET, MUTED, INK = "#eef1f6", "#6b7280", "#1f2937"
+TRAINING, LOST, COMMIT, _DISRUPTION = "#2563eb", "#f97316", "#15803d", "#b91c1c"
+_QUIET, _MUTED, INK = "#eef1f6", "#6b7280", "#1f2937"
 
 
 @contextlib.contextmanager
@@ -52,7 +41,9 @@ def draw_training(story: Story, steps: Axes, lower: Axes) -> None:
     _draw_axes(story, steps, lower)
 
 
-def mark_time(ax: Axes, at_s: float, text: str = "", *, color: str = DISRUPTION, right: bool = False) -> None:
+def mark_time(
+    ax: Axes, at_s: float, text: str = "", *, color: str = _DISRUPTION, right: bool = False
+) -> None:
     """Draw a line at a moment, with a text to the left of its upper end, or to the right."""
     ax.axvline(at_s, color=color, linewidth=1.4, linestyle=(0, (4, 3)), zorder=4)
     ax.annotate(
@@ -79,8 +70,8 @@ def _style() -> AbstractContextManager[None]:
             "axes.spines.top": False,
             "axes.spines.right": False,
             "text.color": INK,
-            "xtick.color": MUTED,
-            "ytick.color": MUTED,
+            "xtick.color": _MUTED,
+            "ytick.color": _MUTED,
         }
     )
 
@@ -93,14 +84,14 @@ def _draw_quiet_times(story: Story, axes: tuple[Axes, ...]) -> None:
             continue
         end_s = attempt.steps[0].at_s
         for ax in axes:
-            ax.axvspan(begin_s, end_s, color=QUIET, linewidth=0, zorder=0)
+            ax.axvspan(begin_s, end_s, color=_QUIET, linewidth=0, zorder=0)
         axes[0].annotate(
             f"{end_s - begin_s:.0f} s",
             ((begin_s + end_s) / 2, 0),
             xytext=(0, 6),
             textcoords="offset points",
             ha="center",
-            color=MUTED,
+            color=_MUTED,
         )
         begin_s = attempt.steps[-1].at_s
 
@@ -191,7 +182,7 @@ def _draw_axes(story: Story, steps: Axes, lower: Axes) -> None:
     steps.axhline(story.total_steps, color="#9ca3af", linewidth=0.8, zorder=1)
     steps.set_ylim(0, story.total_steps * 1.16)
     steps.set_ylabel("training step")
-    steps.fill_between([], [], color=QUIET, label="nothing trains: start, fault, recovery")
+    steps.fill_between([], [], color=_QUIET, label="nothing trains: start, fault, recovery")
     steps.scatter([], [], s=60, facecolor="white", edgecolor=COMMIT, linewidth=2, label="restore")
     # Above the lengths of the times in which nothing trains, which stand at the bottom.
     steps.legend(

@@ -19,7 +19,7 @@ from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.pod import pod_identity
 
-__all__ = ["BUCKETS", "CHECKS", "OWN_NETWORK", "WORLDS", "in_pod"]
+__all__ = ["BUCKETS", "CHECKS", "OWN_NETWORK", "WORLDS"]
 
 BUCKETS: Final = ("bucket", "my-bucket")
 """Buckets of which pages speak."""
@@ -36,7 +36,7 @@ _JOB: Final = {
 }
 
 
-def in_pod(reader: Reader, job: Mapping[str, Any] = _JOB) -> None:
+def _in_pod(reader: Reader, job: Mapping[str, Any] = _JOB) -> None:
     """Put the reader into the first pod of the job, as the operator and Kubernetes make it."""
     parsed = CheckpointedTrainingJob.model_validate(job)
     settings = OperatorSettings()
@@ -145,7 +145,7 @@ for step in (1200, 100):
 
 
 def _readme(reader: Reader) -> None:
-    in_pod(reader)
+    _in_pod(reader)
     (reader.folder / "my_model.py").write_text(_MY_MODEL, encoding="utf-8")
 
 
@@ -175,10 +175,10 @@ WORLDS: Final[Mapping[str, Callable[[Reader], None]]] = {
     "README.md": _readme,
     "docs/user/cli.md": _command_line,
     "docs/user/formats.md": _formats,
-    "docs/user/launching.md": in_pod,
+    "docs/user/launching.md": _in_pod,
     "docs/user/manager.md": _managed,
     "docs/user/preemption.md": _with_lightning,
-    "docs/user/training-script.md": in_pod,
+    "docs/user/training-script.md": _in_pod,
     "examples/ddp/README.md": lambda reader: reader.goes(ROOT / "examples/ddp"),
     "examples/fsdp2/README.md": lambda reader: reader.goes(ROOT / "examples/fsdp2"),
 }

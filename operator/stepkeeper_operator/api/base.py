@@ -19,9 +19,9 @@ from pydantic import (
 from pydantic.alias_generators import to_camel, to_snake
 from pydantic_core import PydanticCustomError
 
-__all__ = ["BY_TYPE", "CONFIG", "SET", "ApiModel", "Count", "SpecPart", "StatusPart", "Timestamp"]
+__all__ = ["BY_TYPE", "SET", "ApiModel", "Count", "SpecPart", "StatusPart", "Timestamp"]
 
-CONFIG: Final = ConfigDict(
+_CONFIG: Final = ConfigDict(
     frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
 )
 
@@ -39,7 +39,7 @@ BY_TYPE: Final[dict[str, JsonValue]] = {
 class ApiModel(BaseModel):
     """Base of all types of the API. Read a value with `model_validate(raw)`, write it with `to_raw()`."""
 
-    model_config = CONFIG
+    model_config = _CONFIG
 
     def to_raw(self) -> dict[str, Any]:
         """Return plain JSON types under the API's camelCase names. Fields that are unset (None) are left out."""
@@ -52,7 +52,7 @@ class SpecPart(ApiModel):
     Unknown fields are kept to be named, and left out of what is written or compared.
     """
 
-    model_config = CONFIG | ConfigDict(extra="allow")
+    model_config = _CONFIG | ConfigDict(extra="allow")
 
     union: ClassVar[tuple[str, ...]] = ()
     """Fields of which one has to be given. Where this version knows none that is, it can't read the part."""
@@ -116,7 +116,7 @@ class StatusPart(ApiModel):
     Unknown fields are dropped: a newer operator may have written them.
     """
 
-    model_config = CONFIG | ConfigDict(extra="ignore")
+    model_config = _CONFIG | ConfigDict(extra="ignore")
 
 
 def _to_unix_s(value: object) -> object:

@@ -6,18 +6,10 @@ from stepkeeper.contract import CONTAINER_NAME, ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.labels import HANG_CONDITION
 
-__all__ = [
-    "RULE_DISRUPTION",
-    "RULE_FATAL",
-    "RULE_FENCED",
-    "RULE_HANG",
-    "RULE_SAVED",
-    "build_job_policy",
-    "build_jobset_policy",
-]
+__all__ = ["RULE_DISRUPTION", "RULE_HANG", "RULE_SAVED", "build_job_policy", "build_jobset_policy"]
 
-RULE_FENCED: Final = "fenced"
-RULE_FATAL: Final = "fatal"
+_RULE_FENCED: Final = "fenced"
+_RULE_FATAL: Final = "fatal"
 RULE_HANG: Final = "hang"
 RULE_DISRUPTION: Final = "disruption"
 RULE_SAVED: Final = "saved"
@@ -44,9 +36,9 @@ def build_jobset_policy(job: CheckpointedTrainingJob, *, failures_left: int) -> 
     A failed Job that matches no rule counts towards maxRestarts as an application failure.
     """
     neutral, final = "RestartJobSetAndIgnoreMaxRestarts", "FailJobSet"
-    rules = [_rule(RULE_FENCED, final, _code_pattern([ExitCode.FENCED]))]
+    rules = [_rule(_RULE_FENCED, final, _code_pattern([ExitCode.FENCED]))]
     if codes := _fatal_codes(job):
-        rules.append(_rule(RULE_FATAL, final, _code_pattern(codes)))
+        rules.append(_rule(_RULE_FATAL, final, _code_pattern(codes)))
     rules.append(_rule(RULE_HANG, neutral, f"has condition {HANG_CONDITION} matching FailJob rule"))
     rules.append(_rule(RULE_DISRUPTION, neutral, "has condition DisruptionTarget matching FailJob rule"))
     rules.append(_rule(RULE_SAVED, neutral, _code_pattern([ExitCode.SAVED])))

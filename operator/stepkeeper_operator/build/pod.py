@@ -27,7 +27,7 @@ from stepkeeper_operator.labels import (
     WORKER_JOB,
 )
 
-__all__ = ["build_pod_template", "coordinator_name"]
+__all__ = ["build_pod_template"]
 
 _SETTINGS_VOLUME: Final = "stepkeeper-settings"
 _TOKEN_VOLUME: Final = "stepkeeper-token"  # noqa: S105  # a volume's name
@@ -74,7 +74,7 @@ def build_pod_template(
     return template
 
 
-def coordinator_name(job_name: str) -> str:
+def _coordinator_name(job_name: str) -> str:
     """Return the DNS name of the first host of the first slice, as seen from inside the namespace."""
     return f"{job_name}-{WORKER_JOB}-0-0.{job_name}"
 
@@ -118,7 +118,7 @@ def _identity(
         "jobset_number": str(number),
         "n_slices": str(placement.n_slices),
         "hosts_per_slice": str(placement.hosts_per_slice),
-        "coordinator": coordinator_name(job.metadata.name),
+        "coordinator": _coordinator_name(job.metadata.name),
         "coordinator_port": str(COORDINATOR_PORT),
         "grace_s": str(grace_s),
         "termination_file": termination_file,

@@ -22,10 +22,10 @@ from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempt_evidence import find_current_report, find_done
 from stepkeeper_operator.policy.history import JobHistory
 
-__all__ = ["NO_STEP", "PODS_FINISHED", "derive_progressing", "is_stalled"]
+__all__ = ["derive_progressing", "is_stalled"]
 
-NO_STEP: Final = "NoStep"
-PODS_FINISHED: Final = "PodsFinishedOthersRun"
+_NO_STEP: Final = "NoStep"
+_PODS_FINISHED: Final = "PodsFinishedOthersRun"
 _STEP_TIMEOUT_S: Final = 1800
 """Seconds that any step may take."""
 
@@ -76,7 +76,7 @@ def derive_progressing(
     signs = [observed.operator_started_at, attempt.start, *(pod.finished_at or 0.0 for pod in done)]
     left_s = None if limit_s is None else max(*signs, *_list_signs(last)) + limit_s - now
     if limit_s is not None and left_s is not None and left_s <= 0:
-        reason = PODS_FINISHED if n_done else NO_STEP
+        reason = _PODS_FINISHED if n_done else _NO_STEP
         said = _describe_done(n_hosts, n_done, done) if n_done else ""
         message = f"{said}{_describe_stall(last, progress, limit_s)}. {_advise(job)}"
         return (_update(reason, message, status=False),), None
@@ -134,7 +134,7 @@ def _still_stands(
     """Tell whether the training was found to make no steps, and has made none since, nor a commit."""
     if known is None or known.status is not ConditionStatus.FALSE:
         return False
-    if known.reason == PODS_FINISHED and not n_done:
+    if known.reason == _PODS_FINISHED and not n_done:
         return False  # the Job of the one that was done was made anew: all run
     if report is None:
         return True

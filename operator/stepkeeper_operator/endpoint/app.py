@@ -16,9 +16,9 @@ from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.errors import ApiError, ReportRefusedError
 from stepkeeper_operator.metrics import Metrics
 
-__all__ = ["REPORT_PATH", "ReportEndpoint"]
+__all__ = ["ReportEndpoint"]
 
-REPORT_PATH: Final = "/v1/namespaces/{namespace}/jobs/{name}/report"
+_REPORT_PATH: Final = "/v1/namespaces/{namespace}/jobs/{name}/report"
 
 _BODY_S: Final = 5.0
 """Seconds for the body of a report. Companions wait as long for their answer."""
@@ -49,7 +49,7 @@ class ReportEndpoint:
     def make_app(self) -> web.Application:
         """Return the application, to be served with TLS."""
         app = web.Application(client_max_size=REPORT_LIMIT_BYTES)
-        app.router.add_post(REPORT_PATH, self._handle_post)
+        app.router.add_post(_REPORT_PATH, self._handle_post)
         return app
 
     async def _handle_post(self, request: web.Request) -> web.Response:

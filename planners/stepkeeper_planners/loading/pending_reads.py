@@ -17,7 +17,7 @@ from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead, group_b
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.tied_tensors import TiedCopy, build_tied_copies, check_tied_copies
 
-__all__ = ["LocalReads", "PendingReads", "tensor_read_item", "value_read_item"]
+__all__ = ["LocalReads", "PendingReads"]
 
 _NOTHING = torch.Size((0,))
 
@@ -30,7 +30,7 @@ class LocalReads(list[ReadItem]):
         return (LocalReads, ())
 
 
-def tensor_read_item(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
+def _tensor_read_item(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
     """Build the item for one read, named after the first local shard that it fills.
 
     Args:
@@ -51,7 +51,7 @@ def tensor_read_item(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
     )
 
 
-def value_read_item(name: str) -> ReadItem:
+def _value_read_item(name: str) -> ReadItem:
     """Build the item for a stored value."""
     return ReadItem(
         type=LoadItemType.BYTE_IO,
@@ -200,13 +200,13 @@ class PendingReads:
     def _build_tensor_items(self, by_fqn: Mapping[str, list[ChunkRead]]) -> Iterator[ReadItem]:
         for fqn, reads in by_fqn.items():
             for read in reads:
-                item = tensor_read_item(read, self.targets[fqn].boxes)
+                item = _tensor_read_item(read, self.targets[fqn].boxes)
                 self._chunks[_key(item)] = read
                 yield item
 
     def _build_value_items(self, reads: StateReads) -> Iterator[ReadItem]:
         for name in dict.fromkeys(name for value in reads.values for name in value.stored_names):
-            yield value_read_item(name)
+            yield _value_read_item(name)
 
     def _build_tied_items(
         self,
@@ -216,7 +216,7 @@ class PendingReads:
     ) -> Iterator[ReadItem]:
         copies = build_tied_copies(reads.tied_copies, reads.pieces, boxes, stored_dtype_of)
         for piece in reads.tied_copies:
-            item = tensor_read_item(ChunkRead(box=piece.wanted_box, pieces=(piece,)), boxes[piece.fqn])
+            item = _tensor_read_item(ChunkRead(box=piece.wanted_box, pieces=(piece,)), boxes[piece.fqn])
             self._tied[_key(item)] = copies[piece.stored_fqn], piece
             yield item
 

@@ -31,7 +31,6 @@ from stepkeeper_planners.saving.distribution import (
 __all__ = [
     "ASSIGNMENT_VERSION",
     "LARGE_VALUE_BYTES",
-    "MIN_SLICE_BYTES",
     "Assignment",
     "RankShare",
     "TensorWrite",
@@ -42,7 +41,7 @@ __all__ = [
 ASSIGNMENT_VERSION: Final = 3
 """The version of the division and its numbers. Raise it with every change that divides the same state otherwise."""
 
-MIN_SLICE_BYTES: Final = 65_536
+_MIN_SLICE_BYTES: Final = 65_536
 """The size of the smallest piece that is cut off a chunk: every piece costs a frame to write and a request to read."""
 
 LARGE_VALUE_BYTES: Final = 4_096
@@ -139,7 +138,7 @@ def assign(
     world_size: int,
     *,
     value_bytes: Mapping[str, int] | None = None,
-    min_slice_bytes: int = MIN_SLICE_BYTES,
+    min_slice_bytes: int = _MIN_SLICE_BYTES,
 ) -> Assignment:
     """Assign every element of every tensor, and every value, to one rank.
 

@@ -20,7 +20,6 @@ __all__ = [
     "find_names_to_merge",
     "join_layouts",
     "merge_states",
-    "select_part",
     "select_partial_state",
 ]
 
@@ -87,7 +86,7 @@ def compare_with_base(
     """Compare the state of these ranks with the base, by their digests."""
     digests = {name: digest for name, digest in own.items() if base.get(name) != digest}
     partial = select_partial_state(digests, flat, layouts)
-    parts = {name: select_part(layout, ranks) for name, layout in partial.layouts.items()}
+    parts = {name: _select_part(layout, ranks) for name, layout in partial.layouts.items()}
     missing = frozenset(name for name in base if name not in own)
     return StateDifference(
         ranks=ranks, digests=digests, missing=missing, partial=replace(partial, layouts=parts)
@@ -134,7 +133,7 @@ def merge_states(
             if name in each.missing:
                 continue
             if name in partial.layouts:
-                parts.setdefault(name, {})[each.ranks[0]] = select_part(partial.layouts[name], each.ranks)
+                parts.setdefault(name, {})[each.ranks[0]] = _select_part(partial.layouts[name], each.ranks)
             elif name in partial.values:
                 writers[name] = min(each.ranks[0], writers.get(name, each.ranks[0]))
     return MergedState(
@@ -147,7 +146,7 @@ def merge_states(
     )
 
 
-def select_part(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
+def _select_part(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
     """Return the layout with only the chunks and owners of these ranks, as an incomplete one."""
     among = frozenset(ranks)
     chunks = []

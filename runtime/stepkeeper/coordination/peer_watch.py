@@ -15,14 +15,14 @@ from stepkeeper.errors import FencedError, PeerLostError, StepkeeperError
 from stepkeeper.fork_guard import forget_in_forks
 from stepkeeper.loggers import logger
 
-__all__ = ["LAST_WORD_S", "Board", "PeerWatch"]
+__all__ = ["Board", "PeerWatch"]
 
 _log: Final = logger(__name__)
 _LOST: Final = "lost"
 _LEFT: Final = "left"
 _LINKS: Final = "links"
 _WHY_LIMIT: Final = 500
-LAST_WORD_S: Final = 1.0
+_LAST_WORD_S: Final = 1.0
 """The time for what a rank says when it leaves, or of a rank that it has lost. The store may have gone with rank 0."""
 
 
@@ -88,7 +88,7 @@ class PeerWatch:
             )
 
     def announce_loss(
-        self, rank: int, why: str, *, fenced: bool = False, timeout_s: float = LAST_WORD_S
+        self, rank: int, why: str, *, fenced: bool = False, timeout_s: float = _LAST_WORD_S
     ) -> StepkeeperError:
         """Announce that a rank is lost, and return the error that names it.
 
@@ -114,7 +114,7 @@ class PeerWatch:
             # The store went with rank 0, or stands still with it.
             return said
 
-    def announce_leave(self, error: BaseException | None, timeout_s: float = LAST_WORD_S) -> None:
+    def announce_leave(self, error: BaseException | None, timeout_s: float = _LAST_WORD_S) -> None:
         """Tell the other ranks that this one leaves, because of an `error` or in order. A second call does nothing.
 
         The store has `timeout_s` seconds for its answer.
@@ -148,7 +148,7 @@ class PeerWatch:
 
     def _note_ended(self, rank: int, why: str) -> None:
         """Take over that `rank` has ended without a word to this one, unless it told the reason in the store."""
-        self._end_waits(self._announce({"rank": rank, "why": why, "died": True}, LAST_WORD_S))
+        self._end_waits(self._announce({"rank": rank, "why": why, "died": True}, _LAST_WORD_S))
 
     def _end_waits(self, said: Mapping[str, Any]) -> None:
         self._waits.end_all(_loss(said), is_death=bool(said.get("died")))
@@ -169,4 +169,4 @@ def _announce_end() -> None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for watch in list(_watches):
         watch.announce_leave(error)
-    STORE_CALLS.end(LAST_WORD_S)
+    STORE_CALLS.end(_LAST_WORD_S)

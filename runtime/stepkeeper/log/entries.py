@@ -14,7 +14,6 @@ from stepkeeper.log.rows import decode_index, encode_index
 from stepkeeper.storage.crc import crc32c
 
 __all__ = [
-    "FORMAT",
     "BeginEntry",
     "Body",
     "CommitEntry",
@@ -27,10 +26,10 @@ __all__ = [
     "new_nonce",
 ]
 
-FORMAT: Final = 3
+_FORMAT: Final = 3
 """The format of entries. A reader refuses any newer one: an older stepkeeper must not guess at what it means."""
 
-_READABLE: Final = (2, FORMAT)
+_READABLE: Final = (2, _FORMAT)
 """The formats that are read. In format 2 an index may hold only what has changed since an earlier one."""
 
 _LOST: Final = "lost"
@@ -157,7 +156,7 @@ class Entry:
     def to_json(self) -> bytes:
         """Encode the entry, and seal it with its checksum."""
         envelope = {
-            "format": FORMAT,
+            "format": _FORMAT,
             "kind": self.kind,
             "claim": self.claim,
             "nonce": self.nonce,
@@ -227,7 +226,7 @@ def lost_marker(nonce: str) -> bytes:
         nonce: The nonce of the repair.
 
     """
-    return _seal(encode_json({"format": FORMAT, "kind": _LOST, "nonce": nonce}))
+    return _seal(encode_json({"format": _FORMAT, "kind": _LOST, "nonce": nonce}))
 
 
 def _seal(data: bytes) -> bytes:
@@ -247,5 +246,5 @@ def _not_sealed(data: bytes, where: str) -> LogFormatError:
 
 def _of_another_format(found: object, where: str) -> LogFormatError:
     return LogFormatError(
-        f"{where} has format {found!r}, this stepkeeper knows {FORMAT}: use the release that wrote it, or a newer one"
+        f"{where} has format {found!r}, this stepkeeper knows {_FORMAT}: use the release that wrote it, or a newer one"
     )

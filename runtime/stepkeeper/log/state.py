@@ -15,7 +15,7 @@ from stepkeeper.log.entries import (
 )
 from stepkeeper.log.records import CommitRecord, ForeignBase, Owner
 
-__all__ = ["CommitRecord", "LogState", "applied", "quarantined", "without"]
+__all__ = ["LogState", "applied", "quarantined", "without"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,6 @@ __all__ = [
     "TensorInfo",
     "describe_step",
     "find_settled_step",
-    "find_step",
     "list_steps",
     "record_uri",
     "was_deleted",
@@ -63,7 +62,7 @@ def list_steps(store: Store) -> list[int]:
     return _steps_in(state, find_steps_below(state, partial(find_steps, store)))
 
 
-def find_step(store: Store, step: int) -> Restorable:
+def _find_step(store: Store, step: int) -> Restorable:
     """Find the newest commit of `step` on HEAD's line, or what another writer left there of it.
 
     Raises:
@@ -83,11 +82,11 @@ def find_step(store: Store, step: int) -> Restorable:
 
 
 def find_settled_step(store: Store, companion: Companion, step: int) -> Restorable:
-    """Find a step as `find_step` does, once the deletions that follow this process's own commits are made."""
+    """Find a step as `_find_step` does, once the deletions that follow this process's own commits are made."""
     if companion.claimed_root is not None:
         # The companion answers after what follows the last commit, deletions among it.
         companion.read_latest()
-    return find_step(store, step)
+    return _find_step(store, step)
 
 
 def was_deleted(store: Store, record: Restorable, *, is_pinned: Callable[[], bool] = lambda: False) -> bool:
@@ -115,7 +114,7 @@ def describe_step(store: Store, step: int) -> CheckpointInfo:
         TornCheckpointError: A manifest is missing or bad.
 
     """
-    record = find_step(store, step)
+    record = _find_step(store, step)
     if isinstance(record, ForeignRecord):
         contents = open_content(store, record.folder).contents
         tensors, values = contents.tensors, tuple(contents.values)

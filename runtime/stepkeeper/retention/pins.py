@@ -26,7 +26,6 @@ __all__ = [
     "Pin",
     "PinName",
     "is_pinned",
-    "list_names_of",
     "list_pin_names",
     "list_pins",
     "newest_of",
@@ -125,13 +124,13 @@ def put_pin(store: Store, pin: Pin, *, patience: Patience = DEFAULT_PATIENCE) ->
 
 def remove_pin(store: Store, pin: Pin | PinName, *, patience: Patience = DEFAULT_PATIENCE) -> None:
     """Remove a pin with its renewals, if it is there. Raises StorageError."""
-    for name in list_names_of(store, pin, patience=patience):
+    for name in _list_names_of(store, pin, patience=patience):
         patience.retry(partial(store.delete, name.path))
 
 
 def is_pinned(store: Store, pin: Pin, *, patience: Patience = DEFAULT_PATIENCE) -> bool:
     """Tell whether the pin is still there. Raises StorageError."""
-    return bool(list_names_of(store, pin, patience=patience))
+    return bool(_list_names_of(store, pin, patience=patience))
 
 
 def pinned_slots(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> frozenset[int]:
@@ -192,7 +191,7 @@ def read_pin(store: Store, name: PinName, *, patience: Patience) -> Pin | None:
     return pin
 
 
-def list_names_of(store: Store, pin: Pin | PinName, *, patience: Patience) -> list[PinName]:
+def _list_names_of(store: Store, pin: Pin | PinName, *, patience: Patience) -> list[PinName]:
     """List the names of one pin, the oldest first."""
     return list_pin_names(store, pin_path(pin.slot, pin.nonce), patience=patience)
 
@@ -296,7 +295,7 @@ def renew_pin(log: Log, store: Store, pin: Pin, *, patience: Patience = DEFAULT_
     put_pin(store, renewed, patience=patience)
     # A collection removes every name of a pin that is over, and lists again before it deletes data. So either an
     # older name is still here, and the collection will find the new one, or the pin is lost.
-    older = [name for name in list_names_of(store, pin, patience=patience) if name.seen != renewed.seen]
+    older = [name for name in _list_names_of(store, pin, patience=patience) if name.seen != renewed.seen]
     if not older:
         _let_go(store, renewed)
         raise PinLostError(

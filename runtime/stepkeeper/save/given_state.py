@@ -16,7 +16,6 @@ __all__ = [
     "check_given_state",
     "check_not_empty",
     "check_target",
-    "is_function",
     "name_entries",
     "validate_step",
 ]
@@ -72,7 +71,7 @@ def check_given_state(state: GivenState) -> None:
         ValueError: It is empty.
 
     """
-    if not is_function(state):
+    if not _is_function(state):
         _check_state(state, "got")
 
 
@@ -84,7 +83,7 @@ def check_target(state: Mapping[str, object]) -> None:
         ValueError: It is empty.
 
     """
-    if is_function(state):
+    if _is_function(state):
         raise TypeError(
             "a restore takes no function: the state is filled in place, and values that are put into a dict which "
             "nobody keeps would be lost. Call it first: state = function(); restore into state; use what is in it"
@@ -92,7 +91,7 @@ def check_target(state: Mapping[str, object]) -> None:
     _check_state(state, "got")
 
 
-def is_function(state: object) -> bool:
+def _is_function(state: object) -> bool:
     """Return True if `state` is called to get the state. Modules can be called, and are states."""
     return callable(state) and not isinstance(state, type | Mapping) and not is_stateful(state)
 
@@ -114,8 +113,8 @@ def build_state(given: GivenState, step: int) -> Mapping[str, object]:
         Exception: The function raised it. A note says that it came from there.
 
     """
-    if not is_function(given):
-        return given  # type: ignore[return-value]  # is_function has told them apart
+    if not _is_function(given):
+        return given  # type: ignore[return-value]  # _is_function has told them apart
     function: Any = given
     try:
         state: Mapping[str, object] = function()

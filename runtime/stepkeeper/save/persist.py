@@ -35,7 +35,7 @@ from stepkeeper.save.share import write_share
 from stepkeeper.save.snapshot.transfer import await_transfer
 from stepkeeper.time_limits import CLAIM_S, ENTRY_S
 
-__all__ = ["SaveJob", "persist_save"]
+__all__ = ["persist_save"]
 
 _log: Final = logger(__name__)
 _LATE_VOID_S: Final = 10.0

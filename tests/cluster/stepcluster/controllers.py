@@ -22,7 +22,7 @@ from stepcluster.machine import wait_until
 from stepcluster.parts import Parts
 from stepcluster.processes import Launcher
 
-__all__ = ["JOBSET_CRD", "list_jobset_manifests", "list_kueue_webhooks", "start_jobset", "start_kueue"]
+__all__ = ["JOBSET_CRD", "list_jobset_manifests", "start_jobset", "start_kueue"]
 
 JOBSET_CRD: Final = "jobsets.jobset.x-k8s.io"
 _POD_WEBHOOKS: Final = {"mpod.kb.io", "vpod.kb.io"}
@@ -86,7 +86,7 @@ def start_kueue(parts: Parts) -> None:
     parts.launcher.start("kueue", [*_WITH_OWN_ETC, _BIND_ETC, str(layout.folder / "kueue-etc"), *argv])
     log = layout.logs / "kueue.log"
     wait_until(lambda: _is_listening(log), "Kueue", timeout_s=_READY_TIMEOUT_S, log=log)
-    parts.apply(list_kueue_webhooks(folder, layout))
+    parts.apply(_list_kueue_webhooks(folder, layout))
 
 
 def _build_into(folder: Path) -> None:
@@ -97,7 +97,7 @@ def _build_into(folder: Path) -> None:
     shutil.copyfile(config / "webhook" / "manifests.yaml", folder / "webhooks.yaml")
 
 
-def list_kueue_webhooks(folder: Path, layout: Layout) -> Iterator[dict[str, Any]]:
+def _list_kueue_webhooks(folder: Path, layout: Layout) -> Iterator[dict[str, Any]]:
     """Read the webhooks of JobSets and of Kueue's own kinds, and let them point at our process."""
     for document in _list_webhooks(folder / "webhooks.yaml", layout, "kueue", KUEUE_WEBHOOK_PORT):
         document["webhooks"] = [

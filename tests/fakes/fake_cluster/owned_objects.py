@@ -6,9 +6,9 @@ from typing import Any, Final
 from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.facts.raw import condition_of, render_time
 
-__all__ = ["TRACKING_FINALIZER", "OwnedObjects"]
+__all__ = ["OwnedObjects"]
 
-TRACKING_FINALIZER: Final = "batch.kubernetes.io/job-tracking"
+_TRACKING_FINALIZER: Final = "batch.kubernetes.io/job-tracking"
 """The Job controller takes it off a pod once it has counted the pod's end, or never wants to."""
 
 _OWNERS: Final = {"jobs": "JobSet", "pods": "Job", "workloads": "JobSet"}
@@ -40,7 +40,7 @@ class OwnedObjects:
             "ownerReferences": [reference],
         }
         if plural == "pods":
-            meta["finalizers"] = [TRACKING_FINALIZER]
+            meta["finalizers"] = [_TRACKING_FINALIZER]
         status = {"phase": "Pending"} if plural == "pods" else {}
         return dict(self._cluster.put(plural, {"metadata": meta, "spec": spec, "status": status}))
 

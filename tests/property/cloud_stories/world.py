@@ -20,7 +20,7 @@ from stepkeeper_operator.queued_resources.settings import CloudSettings
 from tpuapi.cloud import FakeCloud
 from tpuapi.nodes import Timings
 
-__all__ = ["OURS", "THEIRS", "StoryWorld"]
+__all__ = ["OURS", "StoryWorld"]
 
 OURS: Final = "v5e"
 """The object that the stories happen to."""
@@ -28,7 +28,7 @@ OURS: Final = "v5e"
 NEIGHBOUR: Final = "neighbour"
 """Another object of the same place, which nothing happens to."""
 
-THEIRS: Final = {"stepkeeper-cluster": "another", "stepkeeper-namespace": "x", "stepkeeper-uid": "y"}
+_THEIRS: Final = {"stepkeeper-cluster": "another", "stepkeeper-namespace": "x", "stepkeeper-uid": "y"}
 _START: Final = 1_800_000_000.0
 _SETTINGS: Final = CloudSettings(poll_fast_s=10, poll_active_s=20, poll_waiting_s=20)
 
@@ -68,7 +68,7 @@ class StoryWorld(ResourceWorld):
     async def settle_in(self, *, adopted: bool) -> None:
         """Put there what others have; and what is to be adopted, where something is."""
         for cloud_id in ("team-v5e-r1", "somebody-elses"):
-            self.make_by_hand(cloud_id, make_resource(), THEIRS)
+            self.make_by_hand(cloud_id, make_resource(), _THEIRS)
             self._foreign[cloud_id] = self._get(cloud_id)
         if adopted:
             self.make_by_hand("team-v5e", self.resource, {})
@@ -104,7 +104,7 @@ class StoryWorld(ResourceWorld):
     def sync_hosts(self, nodes: Iterable[CloudNode] | None = None) -> None:
         self.cloud.advance()
         known = self.cloud.nodes.values()
-        super().sync_hosts([node for node in known if node.labels.get(UID_LABEL) != THEIRS[UID_LABEL]])
+        super().sync_hosts([node for node in known if node.labels.get(UID_LABEL) != _THEIRS[UID_LABEL]])
 
     def raw_of(self, name: str) -> dict[str, Any] | None:
         """The object; None: it is gone."""

@@ -19,13 +19,13 @@ from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.background import done
 from stepkeeper_testing.checkpoints import write_request
 
-__all__ = ["IMPATIENT", "Companions", "check_root", "contents", "saved_bytes"]
+__all__ = ["Companions", "check_root"]
 
-IMPATIENT: Final = Patience(total_s=0.0, sleep=lambda _: None)
+_IMPATIENT: Final = Patience(total_s=0.0, sleep=lambda _: None)
 _N_COLUMNS: Final = 64
 
 
-def saved_bytes(step: int, rank: int) -> bytes:
+def _saved_bytes(step: int, rank: int) -> bytes:
     """Return what `rank` saves at `step`: its row of `model.w`."""
     return struct.pack(
         f"<{_N_COLUMNS}f", *(1000 * step + 100 * rank + column for column in range(_N_COLUMNS))
@@ -60,7 +60,7 @@ class Companions:
         self.sessions = []
         for rank in range(world_size):
             opening = OpenRequest(rank=rank, world_size=world_size, uri=uri, keep=keep)
-            session = Session(opening, lambda directive: None, patience=IMPATIENT)
+            session = Session(opening, lambda directive: None, patience=_IMPATIENT)
             wrapped = wrap(rank, session._store)
             session._store = session._log._store = wrapped
             session.shares._store = session._upkeep._store = wrapped
@@ -90,7 +90,7 @@ class Companions:
         )
 
     def write(self, order: SaveOrder) -> Written:
-        with _region(saved_bytes(order.step, order.rank)) as fd:
+        with _region(_saved_bytes(order.step, order.rank)) as fd:
             return self.sessions[order.rank].shares.write_share(write_request(order), fd)
 
     def void(self, folder: str) -> None:
@@ -114,13 +114,13 @@ class Companions:
         return committed.record
 
 
-def contents(store: Store, record: CommitRecord) -> bytes:
+def _contents(store: Store, record: CommitRecord) -> bytes:
     """All of `model.w` as a restore reads it. Every other byte of the checkpoint is verified too.
 
     Raises TornCheckpointError.
     """
-    manifests = read_manifests(store, record, patience=IMPATIENT)
-    reader = BlockReader(store, manifests, patience=IMPATIENT)
+    manifests = read_manifests(store, record, patience=_IMPATIENT)
+    reader = BlockReader(store, manifests, patience=_IMPATIENT)
     for manifest in manifests:
         for each in manifest.objects:
             reader.read_verified(each.path, 0, each.size_bytes)
@@ -136,10 +136,12 @@ def check_root(store: Store, *, committed: int = -1) -> None:
 
     Every commit that the log calls live is there, bit for bit.
     """
-    state = Log(store, patience=IMPATIENT).open()
+    state = Log(store, patience=_IMPATIENT).open()
     for record in state.live:
-        n_ranks = read_manifests(store, record, patience=IMPATIENT)[0].world_size
-        assert contents(store, record) == b"".join(saved_bytes(record.step, rank) for rank in range(n_ranks))
+        n_ranks = read_manifests(store, record, patience=_IMPATIENT)[0].world_size
+        assert _contents(store, record) == b"".join(
+            _saved_bytes(record.step, rank) for rank in range(n_ranks)
+        )
     if committed >= 0:
         assert state.head is not None, "no commit is left"
         assert state.head >= committed, (
@@ -149,5 +151,5 @@ def check_root(store: Store, *, committed: int = -1) -> None:
     following.begin()
     assert following.claim.slot == state.tail + 1
     last = following.save(1000)
-    assert [record.slot for record in Log(store, patience=IMPATIENT).open().live] == [last.slot]
-    assert contents(store, last) == saved_bytes(1000, 0)
+    assert [record.slot for record in Log(store, patience=_IMPATIENT).open().live] == [last.slot]
+    assert _contents(store, last) == _saved_bytes(1000, 0)

@@ -33,7 +33,6 @@ __all__ = [
     "Process",
     "Program",
     "Refused",
-    "running",
     "shipped_code",
 ]
 
@@ -244,7 +243,7 @@ class Histories:
         driver = Driver(program, self._known(parent, answer), ahead, self._region)
         error: BaseException | None = None
         try:
-            with running(driver), redirect_stderr(io.StringIO()):
+            with _running(driver), redirect_stderr(io.StringIO()):
                 self._programs[program](driver)
         except Paused:
             pass
@@ -274,7 +273,7 @@ _CURRENT: Final[list[Process]] = []
 
 
 @contextmanager
-def running(process: Process) -> Iterator[None]:
+def _running(process: Process) -> Iterator[None]:
     """Sessions and logs that are made here are those of `process`."""
     _CURRENT.append(process)
     try:

@@ -18,9 +18,9 @@ from typing import Any, Final, Self
 
 from stepkeeper.storage.posix import PosixStore
 
-__all__ = ["OPERATIONS", "Fault", "arm", "arm_companion", "n_operations", "was_killed"]
+__all__ = ["Fault", "arm", "arm_companion", "n_operations", "was_killed"]
 
-OPERATIONS: Final = tuple(
+_OPERATIONS: Final = tuple(
     name
     for name, value in vars(PosixStore).items()
     if callable(value) and not name.startswith("_") and name != "close"
@@ -87,7 +87,7 @@ def _arm(name: str, folder: Path, fault: Fault | None) -> None:
     if _taken(folder, name):
         os.kill(os.getpid(), signal.SIGKILL)
     counted = _Counted(name, folder, fault)
-    for operation in OPERATIONS:
+    for operation in _OPERATIONS:
         setattr(PosixStore, operation, counted.around(operation, getattr(PosixStore, operation)))
 
 

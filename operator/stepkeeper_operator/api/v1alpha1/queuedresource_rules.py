@@ -10,7 +10,7 @@ from stepkeeper_operator.api.accelerators import SHAPES_OF_TWO_SIDES, SMALL_SHAP
 from stepkeeper_operator.api.cel import CUBIC_TOPOLOGY, CelRule, cel_list
 from stepkeeper_operator.api.v1alpha1.queuedresource_node import AcceleratorGeneration
 
-__all__ = ["NAME_MESSAGE", "NAME_PATTERN", "RESERVED_PREFIX", "RULES"]
+__all__ = ["NAME_MESSAGE", "NAME_PATTERN", "RULES"]
 
 NAME_PATTERN: Final = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 """Names of QueuedResources. They are part of ids in the cloud, which have at most 63 characters."""
@@ -19,7 +19,7 @@ NAME_MESSAGE: Final = (
     "use 1 to 40 lower-case letters, digits and '-', beginning with a letter and not ending with '-'; ids in the cloud"
     " and labels of nodes are made from it"
 )
-RESERVED_PREFIX: Final = "stepkeeper-"
+_RESERVED_PREFIX: Final = "stepkeeper-"
 """Beginning of the labels and metadata keys that the operator sets on cloud nodes."""
 
 _GENERATIONS: Final = tuple(generation.value for generation in AcceleratorGeneration)
@@ -168,8 +168,8 @@ _HOSTS: Final = (
     ),
     CelRule(
         at="spec.node.labels",
-        cel=f"self.all(key, !key.startsWith('{RESERVED_PREFIX}'))",
-        message=f"labels: keys that begin with {RESERVED_PREFIX} are set by the operator; use another key",
+        cel=f"self.all(key, !key.startsWith('{_RESERVED_PREFIX}'))",
+        message=f"labels: keys that begin with {_RESERVED_PREFIX} are set by the operator; use another key",
     ),
 )
 
@@ -181,8 +181,8 @@ _METADATA: Final = (
     ),
     CelRule(
         at="spec.node.metadata",
-        cel=f"self.all(key, !key.startsWith('{RESERVED_PREFIX}'))",
-        message=f"metadata: keys that begin with {RESERVED_PREFIX} are set by the operator; use another key",
+        cel=f"self.all(key, !key.startsWith('{_RESERVED_PREFIX}'))",
+        message=f"metadata: keys that begin with {_RESERVED_PREFIX} are set by the operator; use another key",
     ),
     CelRule(
         at="spec.node",

@@ -12,7 +12,6 @@ from stepkeeper_operator.api.v1alpha1.conditions import MAX_CONDITIONS, Conditio
 
 __all__ = [
     "MAX_ATTEMPTS",
-    "MAX_METRICS",
     "MAX_RECENT",
     "Attempt",
     "Bookkeeping",
@@ -30,7 +29,7 @@ __all__ = [
 ]
 
 MAX_ATTEMPTS = 10
-MAX_METRICS = 16
+_MAX_METRICS = 16
 MAX_RECENT = 10
 
 Step = Annotated[int, Field(ge=0)]
@@ -204,7 +203,7 @@ class ProgressStatus(StatusPart):
     slowest_rank: Count | None = None
     """The host that is furthest behind."""
 
-    metrics: Annotated[tuple[Metric, ...], Field(max_length=MAX_METRICS)] = ()
+    metrics: Annotated[tuple[Metric, ...], Field(max_length=_MAX_METRICS)] = ()
     """Values that the training code reports, e.g. the loss."""
 
 

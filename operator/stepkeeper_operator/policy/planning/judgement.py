@@ -22,7 +22,6 @@ __all__ = [
     "TRAINING_DONE",
     "failed_unseen",
     "has_unrecorded_end",
-    "is_provisional",
     "judge_done",
     "judge_last_end",
     "plan_after_completion",
@@ -88,7 +87,7 @@ def _tell_whether_guessed(attempt: Attempt) -> tuple[int, bool]:
     return attempt.number, ended_unseen(attempt.message)
 
 
-def is_provisional(job: CheckpointedTrainingJob, observed: Observed, history: JobHistory) -> bool:
+def _is_provisional(job: CheckpointedTrainingJob, observed: Observed, history: JobHistory) -> bool:
     """Tell whether the cause of the last end can still turn out to be another, so that nothing final may follow.
 
     Survivors fail before the machines of their peers are seen to be gone: while a pod of another slice has not ended,
@@ -153,7 +152,7 @@ def plan_after_failure(
     last = history.last_attempt
     if end := judge_last_end(job, history, restarted=False):
         open_s = (0 if last is None or last.end is None else last.end) + settings.reattribution_s - now
-        if open_s > 0 and is_provisional(job, observed, history):
+        if open_s > 0 and _is_provisional(job, observed, history):
             return replace(plan, waiting="the cause of its end is not known yet", look_again_s=open_s)
         return replace(plan, end=end)
     history, wait_s = set_backoff(job, observed, history, now)

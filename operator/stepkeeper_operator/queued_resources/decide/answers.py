@@ -14,7 +14,7 @@ from stepkeeper_operator.queued_resources.observed import Outcome, Verb
 from stepkeeper_operator.queued_resources.pacing import compute_retry_s
 from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight
 
-__all__ = ["book", "describe_error", "error_kind", "fold_answers", "record_error", "waits_to_delete"]
+__all__ = ["book", "describe_error", "error_kind", "fold_answers", "waits_to_delete"]
 
 _MESSAGE_LIMIT: Final = 2048
 _LASTING: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS}
@@ -41,7 +41,7 @@ def fold_answers(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceSt
     return _fold_operation(status, scene)
 
 
-def record_error(
+def _record_error(
     status: QueuedResourceStatus, error: CloudTPUError, verb: Verb, scene: Scene
 ) -> QueuedResourceStatus:
     """Return the status with the error, and with the time of the next try."""
@@ -118,7 +118,7 @@ def _fold_outcome(status: QueuedResourceStatus, outcome: Outcome, scene: Scene) 
     if outcome.verb is Verb.CREATE and not status.bookkeeping.asked_again and _is_answer(outcome):
         status = book(status, asked_at=None)
     if outcome.error is not None:
-        return record_error(status, outcome.error, outcome.verb, scene)
+        return _record_error(status, outcome.error, outcome.verb, scene)
     status = _clear_error(status)
     if outcome.verb is Verb.CREATE:
         status = status.model_copy(update={"state": QueuedResourceState.CREATING})
@@ -148,7 +148,7 @@ def _fold_operation(status: QueuedResourceStatus, scene: Scene) -> QueuedResourc
     if error is None and removing and _is_still_there(sight):
         text = "its deletion is over, but the resource still exists"
         error = CloudTPUError(ErrorKind.BUSY, "ABORTED", text)
-    return status if error is None else record_error(status, error, Verb.DELETE, scene)
+    return status if error is None else _record_error(status, error, Verb.DELETE, scene)
 
 
 def _fold_failed_creation(
@@ -157,7 +157,7 @@ def _fold_failed_creation(
     """Take another number: the API may answer the same request with the same failed operation."""
     status = book(status, created=False, number=status.bookkeeping.number + 1, asked_at=None)
     status = status.model_copy(update={"state": QueuedResourceState.PENDING})
-    return record_error(status, error, Verb.CREATE, scene)
+    return _record_error(status, error, Verb.CREATE, scene)
 
 
 def _is_answer(outcome: Outcome) -> bool:

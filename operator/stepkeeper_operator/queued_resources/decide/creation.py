@@ -31,12 +31,12 @@ from stepkeeper_operator.queued_resources.request import (
 )
 from stepkeeper_operator.queued_resources.sight import Scene, identify
 
-__all__ = ["compute_wait_s", "plan_creation", "plan_recovery"]
+__all__ = ["plan_creation", "plan_recovery"]
 
 _NO_SCRIPT: Final = "StartupScriptMissing"
 
 
-def compute_wait_s(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> float:
+def _compute_wait_s(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> float:
     """Compute the seconds until the resource may be asked for; 0: now.
 
     A changed spec is asked for at once after an error, since it may be the remedy; but not while a request for the
@@ -55,7 +55,7 @@ def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, scene:
     obstacle = _find_rest(status, scene) or _find_refusal(resource, status, scene)
     if obstacle is not None:
         return obstacle
-    wait_s = compute_wait_s(resource, status, scene)
+    wait_s = _compute_wait_s(resource, status, scene)
     if wait_s > 0:
         text = f"the next request is sent at {render_time(now + wait_s)}"
         return Plan(status=status, look_s=wait_s, waiting=text)

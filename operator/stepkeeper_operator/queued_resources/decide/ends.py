@@ -11,14 +11,10 @@ from stepkeeper_operator.queued_resources.sight import Sight
 
 __all__ = [
     "EXPIRED",
-    "EXPIRED_GRACE_S",
     "QUOTA",
     "SPEC_CHANGED",
-    "SUSPENSIONS",
     "VANISHED",
-    "WAITING_STATES",
     "End",
-    "find_deadline",
     "find_end",
     "find_lost_states",
     "find_objection",
@@ -28,9 +24,9 @@ EXPIRED: Final = "Expired"
 QUOTA: Final = "QuotaExhausted"
 SPEC_CHANGED: Final = "SpecChanged"
 VANISHED: Final = "Vanished"
-SUSPENSIONS: Final = {"Suspended", "Preempted"}
-WAITING_STATES: Final = {"ACCEPTED", "WAITING_FOR_RESOURCES", "CREATING"}
-EXPIRED_GRACE_S: Final = 60
+_SUSPENSIONS: Final = {"Suspended", "Preempted"}
+_WAITING_STATES: Final = {"ACCEPTED", "WAITING_FOR_RESOURCES", "CREATING"}
+_EXPIRED_GRACE_S: Final = 60
 """Seconds that the cloud has to fail an expired request by itself."""
 
 _LOST_STATES: Final = frozenset({"PREEMPTED", "TERMINATED"})
@@ -56,7 +52,7 @@ def find_end(
     *,
     now: float,
 ) -> End | None:
-    deadline = find_deadline(spec, cloud)
+    deadline = _find_deadline(spec, cloud)
     match cloud.state:
         case "SUSPENDED":
             who = {"USER": "a user", "SERVICE": "the cloud"}.get(cloud.initiator, "somebody")
@@ -75,7 +71,9 @@ def find_end(
         case "ACTIVE":
             lost = _find_lost_nodes(spec, cloud, sight, status, now=now)
             return End(reason="Preempted", message="; ".join(lost)) if lost else None
-        case state if state in WAITING_STATES and deadline is not None and now >= deadline + EXPIRED_GRACE_S:
+        case state if (
+            state in _WAITING_STATES and deadline is not None and now >= deadline + _EXPIRED_GRACE_S
+        ):
             return End(reason=EXPIRED, message="its request has run out")
         case _:
             return None
@@ -112,7 +110,7 @@ def find_objection(spec: QueuedResourceSpec, status: QueuedResourceStatus, end: 
     """Find why a resource that has ended isn't made anew; None: it is."""
     policy = spec.recreate_policy
     field, chosen = (
-        ("onSuspended", policy.on_suspended) if end.reason in SUSPENSIONS else ("onFailed", policy.on_failed)
+        ("onSuspended", policy.on_suspended) if end.reason in _SUSPENSIONS else ("onFailed", policy.on_failed)
     )
     if chosen is OnEnd.KEEP and end.reason != QUOTA:
         text = (
@@ -130,7 +128,7 @@ def find_objection(spec: QueuedResourceSpec, status: QueuedResourceStatus, end: 
     return None
 
 
-def find_deadline(spec: QueuedResourceSpec, cloud: CloudQueuedResource) -> int | None:
+def _find_deadline(spec: QueuedResourceSpec, cloud: CloudQueuedResource) -> int | None:
     """Find the time at which the request runs out."""
     if spec.queueing is None:
         return None

@@ -15,15 +15,7 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode
 from stepkeeper_operator.queued_resources.observed import Member
 from stepkeeper_operator.queued_resources.sight import Presence, Scene
 
-__all__ = [
-    "clear_mirror",
-    "find_next_maintenance",
-    "is_well",
-    "match_members",
-    "mirror_cloud",
-    "to_state",
-    "to_word",
-]
+__all__ = ["find_next_maintenance", "match_members", "mirror_cloud", "to_state", "to_word"]
 
 _STATES: Final = {
     "CREATING": QueuedResourceState.CREATING,
@@ -62,11 +54,11 @@ def mirror_cloud(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceSt
     if sight.presence is Presence.UNKNOWN:
         return status
     if not sight.is_ours or sight.resource is None:
-        return clear_mirror(status)
+        return _clear_mirror(status)
     joined = match_members(sight.nodes, observed.members)
     rows = [(_show_node(node, joined.get(node.id, ())), node) for node in sight.nodes]
     if len(rows) > MAX_NODES:
-        rows.sort(key=lambda row: is_well(row[0]))
+        rows.sort(key=lambda row: _is_well(row[0]))
     n_missing = len(set(sight.resource.node_ids) - {node.id for node in sight.nodes})
     return status.model_copy(
         update={
@@ -82,7 +74,7 @@ def mirror_cloud(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceSt
     )
 
 
-def clear_mirror(status: QueuedResourceStatus) -> QueuedResourceStatus:
+def _clear_mirror(status: QueuedResourceStatus) -> QueuedResourceStatus:
     """Return the status without nodes: the cloud has none."""
     return status.model_copy(
         update={
@@ -135,7 +127,7 @@ def _find_next_start(nodes: tuple[CloudNode, ...], *, now: float) -> int | None:
     return None if found is None else found[1].window_start
 
 
-def is_well(node: CloudNodeStatus) -> bool:
+def _is_well(node: CloudNodeStatus) -> bool:
     """Check whether there is nothing to say about the node."""
     healthy = node.health in {"", "Healthy"}
     joined = 0 < node.hosts <= node.joined_hosts
