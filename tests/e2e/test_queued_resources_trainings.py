@@ -79,7 +79,7 @@ class Training:
         finally:
             self.cluster.kubectl("delete", "ctj", self.job.name, "--ignore-not-found")
 
-    def last_step(self, *, of_pod: int = 1) -> int:
+    def last_step(self, *, of_pod: int) -> int:
         """Return the last step that its n-th pod has printed; 0 before the first."""
         while not self._events.empty():
             match self._events.get():

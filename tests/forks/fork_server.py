@@ -125,9 +125,7 @@ def _connect(theirs: ExitStack, number: int, stream: Stream) -> tuple[int, IO[st
 class ForkedProcess:
     """A process of a ForkServer, with those methods of subprocess.Popen (in text mode) that the tests need."""
 
-    def __init__(
-        self, args: Sequence[str], news: int, stdin: IO[str] | None = None, stdout: IO[str] | None = None
-    ) -> None:
+    def __init__(self, args: Sequence[str], news: int, stdin: IO[str] | None, stdout: IO[str] | None) -> None:
         self.args, self.stdin, self.stdout = args, stdin, stdout
         self.returncode: int | None = None
         self._news = news
@@ -164,11 +162,11 @@ class ForkedProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self, said: str = "", timeout: float | None = None) -> tuple[str, None]:
-        """Write `said`, read all of its output, and wait for its end. A second call writes and reads nothing."""
-        if self.stdin is not None and not self.stdin.closed:
-            with suppress(BrokenPipeError), self.stdin:
-                self.stdin.write(said)
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Close its input, read all of its output, and wait for its end. A second call reads nothing."""
+        if self.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.stdin.close()
         output = ""
         if self.stdout is not None and not self.stdout.closed:
             with self.stdout:

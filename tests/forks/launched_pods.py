@@ -65,9 +65,7 @@ def until_running(process: subprocess.Popen[str], signs: list[Path]) -> None:
         time.sleep(0.05)
 
 
-def pods(
-    tmp_path: Path, n_hosts: int, grace_s: int = 60, coordinator: str = "localhost"
-) -> list[tuple[Path, dict[str, str]]]:
+def pods(tmp_path: Path, n_hosts: int, coordinator: str = "localhost") -> list[tuple[Path, dict[str, str]]]:
     """The folder of each pod's own files, and its environment; all train into one root."""
     port = free_port()
     made = []
@@ -81,7 +79,7 @@ def pods(
             hosts_per_slice=n_hosts,
             coordinator=coordinator,
             coordinator_port=port,
-            grace_s=grace_s,
+            grace_s=60,
             termination_file=str(folder / "termination"),
         )
         made.append((folder, pod_environ(identity)))

@@ -107,7 +107,7 @@ def _print_ends(logs: Sequence[IO[str]]) -> None:
 
 @pytest.fixture
 def launch(torch_servers: tuple[ForkServer, ForkServer]) -> Launch:
-    def launch(script: Path, world_size: int, *arguments: object, timeout_s: float = 200) -> None:
+    def launch(script: Path, world_size: int, *arguments: object) -> None:
         """Run `script RANK WORLD_SIZE ARGUMENT…` as each rank. Fails with what the ranks wrote if one ended badly."""
         with tempfile.TemporaryDirectory() as folder:
             outputs = [Path(folder) / f"{rank}.txt" for rank in range(world_size)]
@@ -118,7 +118,7 @@ def launch(torch_servers: tuple[ForkServer, ForkServer]) -> Launch:
                     with output.open("w") as stream:
                         server = torch_servers[rank % 2]
                         ranks.append(server.start(command, stdout=stream, stderr=subprocess.STDOUT))
-                codes = [process.wait(timeout_s) for process in ranks]
+                codes = [process.wait(200) for process in ranks]
             finally:
                 for process in ranks:
                     process.kill()

@@ -61,13 +61,13 @@ TWO = (attempt(20), attempt(20))
 THREE = (attempt(20, restores=False),) * 3
 BESIDE_A_LATER_ONE = (attempt(20, start=1), attempt(30, 40, collects=True, start=2))
 READ = (attempt(20, 30, restores=False), reader())
-LOST = (attempt(20, restores=False), follower(0, 30), attempt(30, restores=False))
+LOST = (attempt(20, restores=False), follower(30), attempt(30, restores=False))
 ALL = (attempt(20, 30), attempt(20, 30), reader(), collector())
 FEWER_SAVES = (attempt(20, restores=False), attempt(20, restores=False), reader(), collector())
 RETURNING = (attempt(40, 15, last=3, returns=True), attempt(50, restores=False), reader())
 LOST_RETURNING = (
     attempt(40, 15, last=3, restores=False, returns=True),
-    follower(0, 16, last=3),
+    follower(16, last=3),
     attempt(50, restores=False),
 )
 SLOW = (attempt(20, 30, 40, restores=False), reader(renews=1))
@@ -75,7 +75,7 @@ SLOWER = (attempt(20, 30, 40, 50, 60, restores=False), reader(renews=2), collect
 GOING_BACK = (attempt(25, 35, rewinds=True), attempt(40), reader())
 REMOVING = (attempt(40, last=3), remover(10), reader(oldest=True))
 FORGETTING = (attempt(15, 5, 40, forgets=True), attempt(20))
-LOST_FORGETTING = (attempt(5, forgets=True), follower(0, 6, forgets=True), attempt(50, restores=False))
+LOST_FORGETTING = (attempt(5, forgets=True), follower(6, forgets=True), attempt(50, restores=False))
 CONDEMNING = (attempt(20, quarantines=True), attempt(20, quarantines=True))
 
 TWO_TOLD = "claimed committed refused fenced "
@@ -172,7 +172,7 @@ CROWD = Scenario(
         attempt(20, 30, 40, last=2, quarantines=True),
         attempt(20, 25, 50, rewinds=True),
         attempt(15, 35, 45, last=2, returns=True),
-        follower(0, 45),
+        follower(45),
         reader(holder="an evaluation"),
         reader(holder="a fork"),
         collector(),

@@ -137,7 +137,7 @@ class Cluster:
         lifecycle.stop(self.name)
 
 
-def read_audit(text: str, user: str | None = None) -> list[dict[str, Any]]:
+def read_audit(text: str, user: str | None) -> list[dict[str, Any]]:
     """Read the text of an audit log, whose last line may yet be being written."""
     entries = (json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
     return [entry for entry in entries if user in {None, entry["user"]["username"]}]

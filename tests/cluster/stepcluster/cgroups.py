@@ -68,8 +68,8 @@ def find(name: str, container_id: str) -> list[Path]:
     return [folder for folder in groups(name) if folder.name == container_id]
 
 
-def existing(prefix: str, root: Path = ROOT) -> Sequence[str]:
+def existing(prefix: str) -> Sequence[str]:
     """Return the names of the top groups that begin so."""
     return sorted(
-        {path.name for parent in hierarchies(root) for path in parent.glob(f"{prefix}*") if path.is_dir()}
+        {path.name for parent in hierarchies() for path in parent.glob(f"{prefix}*") if path.is_dir()}
     )

@@ -93,5 +93,5 @@ class Faults:
             )
         return items[0]["metadata"]["namespace"], f"deployment/{items[0]['metadata']['name']}"
 
-    def _kubectl(self, *arguments: str, timeout_s: float = 120.0) -> str:
-        return run([*self.parts.kubectl, *arguments], timeout_s=timeout_s)
+    def _kubectl(self, *arguments: str) -> str:
+        return run([*self.parts.kubectl, *arguments], timeout_s=120.0)

@@ -151,22 +151,22 @@ def _prepare(name: str, programs: binaries.Binaries, nodes: tuple[Node, ...]) ->
     return Parts.of(record, programs)
 
 
-def raise_limits(folder: Path, setting: Path = INOTIFY_INSTANCES) -> None:
+def raise_limits(folder: Path) -> None:
     """Raise the one setting of the machine that a cluster changes, if need be."""
-    value = setting.read_text(encoding="utf-8").strip()
+    value = INOTIFY_INSTANCES.read_text(encoding="utf-8").strip()
     if int(value) < WANTED_INSTANCES:
         memo = folder / MEMO
         if not memo.exists():
             memo.write_text(value, encoding="utf-8")
-        setting.write_text(str(WANTED_INSTANCES), encoding="utf-8")
+        INOTIFY_INSTANCES.write_text(str(WANTED_INSTANCES), encoding="utf-8")
 
 
-def restore_limits(folder: Path, setting: Path = INOTIFY_INSTANCES) -> None:
+def restore_limits(folder: Path) -> None:
     """Restore the setting, unless somebody has changed it since."""
     memo = folder / MEMO
     if memo.exists():
-        if setting.read_text(encoding="utf-8").strip() == str(WANTED_INSTANCES):
-            setting.write_text(memo.read_text(encoding="utf-8"), encoding="utf-8")
+        if INOTIFY_INSTANCES.read_text(encoding="utf-8").strip() == str(WANTED_INSTANCES):
+            INOTIFY_INSTANCES.write_text(memo.read_text(encoding="utf-8"), encoding="utf-8")
         memo.unlink()
 
 

@@ -183,7 +183,7 @@ def until(
 def until_status(
     read: Callable[[], dict[str, Any]],
     is_so: Callable[[dict[str, Any]], object],
-    timeout_s: float = PATIENCE_S,
+    timeout_s: float,
     *,
     seen: Callable[[], str],
 ) -> dict[str, Any]:

@@ -67,9 +67,9 @@ def word(code: int, **more: Any) -> dict[str, Any]:
     return {"termination": Termination(code=code, **more)}
 
 
-def side(code: int, reason: str = "Error", at: float = 401.0, said: str = "") -> dict[str, Any]:
+def side(code: int, reason: str = "Error", said: str = "") -> dict[str, Any]:
     """Make the fields of a pod of which another container than the trainer failed."""
-    end = ContainerEnd(name="side", code=code, reason=reason, finished_at=at, last_words=said)
+    end = ContainerEnd(name="side", code=code, reason=reason, finished_at=401.0, last_words=said)
     return {"phase": "Failed", "other_failure": end}
 
 

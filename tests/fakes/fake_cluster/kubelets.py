@@ -61,7 +61,7 @@ class FakeKubelets:
         }
         self._set_status(pod, **status)
 
-    def disrupt(self, pod: Raw, reason: str, *, grace_s: int = 30) -> None:
+    def disrupt(self, pod: Raw, reason: str) -> None:
         """Give the pod a DisruptionTarget and delete it. A kubelet that shuts down deletes no pod."""
         when = render_time(self._clock())
         condition = {
@@ -72,7 +72,7 @@ class FakeKubelets:
         }
         self._set_status(pod, conditions=[condition])
         if reason != "TerminationByKubelet":
-            self._objects.delete("pods", pod, grace_s=grace_s)
+            self._objects.delete("pods", pod, grace_s=30)
 
     def _set_status(self, pod: Raw, **status: Any) -> None:
         self._objects.change("pods", pod, "status", **status)

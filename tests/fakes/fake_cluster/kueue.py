@@ -25,7 +25,7 @@ class FakeKueue:
         self.undone: list[str] = []
         """What somebody else did to a JobSet that Kueue manages, and Kueue took back."""
 
-    def install(self, *, default_queue: str | None = None, quota: bool = True) -> None:
+    def install(self, *, default_queue: str | None, quota: bool = True) -> None:
         """Install Kueue; with a default LocalQueue it takes every JobSet."""
         self.installed, self.default_queue, self.quota = True, default_queue, quota
         self._cluster.admission = self._admit_creation

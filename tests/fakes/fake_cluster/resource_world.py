@@ -142,9 +142,9 @@ class ResourceWorld:
         shown = self.cloud.nodes.values() if nodes is None else nodes
         _sync_hosts(self.cluster, shown, uid=self.uid, now=self.now)
 
-    def add_pod(self, node: str, name: str = "lm-w-0-0") -> None:
+    def add_pod(self, node: str) -> None:
         """Run a pod on a node."""
-        meta = {"name": name, "namespace": "team"}
+        meta = {"name": "lm-w-0-0", "namespace": "team"}
         self.cluster.put(
             "pods", {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": "Running"}}
         )

@@ -33,10 +33,10 @@ def end_pods(world: World, code: int, **last_word: object) -> None:
         world.controllers.end_pod(pod, code, message=message)
 
 
-def disrupt(world: World, reason: str = "EvictionByEvictionAPI", *, index: int = 0) -> None:
-    """Disrupt a pod, which dies of the signal."""
-    world.controllers.disrupt(world.pods[index], reason)
-    world.controllers.end_pod(world.pods[index], 143)
+def disrupt(world: World, reason: str = "EvictionByEvictionAPI") -> None:
+    """Disrupt the first pod, which dies of the signal."""
+    world.controllers.disrupt(world.pods[0], reason)
+    world.controllers.end_pod(world.pods[0], 143)
 
 
 def condition_of(world: World, kind: str) -> Condition:

@@ -151,17 +151,14 @@ class World:
             await self.reconcile()
         return [f"{write.verb} {write.plural}" for write in self.cluster.writes]
 
-    def receive_report(
-        self, report: Report, *, ordinal: tuple[int, int] | None = None, rank: int = 0
-    ) -> None:
+    def receive_report(self, report: Report, *, rank: int = 0) -> None:
         """Receive a report from the pod of that rank in the present attempt. None is told to end."""
         jobset = self.cache.get_jobset(_KEY)
-        current = (0, 0) if jobset is None else jobset.ordinal
         present = [pod for pod in self.pods if "deletionTimestamp" not in pod["metadata"]]
         pods = [pod["metadata"]["uid"] for pod in present]
         last = LastReport(
             report=report,
-            ordinal=ordinal or current,
+            ordinal=(0, 0) if jobset is None else jobset.ordinal,
             received_at=self.now,
             pod_uid=pods[rank] if rank < len(pods) else "",
         )

@@ -73,7 +73,7 @@ def write_small(
 
 
 def small_order(
-    step: int, claim: int, nonce: str, *, rank: int = 0, world_size: int = 1, value: bytes = _VALUE
+    step: int, claim: int, nonce: str, *, rank: int, world_size: int, value: bytes = _VALUE
 ) -> tuple[SaveOrder, memoryview]:
     """Make what a rank is asked to write of a small checkpoint, and the data."""
     row = struct.pack("<8f", *(step + rank + column for column in range(8)))
@@ -103,8 +103,8 @@ def save_order(
     tensors: Sequence[TensorOrder],
     values: Sequence[ValueOrder] = (),
     *,
-    rank: int = 0,
-    world_size: int = 1,
+    rank: int,
+    world_size: int,
     step: int = 1,
     claim: int = 0,
     nonce: str = "ab" * 16,

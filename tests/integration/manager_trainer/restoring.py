@@ -113,10 +113,10 @@ class Count:
         monkeypatch.setattr(PosixStore, "read", read)
 
 
-def random_state(seed: int, mib: int) -> dict[str, Any]:
+def random_state(seed: int) -> dict[str, Any]:
     """A few large tensors and many small ones, the same on all ranks."""
     generator = torch.Generator().manual_seed(seed)
-    large = {f"large.{n}": torch.randn(mib * MIB // 16, generator=generator).view(-1, 1024) for n in range(4)}
+    large = {f"large.{n}": torch.randn(5 * MIB, generator=generator).view(-1, 1024) for n in range(4)}
     small = {f"small.{n}": torch.randn(17, n % 7 + 1, generator=generator) for n in range(300)}
     return {**large, **small, "step": seed}
 
@@ -133,7 +133,7 @@ def read_together() -> None:
     mesh = init_device_mesh("cpu", (2, WORLD_SIZE // 2))
 
     def sharded(seed: int) -> dict[str, Any]:
-        state = random_state(seed, 80)
+        state = random_state(seed)
         return {
             name: distribute_tensor(value, mesh, [Replicate(), Shard(0)])
             if name.startswith("large")
@@ -190,16 +190,16 @@ def one_reads_badly() -> None:
     with open_manager() as manager, pytest.MonkeyPatch.context() as patch:
         for step in (1, 2):
             counter.n = step
-            manager.save(step, {**random_state(step, 80), "counter": counter}, force=True)
+            manager.save(step, {**random_state(step), "counter": counter}, force=True)
         count = Count(patch)
         if RANK == 1:
             count.at_data = lambda path, data: data[:-1] + b"!" if path.startswith("2/") else data
-        into = {**random_state(3, 80), "counter": counter}
+        into = {**random_state(3), "counter": counter}
         result = manager.restore_latest(into)
         assert result is not None
         assert result.step == 1
         into.pop("counter")
-        assert same(into, random_state(1, 80))
+        assert same(into, random_state(1))
         assert given == [1], "an object got something of a commit that is bad"
         assert manager.all_steps() == [1]
 
@@ -212,12 +212,12 @@ def one_is_killed() -> None:
         return data
 
     manager = open_manager()
-    manager.save(1, random_state(1, 80), force=True)
+    manager.save(1, random_state(1), force=True)
     if RANK == 1:
         Count(pytest.MonkeyPatch()).at_data = die
     began_s = time.monotonic()
     with pytest.raises(PeerLostError, match="rank 1 is lost: "):
-        manager.restore_latest(random_state(2, 80))
+        manager.restore_latest(random_state(2))
     assert time.monotonic() - began_s < 60
     # No other rank is there to say good-bye to.
     os._exit(0)

@@ -26,8 +26,8 @@ def metric(name: str) -> Any:
     return met.metric_data(name) or (0, 0)
 
 
-def partly_replicated(rows: int = 256) -> torch.Tensor:
-    tensor = torch.arange(rows * 512.0).reshape(rows, 512).to("xla")
+def partly_replicated() -> torch.Tensor:
+    tensor = torch.arange(256 * 512.0).reshape(256, 512).to("xla")
     xs.mark_sharding(tensor, xs.Mesh(np.arange(4), (2, 2)), (0, None))
     return tensor
 

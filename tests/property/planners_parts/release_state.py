@@ -79,12 +79,12 @@ def make_whole_state(fill: int = 0) -> dict[str, Any]:
     }
 
 
-def make_sharded_state(fill: int = 0) -> dict[str, Any]:
+def make_sharded_state() -> dict[str, Any]:
     """Make what one of the processes has of it."""
     line = init_device_mesh("cpu", (WORLD_SIZE,))
     cut = {
         name: distribute_tensor(value.contiguous(), line, [CUTS[name]]) if name in CUTS else value
-        for name, value in make_whole_state(fill).items()
+        for name, value in make_whole_state().items()
     }
     # Its local parts lie the other way round than their shape says.
     return cut | {"transposed": distribute_tensor(cut["transposed"].t().contiguous(), line, [Shard(0)]).t()}

@@ -131,7 +131,7 @@ def _contents(store: Store, record: CommitRecord) -> bytes:
     )
 
 
-def check_root(store: Store, *, committed: int = -1) -> None:
+def check_root(store: Store, *, committed: int) -> None:
     """Whoever opens the root finds the commit of slot `committed`, or a newer one, and can go on.
 
     Every commit that the log calls live is there, bit for bit.

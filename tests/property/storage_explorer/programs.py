@@ -108,14 +108,14 @@ def attempt(
     return run
 
 
-def follower(died: int, *steps: int, last: int = 1, forgets: bool = False) -> Program:
-    """A companion after the one of process `died`, under the same claim; it learns what came of the last save.
+def follower(*steps: int, last: int = 1, forgets: bool = False) -> Program:
+    """A companion after the one of the first process, under the same claim; it learns what came of the last save.
 
     With `forgets` its trainer has restored nothing.
     """
 
     def run(process: Process) -> None:
-        notes = process.notes_of_dead(died)
+        notes = process.notes_of_dead(0)
         claims = [note for note in notes if note[0] in ("claimed", "following")]
         if not claims:
             return

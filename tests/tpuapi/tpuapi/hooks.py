@@ -37,20 +37,11 @@ class CommandHook:
         command: The command with its arguments.
         folder: Where metadata and output are written to, a folder for each life of a node.
         max_nodes: Run it for at most so many nodes at once, those that are ready first; None: for all.
-        timeout_s: The command is killed after so long.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        folder: Path,
-        *,
-        max_nodes: int | None = None,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, *, max_nodes: int | None) -> None:
         self._command = tuple(command)
         self._folder = folder
-        self._timeout_s = timeout_s
         self._max_nodes = max_nodes
         self._with_machines: set[int] = set()
         self.admin = ""
@@ -123,9 +114,9 @@ class CommandHook:
                 stream.write(f"{self._command[0]}: {error}\n".encode())
                 return NOT_STARTED
             try:
-                return await asyncio.wait_for(process.wait(), self._timeout_s)
+                return await asyncio.wait_for(process.wait(), TIMEOUT_S)
             except TimeoutError:
-                stream.write(f"killed after {self._timeout_s} s\n".encode())
+                stream.write(f"killed after {TIMEOUT_S} s\n".encode())
                 return TIMED_OUT
             finally:
                 with contextlib.suppress(ProcessLookupError):

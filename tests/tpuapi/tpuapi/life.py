@@ -53,7 +53,7 @@ class Life(Nodes):
         self.stays: set[str] = set()
         """Ids of queued resources whose deletion doesn't come to an end."""
 
-    def needed_cores(self, family: str, but: str = "") -> int:
+    def needed_cores(self, family: str, but: str) -> int:
         """Sum the cores that all requests hold, in whatever state, but for one of them."""
         sizes = (
             read_accelerator(r.node) for r in self.resources.values() for _ in r.node_ids if r.name != but

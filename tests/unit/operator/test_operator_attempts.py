@@ -28,9 +28,9 @@ NOTHING: Final = Finding(cause="", message="")
 EVICTED: Final[dict[str, Any]] = {"disruption": "EvictionByEvictionAPI"}
 
 
-def seen(*pods: Pod, jobs: tuple[BatchJob, ...] = (), present: tuple[Pod, ...] | None = None) -> Observed:
+def seen(*pods: Pod, jobs: tuple[BatchJob, ...] = ()) -> Observed:
     evidence = AttemptEvidence(ordinal=(0, 0), pods=pods, failed_batch_jobs=jobs)
-    return Observed(evidence=(evidence,), pods=pods if present is None else present, jobset=jobset())
+    return Observed(evidence=(evidence,), pods=pods, jobset=jobset())
 
 
 def found_uids(since: int | None, *pods: Pod, jobs: tuple[BatchJob, ...] = ()) -> set[str]:

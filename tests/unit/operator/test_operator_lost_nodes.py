@@ -113,8 +113,8 @@ def test_reports_show_which_pods_live_and_whether_the_training_moves() -> None:
     assert receive(6, 70, attempt=2).moved_at is None
 
 
-async def let_pass(world: World, rounds: int = 30) -> None:
-    for _ in range(rounds):
+async def let_pass(world: World) -> None:
+    for _ in range(30):
         await world.run_until_settled(rounds=4)
 
 

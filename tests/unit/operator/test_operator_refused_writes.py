@@ -16,13 +16,13 @@ WEBHOOK_DOWN = ApiError(500, 'InternalError failed calling webhook "labels.corp"
 UNDECLARED = ApiError(500, "failed to create typed patch object: .status.new: field not declared in schema")
 
 
-async def run(world: World, rounds: int, *, pace_s: float = 5.0) -> None:
+async def run(world: World, rounds: int) -> None:
     """Run operator and controllers in turn, however often a reconcile fails."""
     for _ in range(rounds):
         with contextlib.suppress(ApiError):
             await world.reconcile()
         world.controllers.sync()
-        world.now += pace_s
+        world.now += 5.0
 
 
 async def test_a_refused_config_map_is_told_and_holds_up_the_jobset_alone() -> None:

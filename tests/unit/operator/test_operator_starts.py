@@ -129,9 +129,9 @@ ENDS: Final[dict[str, Callable[[World], None]]] = {
 }
 
 
-async def end_all_starts(world: World, end: Callable[[World], None], *, most: int = 20) -> int:
+async def end_all_starts(world: World, end: Callable[[World], None]) -> int:
     """End each start as soon as all its pods run. Return how many there were until the job stands still."""
-    for n_starts in range(most):
+    for n_starts in range(20):
         for _ in range(400):
             if world.phase() is Phase.RUNNING:
                 break
@@ -142,7 +142,7 @@ async def end_all_starts(world: World, end: Callable[[World], None], *, most: in
         end(world)
         await world.reconcile()
         await world.run_until_settled(rounds=3)
-    return most
+    return 20
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)

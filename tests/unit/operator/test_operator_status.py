@@ -47,8 +47,8 @@ def observed(*reports: Report) -> Observed:
     return Observed(report=book.get_report("u"))
 
 
-def mirror(known: CheckpointedTrainingJob, *reports: Report, running: tuple[int, int] = (0, 0)) -> Mirror:
-    return mirror_storage(known, observed(*reports), running=running)
+def mirror(known: CheckpointedTrainingJob, *reports: Report) -> Mirror:
+    return mirror_storage(known, observed(*reports), running=(0, 0))
 
 
 def training(*, commits: tuple[int, ...] = (), **more: Any) -> Report:

@@ -121,8 +121,8 @@ def test_what_doesnt_fit_is_refused_with_the_numbers(local: list[int], ranks: Ra
         device_owners(local, [0, 1, 2, 3], 2, ranks)
 
 
-def parsed(text: str, ndim: int) -> Tiling:
-    tiling = parse_sharding("w", text, ndim)
+def parsed(text: str) -> Tiling:
+    tiling = parse_sharding("w", text, 2)
     assert tiling is not None
     return tiling
 
@@ -143,7 +143,7 @@ def test_whole_on_every_device(text: str) -> None:
     ],
 )
 def test_tiles(text: str, counts: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> None:
-    assert parsed(text, 2) == Tiling(counts=counts, groups=groups)
+    assert parsed(text) == Tiling(counts=counts, groups=groups)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_tiles(text: str, counts: tuple[int, ...], groups: tuple[tuple[int, ...]
     ],
 )
 def test_without_copies_each_device_keeps_a_part_of_its_own(text: str, shape: tuple[int, int]) -> None:
-    tiling = parsed(text, 2)
+    tiling = parsed(text)
     cut = tiling.deduplicated(shape)
     assert cut is not None
     before, after = tiling.device_boxes(shape), cut.device_boxes(shape)
@@ -193,10 +193,8 @@ REPLICATED = "{replicated}"
 SAVED = SavedShardings(n_devices=4, by_name={"w": ROWS, "head": ROWS, "b": HALVES, "step": REPLICATED})
 
 
-def present(
-    w: str, head: str = ROWS, *, b: str = "", step: str = "", inferred: str = ""
-) -> dict[str, PresentSharding]:
-    texts = {"w": (w, 2), "head": (head, 2), "b": (b, 1), "step": (step, 0), "unsaved": ("", 1)}
+def present(w: str, head: str = ROWS, *, b: str = "", inferred: str = "") -> dict[str, PresentSharding]:
+    texts = {"w": (w, 2), "head": (head, 2), "b": (b, 1), "step": ("", 0), "unsaved": ("", 1)}
     return {
         fqn: PresentSharding(text=text, ndim=ndim, inferred=fqn == inferred)
         for fqn, (text, ndim) in texts.items()
@@ -235,4 +233,4 @@ def test_another_number_of_devices_leaves_all_open() -> None:
 
 @pytest.mark.parametrize("shape", [(7, 8), (2, 3), (6, 3)])
 def test_copies_that_cannot_be_cut_evenly_stay(shape: tuple[int, int]) -> None:
-    assert parsed("{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", 2).deduplicated(shape) is None
+    assert parsed("{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}").deduplicated(shape) is None

@@ -47,11 +47,11 @@ def order(
 class Disk:
     """A root in memory whose operations are counted, and the disk before it."""
 
-    def __init__(self, folder: Path, *, name: str = "run", most_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, *, most_bytes: int | None = None) -> None:
         self.n: Counter[str] = Counter()
         self.fails: str | None = None
         self.folder = folder
-        self.root = MemoryStore(name=name, hook=self._hook)
+        self.root = MemoryStore(name="run", hook=self._hook)
         self.tier = LocalTier(TierPlace(folder=str(folder), most_bytes=most_bytes), self.root.uri)
         self.staging = LocalStaging(self.root, self.tier)
 
@@ -65,8 +65,8 @@ class Disk:
     def cached(self) -> CachedStore:
         return CachedStore(self.root, self.tier)
 
-    def stage(self, step: int = 1, *, rank: int = 0, world_size: int = 1) -> Manifest:
-        return self.staging.stage(order(step, rank=rank, world_size=world_size), memoryview(DATA))
+    def stage(self, step: int = 1) -> Manifest:
+        return self.staging.stage(order(step), memoryview(DATA))
 
     def save(self, step: int = 1) -> Manifest:
         manifest = self.stage(step)

@@ -114,8 +114,8 @@ def before(slot: int) -> IsOver:
     return lambda seen: seen is not None and seen < slot
 
 
-def put(store: MemoryStore, slot: int, seen: int | None, nonce: str = "a") -> Pin:
-    pin = Pin(slot=slot, nonce=nonce * 32, holder="an evaluation", seen=seen)
+def put(store: MemoryStore, slot: int, seen: int | None) -> Pin:
+    pin = Pin(slot=slot, nonce="a" * 32, holder="an evaluation", seen=seen)
     put_pin(store, pin)
     return pin
 

@@ -207,13 +207,13 @@ REQUEST = WriteRequest(
 )
 
 
-def session_of(rank: int = 1, world_size: int = 2, **opening: Any) -> Session:
-    opening = {"uri": f"memory://{secrets.token_hex(4)}"} | opening
-    return Session(OpenRequest(rank=rank, world_size=world_size, **opening), lambda directive: None)
+def open_session() -> Session:
+    opening = OpenRequest(uri=f"memory://{secrets.token_hex(4)}", rank=1, world_size=2)
+    return Session(opening, lambda directive: None)
 
 
 def test_what_was_told_is_what_is_written_in_the_next_saves() -> None:
-    session = session_of()
+    session = open_session()
     first = session.shares.complete_order(REQUEST)
     again = session.shares.complete_order(replace(REQUEST, step=2, structure=None))
     assert first.structure == STRUCTURE
@@ -235,7 +235,7 @@ def test_what_was_told_is_what_is_written_in_the_next_saves() -> None:
     ],
 )
 def test_another_structure_has_another_key_and_only_the_last_is_held(other: Structure) -> None:
-    session = session_of()
+    session = open_session()
     assert other.key != STRUCTURE.key
     session.shares.complete_order(REQUEST)
     following = session.shares.complete_order(replace(REQUEST, structure_key=other.key, structure=other.text))
@@ -245,7 +245,7 @@ def test_another_structure_has_another_key_and_only_the_last_is_held(other: Stru
 
 
 def test_nothing_is_written_by_a_key_that_what_was_told_does_not_have() -> None:
-    session, other = session_of(), replace(STRUCTURE, aliases={})
+    session, other = open_session(), replace(STRUCTURE, aliases={})
     with pytest.raises(CompanionError, match="by a structure that wasn't told"):
         session.shares.complete_order(replace(REQUEST, structure=other.text))
     with pytest.raises(CompanionError, match="by a structure that wasn't told"):

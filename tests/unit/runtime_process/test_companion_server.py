@@ -161,14 +161,14 @@ def trainer() -> Trainer:
     return Trainer()
 
 
-def of_data(step: int) -> Predicate:
-    return lambda operation, path: operation == "delete" and path.startswith(f"{step}/")
+def of_data(operation: str, path: str) -> bool:
+    return operation == "delete" and path.startswith("10/")
 
 
 HELD_UP: dict[str, Predicate] = {
     "verification": lambda operation, path: operation == "list" and path.startswith("20/"),
     "pins": lambda operation, path: operation == "list" and path.endswith("/pins/"),
-    "deletion": of_data(10),
+    "deletion": of_data,
     "collection": lambda operation, path: operation == "list" and path == "",
 }
 
@@ -227,7 +227,7 @@ def test_the_newest_verified_commit_stays_until_a_later_one_is_verified(trainer:
 def test_who_restores_waits_for_the_deletion_and_a_save_that_comes_later_does_not(trainer: Trainer) -> None:
     trainer.save(10)
     trainer.finish()
-    block = Block(trainer, of_data(10), lambda: trainer.ask(Kind.REFRESH), lambda: trainer.write(30))
+    block = Block(trainer, of_data, lambda: trainer.ask(Kind.REFRESH), lambda: trainer.write(30))
     trainer.save(20)
     refresh, write = block.asked()
     trainer.body(write)
@@ -245,7 +245,7 @@ def test_a_companion_that_is_closed_leaves_what_takes_too_long_to_the_next_start
 ) -> None:
     trainer.save(10)
     trainer.finish()
-    block = Block(trainer, of_data(10))
+    block = Block(trainer, of_data)
     trainer.save(20)
     trainer.body(trainer.ask(Kind.CLOSE, CloseRequest(within_millis=50)))
     assert capsys.readouterr().err == (
