@@ -24,8 +24,6 @@ from stepkeeper.storage.retry import Patience
 
 FOLDER = Path(__file__).parent / "dcp_storage"
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
     pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
 ]
 

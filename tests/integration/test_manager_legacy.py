@@ -19,11 +19,6 @@ from stepkeeper.storage import open_store
 
 SCRIPTS = Path(__file__).parent / "legacy_roots"
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-]
-
 
 def state_at(step: int) -> dict[str, Any]:
     return {"model": {"w": torch.full((300,), float(step)), "b": torch.ones(3) * step}, "step": step}

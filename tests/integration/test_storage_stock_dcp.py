@@ -23,9 +23,7 @@ from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.storage.posix import PosixStore
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.filterwarnings("ignore:B?Complex(Half|32) support is experimental"),
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
 ]
 
 HERE = [name for name in DTYPES if hasattr(torch, name)]

@@ -26,10 +26,6 @@ TREE = Path(__file__).parents[2]
 ENVIRONMENTS = [TREE / folder / "bin" / "python" for folder in (".venv", ".venv-newest")]
 """The interpreters that `make setup` and `make test-newest` make, with different torches."""
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-]
 READERS: list[tuple[type[AnyReader], type[LoadPlanner] | None]] = [
     (SafeFileSystemReader, None),
     (SafeFileSystemReader, SPMDLoadPlanner),

@@ -40,10 +40,6 @@ from stepkeeper_planners.formats.torch_save.source import open_torch_save
 from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
 from stepkeeper_planners.state.values import decode_value, encode_value
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:torch.distributed is disabled:UserWarning", "ignore:TypedStorage is deprecated:UserWarning"
-)
-
 STATE: Final = {"a": torch.arange(4.0), "b": torch.ones(2, 3, dtype=torch.bfloat16), "c": torch.zeros(0, 2)}
 CHUNKS: Final = [ChunkStorageMetadata(torch.Size((start, 0)), torch.Size((2, 3))) for start in (0, 2)]
 SAMPLE: Final = Metadata(

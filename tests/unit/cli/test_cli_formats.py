@@ -22,10 +22,6 @@ from stepkeeper_testing.checkpoints import SmallRoot
 
 Run = Callable[..., Result]
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:TypedStorage is deprecated:UserWarning", "ignore:torch.distributed is disabled:UserWarning"
-)
-
 
 def saved(value: object) -> bytes:
     file = io.BytesIO()

@@ -21,8 +21,6 @@ from stepkeeper_planners import formats
 from stepkeeper_planners.formats import checkpoint_reader
 from stepkeeper_testing.checkpoints import save_order, tensor_order
 
-pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
-
 BLOCK_BYTES = 32 * 1024
 STATE = {f"layer{n}": torch.arange(65536.0).reshape(256, 256) + n for n in range(6)}
 RANKS = 4

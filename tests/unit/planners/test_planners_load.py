@@ -254,6 +254,8 @@ def test_infinity_is_converted_where_there_is_one(tmp_path: Path, dtype: torch.d
     assert state["w"].float().item() == torch.inf
 
 
+# `pytest.warns` gives torch's warning again, without its module.
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_in_a_load_of_what_both_have_they_are_a_warning(untied: Path) -> None:
     tensor, state = tied(step=1)
     with pytest.warns(UserWarning, match="embed and head are one tensor .* those of embed were loaded"):

@@ -26,11 +26,6 @@ from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-]
-
 
 def state_of(step: int) -> dict[str, Any]:
     return {"model": {"w": torch.full((6, 4), float(step)), "b": torch.arange(5)}, "step": step}

@@ -124,9 +124,8 @@ def _write_record(
 
 
 def _as_array(storage: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    untyped: Any = storage
-    if isinstance(storage, torch.TypedStorage):
-        untyped = storage.untyped()  # type: ignore[no-untyped-call]
+    # A typed storage's `untyped()` would warn that typed storages are deprecated.
+    untyped = getattr(storage, "_untyped_storage", storage)
     return torch.empty(0, dtype=torch.uint8).set_(untyped).numpy()
 
 
