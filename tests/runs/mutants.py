@@ -68,7 +68,7 @@ CORES: Final = {
         ),
         floor=0.97,
     ),
-    "decide": _of_operator("decide", floor=0.74),
+    "decide": _of_operator("decide", floor=0.80),
     "policy": _of_operator("policy", floor=0.88),
 }
 

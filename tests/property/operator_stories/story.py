@@ -38,7 +38,9 @@ class Teller:
     deletions: int = 0
     """How often somebody deleted a pod, or the Job or JobSet of pods."""
     unseen: bool = False
-    """Whether ends can have come that the operator did not see."""
+    """Whether ends can have come that the operator did not see: it was away, or JobSet was quicker by two restarts."""
+    restarts_seen: int = 0
+    """JobSet's restarts when the operator last reconciled."""
     done: dict[str, float] = field(default_factory=dict)
     """When pods exited 0 by themselves, by their uids."""
     moved_at: float = 0.0
@@ -63,6 +65,11 @@ class Teller:
         return sum(
             len(job["status"].get("completedIndexes", ())) for job in self.world.cluster.list_objects("jobs")
         )
+
+    def count_restarts(self) -> int:
+        """Return how often JobSet has restarted the job in place."""
+        jobset = self.world.jobset
+        return 0 if jobset is None else jobset.get("status", {}).get("restarts", 0)
 
     def known_sequence(self) -> int:
         """Return the number of the commit that the status shows."""
@@ -198,10 +205,12 @@ async def _go_on(teller: Teller, check: Check) -> None:
     kind = teller.random.choice(["reconcile", "step", "sync", "both"])
     if kind in {"reconcile", "both"}:
         await teller.world.reconcile()
+        teller.restarts_seen = teller.count_restarts()
         _note_fault(teller, check)
     if kind == "step":
         teller.world.controllers.step()
     if kind in {"sync", "both"}:
         teller.world.controllers.sync()
+    teller.unseen |= teller.count_restarts() > teller.restarts_seen + 1
     teller.world.now += teller.random.choice([0, 1, 1, 2])
     teller.told.append(kind)

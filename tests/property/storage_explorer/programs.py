@@ -185,10 +185,13 @@ def reader(*, holder: str = "a reader", oldest: bool = False, renews: int = 0) -
 
 
 def _read_held(process: Process, record: CommitRecord, pin: Pin) -> None:
-    """Read a commit that is pinned. Only a holder that has been away for too long may find data missing."""
+    """Read a commit that is pinned. Only a holder that has been away for too long may find data missing.
+
+    Or there again, for a moment: a late copy of a write arrives after the deletion, between the read and the list.
+    """
     try:
         _read(process, record)
-    except TornCheckpointError:
+    except (TornCheckpointError, TransientStorageError):
         state = _until_answered(Log(process, patience=IMPATIENT).open)
         assert pin.seen is not None
         assert state.tail - pin.seen >= LEASE_ENTRIES
