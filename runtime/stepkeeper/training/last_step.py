@@ -22,7 +22,7 @@ _MOST_TENSORS: Final = 16
 _VISITS: Final = 100
 """So many containers, objects and tensors of a state are looked at."""
 
-_ENTRIES: Final = 1000
+_ENTRIES: Final = 200
 """So many entries of a container are looked through."""
 
 _PARAMETERS: Final = 4
