@@ -40,8 +40,16 @@ def test_a_restored_training_runs_the_programs_of_an_undisturbed_one(
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("mesh", ["4", "2x2", "2x1x2"])
-@pytest.mark.parametrize("marks", ["weights", "weights and batch", "one weight", "everything", "batch"])
+@pytest.mark.parametrize(
+    ("marks", "mesh"),
+    [
+        ("weights", "4"),
+        ("weights and batch", "2x2"),
+        ("one weight", "2x1x2"),
+        ("everything", "2x2"),
+        ("batch", "2x1x2"),
+    ],
+)
 def test_it_does_so_for_every_optimizer_and_way_of_marking(
     run_on_devices: Callable[..., str], tmp_path: Path, mesh: str, marks: str
 ) -> None:

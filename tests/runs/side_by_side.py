@@ -30,7 +30,14 @@ OUTPUT = ROOT / "out" / "tests" / "e2e"
 TRAININGS = ("test_launching", "test_queued_resources_trainings", "test_demo", "test_text_lm_survives")
 """These need the processors most of the time, for pods that load torch."""
 
-LONGEST = ("test_queued_resources", "test_operator_stories", "test_operator_under_fire", "test_tpu_vms_join")
+LONGEST = (
+    "test_operator_is_quiet",
+    "test_kueue",
+    "test_queued_resources",
+    "test_operator_stories",
+    "test_operator_under_fire",
+    "test_tpu_vms_join",
+)
 """These wait most of the time, for minutes."""
 
 N_LANES = 2

@@ -129,7 +129,7 @@ def load_elsewhere(folder: Path, sources: list[torch.Tensor], now: list[Placemen
 
 def main(kind: str, folder: Path) -> None:
     pairs = {
-        shape: one_shape(folder / str(shape), shape, 2 if kind == "sample" else None) for shape in SHAPES
+        shape: one_shape(folder / str(shape), shape, 1 if kind == "sample" else None) for shape in SHAPES
     }
     print(f"{sum(pairs.values())} pairs: {pairs}")
 
