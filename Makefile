@@ -80,7 +80,7 @@ test-e2e: build ## Run the tests on real clusters and on a Cloud Storage emulato
 	$(BIN)/python tests/runs/side_by_side.py $(ARGS)
 
 .PHONY: test-all
-test-all: build $(NEWEST_STAMP) ## Run all tests: more random cases, the exhaustive ones, sabotage, the newest torch (root; 100 minutes on 2 cores)
+test-all: build $(NEWEST_STAMP) ## Run all tests: more random cases, the exhaustive ones, sabotage, the newest torch (root; about two hours on 2 cores)
 	@trap 'exit 130' INT; code=0; \
 	$(BIN)/python -m pytest $(WORKERS) -m "(gate or full) and not cluster" --hypothesis-profile=thorough \
 		--junitxml=$(RESULTS)/full.xml $(ARGS) || code=1; \

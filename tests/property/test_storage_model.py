@@ -187,7 +187,7 @@ CROWD = Scenario(
 )
 
 
-# An explorer remembers each state that it has seen: 1,000 walks of one take 2 GiB.
+# An explorer remembers each state that it has seen: 10,000 walks of one take 16 GiB.
 PARTS = [pytest.param(1000, marks=WHOLE, id=f"1000-{part}") for part in range(5)]
 
 
