@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from storage_kills.deadly import Fault, arm, was_killed
+from storage_kills.spares import prepare_spares
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper import CheckpointManager
@@ -48,6 +49,8 @@ class Order:
     """How many commits are kept; 0: all."""
 
     fault: Fault | None = None
+    forks: bool = False
+    """Its companions are forked, not started."""
 
 
 def state_of(number: int, step: int) -> dict[str, Any]:
@@ -84,6 +87,10 @@ def train(order: Order) -> None:
     said = os.open(order.folder / f"{order.rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(said, 1)
     os.dup2(said, 2)
+    if order.forks:
+        # And one for a companion that is killed.
+        killed = order.fault is not None and order.fault.victim == f"companion {order.rank}"
+        prepare_spares(1 + killed)
     arm(order.rank, order.folder, order.fault)
     store = _join(order) if order.world_size > 1 else None
     state = state_of(-1, -1)

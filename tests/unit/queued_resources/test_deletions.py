@@ -222,40 +222,6 @@ def test_a_blocked_deletion_is_a_problem_until_it_is_accepted(kind: ErrorKind, r
     assert find(decide(resource, seen, now=NOW + 5), "Degraded").status == "False"
 
 
-@every_removal
-@pytest.mark.parametrize("kind", [ErrorKind.TERMINAL, ErrorKind.TRANSIENT])
-def test_a_refused_list_hides_no_refused_deletion_that_waits(kind: ErrorKind, removed: Removed) -> None:
-    resource, told = refuse(*removed, kind)
-    error = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "may not list")
-    blind = Observed(cluster_id=CLUSTER_ID, error=error, pods=())
-    meanwhile = decide(resource, blind, now=NOW + 1)
-    assert "may not list" in find(meanwhile, "Active").message
-    again = decide(after(resource, meanwhile), observe(removed[1], pods=()), now=NOW + 2)
-    assert again.actions == ()
-    for condition in ("Active", "Degraded"):
-        assert find(again, condition).message == find(told, condition).message
-        assert find(again, condition).status == find(told, condition).status
-    # Once its time has come, the list is what holds the deletion up.
-    late = decide(after(resource, meanwhile), blind, now=NOW + 5)
-    assert "PERMISSION_DENIED: may not list" in find(late, "Degraded").message
-    assert [event for event in late.events if "may not list" in event.message]
-    due = decide(after(resource, late), observe(removed[1], pods=()), now=NOW + 6)
-    assert kinds(due) == [DeleteCloudResource]
-
-
-def test_the_deletion_of_an_earlier_one_waits_for_its_own_refusals_alone() -> None:
-    old = make_cloud_resource(created(), "ACTIVE")
-    error = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "the words")
-    resource = noted(created(QueuedResourceState.ACTIVE), number=1)
-    present = make_cloud_resource(resource, "ACTIVE")
-    told = decide(resource, observe(old, present, outcome=Outcome(verb=Verb.DELETE, at=NOW, error=error)))
-    assert f"the next request is sent at {render_time(NOW + 5)}" in find(told, "Degraded").message
-    resource = noted(created(QueuedResourceState.PENDING), number=1)
-    refused = decide(resource, observe(outcome=Outcome(verb=Verb.CREATE, at=NOW, error=error)))
-    assert refused.status.bookkeeping.not_before == NOW + 3600
-    assert kinds(decide(after(resource, refused), observe(old), now=NOW + 20)) == [DeleteCloudResource]
-
-
 @pytest.mark.parametrize("status", ["empty", "older"])
 def test_a_lost_or_older_status_is_filled_from_what_is_ours_and_costs_no_machine(status: str) -> None:
     resource = make_resource() if status == "empty" else created(QueuedResourceState.ACTIVE)
@@ -298,14 +264,3 @@ def test_a_retained_resource_stays_and_the_nodes_that_we_cordoned_take_pods_agai
     decision = decide(resource, observe(make_cloud_resource(resource, "ACTIVE"), members=members))
     assert decision.actions == (Uncordon(member=ours), *LETS_GO)
     assert decision.events[0].reason == "Retained"
-
-
-@pytest.mark.parametrize("verb", ["Delete", ""])
-def test_what_the_cloud_deletes_already_is_not_said_to_stay(verb: str) -> None:
-    state = QueuedResourceState.ACTIVE if verb else QueuedResourceState.DELETING
-    resource = deleting(state, deletion_policy="Retain")
-    if verb:
-        resource = with_status(resource, operation=CloudOperation(name="op", verb=verb, start_time=0))
-    (event,) = decide(resource, observe()).events
-    assert "goes on" in event.message
-    assert "stay" not in event.message
