@@ -6,8 +6,8 @@ The import costs nothing: each name is loaded when it is first used, and only th
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-# First of all, so that it has the last word at the end of the process: what is registered first is called last.
-import stepkeeper.process_end.fence  # noqa: F401  # see above
+# First of all, so that it decides last at the end of the process: what is registered first is called last.
+import stepkeeper.ending.fence  # noqa: F401  # see above
 
 if TYPE_CHECKING:
     from stepkeeper import dcp, distributed

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 __all__ = [
+    "UNANSWERED",
     "BadBytes",
     "BadItem",
     "BadNodeError",
@@ -289,6 +290,10 @@ class StorageAwayError(SaveError):
 
     Nothing is wrong with the training: start it again once the store answers.
     """
+
+
+UNANSWERED = (TransientStorageError, UnknownOutcomeError, StorageAwayError)
+"""The errors of a store that gave no answer, however often it was asked."""
 
 
 class DevicesFullError(SaveError, MemoryError):

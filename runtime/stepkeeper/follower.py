@@ -14,6 +14,7 @@ from weakref import finalize
 from typing_extensions import override
 
 from stepkeeper.coordination.rank_group import SoloRankGroup
+from stepkeeper.ending.before_manager import clean_up_at_sigterm
 from stepkeeper.errors import RestoreError, TransientStorageError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.loggers import logger
@@ -22,7 +23,6 @@ from stepkeeper.retention.deletable import metrics_of
 from stepkeeper.retention.held_pin import HeldPin, hold_commit, release_all_pins
 from stepkeeper.save.given_state import check_target
 from stepkeeper.storage import Store, open_store, root_uri
-from stepkeeper.training.notices.sigterm_cleanup import SigtermCleanup
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["FollowedCommit", "Follower", "follow"]
@@ -143,7 +143,7 @@ class Follower:
         A signal handler that closes it in between, in this very thread, goes on without waiting.
         """
 
-        self._sigterm = SigtermCleanup(self._end_process, limit_s=_SIGTERM_S)
+        self._sigterm = clean_up_at_sigterm(self._end_process, limit_s=_SIGTERM_S)
         self._sigterm.start()
 
     @override

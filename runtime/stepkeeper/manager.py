@@ -10,7 +10,7 @@ from typing import Self, SupportsIndex
 import torch.distributed as dist
 from typing_extensions import override
 
-from stepkeeper.contract import CommitPoint, ReportPhase
+from stepkeeper.contract import CommitPoint, NoticeSource, ReportPhase
 from stepkeeper.errors import NoticeDeadlineError
 from stepkeeper.loggers import show_by_default
 from stepkeeper.manager_arguments import (
@@ -21,7 +21,7 @@ from stepkeeper.manager_arguments import (
     convert_interval,
 )
 from stepkeeper.manager_inspection import ManagerInspection
-from stepkeeper.manager_parts import ManagerParts
+from stepkeeper.manager_parts import ManagerParts, training_call
 from stepkeeper.policy.keep import AnyOf as KeepAnyOf
 from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
 from stepkeeper.policy.save import AnyOf, SavePolicy, from_interval
@@ -36,7 +36,6 @@ from stepkeeper.save.given_state import (
 )
 from stepkeeper.storage import expand_home
 from stepkeeper.torch_xla_api import TorchXlaApi
-from stepkeeper.training.calls import training_call
 from stepkeeper.training.environment import Environment, PodPaths, check_world_size, read_environment
 from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
@@ -253,22 +252,22 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         check_target(state)
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
         saver = parts.saver
-        with parts.controller.grace.starting(lambda: saver.is_root_proven, rank=parts.rank_group.rank):
-            parts.controller.start()
+        with parts.ending.notices.starting(lambda: saver.is_root_proven):
+            parts.ending.start()
             parts.saver.await_saves_and_prove_root()
-            parts.shutdown.raise_failure()
+            parts.ending.raise_failure()
             parts.progress.set_phase(ReportPhase.RESTORING)
             began_s = time.monotonic()
             target = LoadTarget(state)
             record = parts.latest_restore.restore(target, rules=rules)
         parts.saver.mark_latest_restored(record, state, rules)
-        parts.controller.last_step.forget()
+        parts.steps.last_step.forget()
         parts.prepare_saves(target, is_restored=record is not None)
         parts.save_hooks.log_restore(record, parts.store.uri, time.monotonic() - began_s)
         parts.progress.record_restore(
             None if record is None else CommitPoint(sequence=record.slot, step=record.step)
         )
-        parts.controller.decider.on_save_started()
+        parts.steps.decider.on_save_started()
         if record is None:
             return None
         return RestoreResult(sequence=record.slot, step=record.step, uri=record_uri(parts.store, record))
@@ -302,27 +301,27 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
 
         """
         parts = self._parts
-        parts.shutdown.check_open()
+        parts.ending.check_open()
         step = validate_step(step)
         check_given_state(state)
         request = SaveRequest(step=step, state=state, metrics=metrics)
         try:
             return self._finish_step(request)
         except NoticeDeadlineError as error:
-            parts.controller.stop_unsaved(step, error)
+            parts.ending.stop_unsaved(step, error)
             return StepOutcome(step=step, stop=True)
 
     def _finish_step(self, request: SaveRequest) -> StepOutcome:
         parts, step = self._parts, request.step
-        parts.controller.on_step_finished(request)
-        parts.controller.last_step.note_finished(request)
-        if parts.controller.should_stop_at(step):
-            parts.controller.save_and_stop(request)
+        parts.steps.record(request)
+        parts.steps.last_step.note_finished(request)
+        if parts.ending.should_stop_at(step):
+            parts.ending.stop_at(request)
             return StepOutcome(step=step, stop=True)
-        parts.shutdown.raise_failure()
-        if not parts.controller.is_save_due(step):
+        parts.ending.raise_failure()
+        if not parts.steps.decider.is_save_due(step):
             return StepOutcome(step=step)
-        return StepOutcome(step=step, in_flight=parts.controller.start_save(request))
+        return StepOutcome(step=step, in_flight=parts.steps.start_save(request))
 
     @training_call
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -342,7 +341,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
 
         """
         ended = self._parts.saver.wait_until_idle(timeout_s)
-        self._parts.shutdown.raise_failure(newest=True)
+        self._parts.ending.raise_failure(newest=True)
         return ended
 
     def request_stop(self) -> None:
@@ -354,7 +353,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             Any rank, on its own, from any thread.
 
         """
-        self._parts.controller.notices.record_notice("call", kills=False)
+        self._parts.ending.notices.hear(NoticeSource.CALL, kills=False)
 
     @training_call
     def exit_if_stopped(self) -> None:
@@ -365,7 +364,7 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             FencedError: It has, and another claim owns the root.
 
         """
-        self._parts.shutdown.exit_if_stopped()
+        self._parts.ending.exit_if_stopped()
 
     @training_call
     def close(self) -> None:
@@ -375,17 +374,19 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
         already, or the state has changed since or was restored. The end of the manager's block does the same, if no
         exception leaves it and no notice has stopped the training.
 
-        What the saves make superfluous is deleted before.
+        What the saves make superfluous is deleted before. After a stop, this ends the process with exit code 75, as the
+        end of the block does: training isn't done.
 
         Raises:
             StepkeeperError: A save in the background failed.
             PeerLostError: A rank did not come.
+            SystemExit: `step` has returned `stop`, or another rank's program has ended itself because of a notice.
 
         Ranks:
             All ranks call this.
 
         """
-        self._parts.shutdown.close()
+        self._parts.ending.close()
 
     def __enter__(self) -> Self:
         return self
@@ -394,4 +395,4 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._parts.shutdown.leave_block(error)
+        self._parts.ending.leave_block(error)

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from functools import partial
 
-from stepkeeper.manager_parts import ManagerParts
+from stepkeeper.manager_parts import ManagerParts, training_call
 from stepkeeper.restore.listing import CheckpointInfo, describe_step
 from stepkeeper.restore.verify import Verification, verify_step
 from stepkeeper.results import Health
 from stepkeeper.save.hooks import SaveHook
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.training.calls import training_call
 
 __all__ = ["ManagerInspection"]
 
@@ -78,7 +77,7 @@ class ManagerInspection:
         """
         parts = self._parts
         notice, in_flight, committed = (
-            parts.controller.notices.notice,
+            parts.ending.notices.first,
             self.in_flight,
             parts.saver.lineage.own_commit,
         )

@@ -1,8 +1,8 @@
 """Construct the parts of a checkpoint manager and connect them."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Final, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 from weakref import WeakMethod
 
 from stepkeeper.companion.progress import Progress
@@ -10,6 +10,8 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive
 from stepkeeper.coordination.rank_group import RankGroup, open_rank_group
 from stepkeeper.coordination.waits import Waits
+from stepkeeper.ending.parts import EndingParts
+from stepkeeper.ending.shell import EndingShell
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.loggers import identify, logger
 from stepkeeper.manager_arguments import ManagerArguments, build_claim_request
@@ -20,16 +22,16 @@ from stepkeeper.save.saver import Saver
 from stepkeeper.stacks.meeting import StackMeeting
 from stepkeeper.storage import check_is_shared, open_store, root_uri
 from stepkeeper.tier import CachedStore, LocalTier
-from stepkeeper.training.closing import Closing
 from stepkeeper.training.environment import attempt_name, build_open_request
-from stepkeeper.training.shutdown import Shutdown
-from stepkeeper.training.step_controller import StepController
+from stepkeeper.training.steps import TrainSteps
 from stepkeeper_planners.errors import UnsupportedValueError
 from stepkeeper_planners.loading.load_request import LoadTarget
 
-__all__ = ["ManagerParts"]
+__all__ = ["ManagerParts", "training_call"]
 
 Given = TypeVar("Given")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _log: Final = logger(__name__)
 _ADDRESS_S: Final = 300.0
@@ -57,17 +59,18 @@ class ManagerParts:
         self.latest_restore: Final = LatestRestore(self.restorer, self.companion)
         self.save_hooks: Final = SaveHooks()
         self.saver: Final = self._build_saver(given)
-        self.controller: Final = self._build_controller(given, meeting)
-        self.closing: Final = Closing(
-            self.controller, self.saver, self.progress, self.companion, self.rank_group
-        )
-        self.shutdown: Final = Shutdown(
-            self.controller,
-            self.saver,
-            self.progress,
-            self.rank_group,
-            closing=self.closing,
-            waits=self.waits,
+        self.steps: Final = self._build_steps(given, meeting)
+        self.ending: Final = EndingShell(
+            EndingParts(
+                steps=self.steps,
+                saver=self.saver,
+                rank_group=self.rank_group,
+                progress=self.progress,
+                companion=self.companion,
+                waits=self.waits,
+                environment=given.environment,
+                saves_on_notice=given.chkpt_on_preemption,
+            )
         )
         if given.environment is not None:
             self._meet_operator()
@@ -110,15 +113,14 @@ class ManagerParts:
             waits=self.waits,
         )
 
-    def _build_controller(self, given: ManagerArguments, meeting: StackMeeting) -> StepController:
+    def _build_steps(self, given: ManagerArguments, meeting: StackMeeting) -> TrainSteps:
         link = _call_weakly(self.companion.link_stacks)
-        return StepController(
+        return TrainSteps(
             given.policy,
             self.rank_group,
             self.saver,
             progress=self.progress,
             companion=self.companion,
-            environment=given.environment,
             saves_on_notice=given.chkpt_on_preemption,
             waits=self.waits,
             on_met=partial(_link_companions, self.rank_group, meeting, link),
@@ -134,7 +136,7 @@ class ManagerParts:
         said.append("nothing committed" if committed is None else f"step {committed.step} committed")
         if saving is not None:
             said.append(f"step {saving.step} in flight")
-        if self.closing.is_closed:
+        if self.ending.is_closed:
             said.append("closed")
         return ", ".join(said)
 
@@ -174,14 +176,32 @@ class ManagerParts:
 
     def follow_directive(self, directive: Directive) -> None:
         """Do what the operator asks for. Runs in the thread that listens to the companion."""
-        # Looked up late: the companion is constructed before the controller.
-        self.controller.follow_directive(directive)
+        # Looked up late: the companion is constructed before it.
+        self.ending.follow_directive(directive)
 
     def _meet_operator(self) -> None:
         """Start what elsewhere the training starts: the operator expects reports, and may send directives."""
-        self.controller.start()
+        self.ending.start()
         with self.waits.in_call():
             self.companion.ensure_process()
+
+
+class _HasParts(Protocol):
+    _parts: ManagerParts
+
+
+M = TypeVar("M", bound=_HasParts)
+
+
+def training_call(call: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
+    """Note, while the manager's method `call` runs, that the training is in it; see `EndingShell.in_call`."""
+
+    @wraps(call)
+    def noted(manager: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with manager._parts.ending.in_call():  # noqa: SLF001  # it decorates the manager's own methods
+            return call(manager, *args, **kwargs)
+
+    return noted
 
 
 def _call_weakly(act: Callable[[Given], None]) -> Callable[[Given], None]:

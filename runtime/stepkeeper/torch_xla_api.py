@@ -7,7 +7,7 @@ from functools import partial
 import torch.distributed as dist
 
 from stepkeeper.manager_arguments import ManagerArguments
-from stepkeeper.manager_parts import ManagerParts
+from stepkeeper.manager_parts import ManagerParts, training_call
 from stepkeeper.policy.save import SavePolicy
 from stepkeeper.restore.latest import restore_step
 from stepkeeper.restore.listing import list_steps
@@ -19,7 +19,6 @@ from stepkeeper.save.given_state import (
     validate_step,
 )
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.training.calls import training_call
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["TorchXlaApi"]
@@ -72,7 +71,7 @@ class TorchXlaApi:
             All ranks call this with the same step.
 
         """
-        return self._parts.controller.should_save(step)
+        return self._parts.steps.should_save(step, stopping=self._parts.ending.should_stop_at(step))
 
     @training_call
     def reached_preemption(self, step: int) -> bool:
@@ -88,9 +87,9 @@ class TorchXlaApi:
             All ranks call this with the same step.
 
         """
-        if not self._parts.controller.saves_on_notice:
+        if not self._parts.ending.saves_on_notice:
             raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
-        return self._parts.controller.should_stop_at(step)
+        return self._parts.ending.should_stop_at(step)
 
     @training_call
     def save(
@@ -169,16 +168,16 @@ class TorchXlaApi:
         self, step: int, state_dict: GivenState, force: bool, metrics: Mapping[str, object] | None
     ) -> InFlight | None:
         """Start the save of `step` if it is due; see `save_async`."""
-        self._parts.shutdown.check_open()
+        self._parts.ending.check_open()
         step = validate_step(step)
         check_given_state(state_dict)
-        if not (self._parts.controller.should_stop_at(step) and self._parts.controller.saves_on_notice):
-            self._parts.shutdown.raise_failure()
+        if not (self._parts.ending.should_stop_at(step) and self._parts.ending.saves_on_notice):
+            self._parts.ending.raise_failure()
         request = SaveRequest(step=step, state=state_dict, metrics=metrics)
-        self._parts.controller.on_step_finished(request)
+        self._parts.steps.record(request)
         if not (self.should_save(step) or force):
             return None
-        return self._parts.controller.start_save(request)
+        return self._parts.steps.start_save(request)
 
     @training_call
     def restore(
@@ -223,11 +222,11 @@ class TorchXlaApi:
         check_target(state_dict)
         # The cleanup after a save's commit may delete the commit that is being read.
         self._parts.saver.wait_until_idle()
-        self._parts.shutdown.raise_failure()
+        self._parts.ending.raise_failure()
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
         began_s = time.monotonic()
         record = restore_step(self._parts.restorer, self._parts.companion, step, state_dict, rules=rules)
-        self._parts.controller.last_step.forget()
+        self._parts.steps.last_step.forget()
         self._parts.saver.mark_restored(record, state_dict, rules)
         self._parts.save_hooks.log_restore(record, self._parts.store.uri, time.monotonic() - began_s)
 
@@ -248,4 +247,4 @@ class TorchXlaApi:
         """
         self._parts.saver.wait_until_idle()
         self._parts.saver.await_upkeep()
-        self._parts.shutdown.raise_failure(newest=True)
+        self._parts.ending.raise_failure(newest=True)

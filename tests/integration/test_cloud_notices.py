@@ -16,7 +16,7 @@ from stepkeeper.contract import Cause, ExitCode
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper.testing.metadata_server import FakeMetadataServer
-from stepkeeper.training.notices.metadata_server import MetadataServer
+from stepkeeper.training.cloud.metadata_server import MetadataServer
 from stepkeeper_testing.left_behind import last_word
 
 RANK = Path(__file__).parent / "manager_trainer" / "ranks.py"

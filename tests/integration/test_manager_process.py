@@ -15,7 +15,16 @@ import pytest
 from fork_server import ForkedProcess, ForkServer
 from rank_talk import hear
 
-from stepkeeper.contract import CommitPoint, ExitCode, Identity, Interval, OnDisruption, Settings, Termination
+from stepkeeper.contract import (
+    CommitPoint,
+    EndKind,
+    ExitCode,
+    Identity,
+    Interval,
+    OnDisruption,
+    Settings,
+    Termination,
+)
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper_testing.checkpoints import SmallRoot
@@ -93,7 +102,8 @@ def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path, uri: str, train
         committed=CommitPoint(sequence=head.slot, step=head.step),
         claim=0,
         notice="sigterm",
-        agreed=True,
+        agreed_step=stopped["step"],
+        kind=EndKind.SAVED,
         rank=0,
     )
     with trainer(uri, head.step + 1, env, pod=str(tmp_path / "pod")) as second:

@@ -139,7 +139,7 @@ def test_all_ranks_save_the_last_step(ranks: Ranks, tmp_path: Path, how: str, co
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("uneven", "the ranks don't end at the same one (unsaved: 6, 7)"),
+        ("uneven", "the ranks end at different steps (unsaved: 6, 7)"),
         ("changed", "step 7, the last one, isn't saved: the state has changed since"),
     ],
 )

@@ -26,6 +26,12 @@ SETTINGS = {
     "a-stop-that-is-asked-for": Setting(steps=(1, 2, 3), wishes=(ASKED, SAVE)),
     "asked-for-and-told-and-going-back": Setting(steps=(8, 9, 3), wishes=ASKED_AND_TOLD, lead=1),
     "asked-for-and-unheeded": Setting(steps=(1, 2, 3), wishes=ASKED_AND_TOLD, heeds_stop=False),
+    "a-skip": Setting(steps=(1, 2), wishes=((1, "stop"), SAVE), saves_at_stop=False),
+    "a-skip-and-a-rank-is-lost": Setting(steps=(1, 2), wishes=STOPS, saves_at_stop=False, deaths=1),
+    "programs-that-end-themselves": Setting(steps=(1, 2), wishes=STOPS, ends_itself=True, heeds_stop=False),
+    "a-stop-save-that-fails-once": Setting(steps=(1, 2), wishes=((1, "stop"),), failures=1),
+    "a-stop-save-that-fails-again": Setting(steps=(1, 2), wishes=((1, "stop"),), lead=1, failures=4),
+    "nothing-to-save-at-the-end": Setting(steps=(1, 2), wishes=((1, "stop"),), is_last_unsaved=False),
     "asked-for-and-a-rank-is-lost": Setting(steps=(1, 2), wishes=ASKED_AND_TOLD, starts_apart=True, deaths=1),
 }
 LONG = {

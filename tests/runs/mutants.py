@@ -68,6 +68,19 @@ CORES: Final = {
         ),
         floor=0.97,
     ),
+    "ending": Core(
+        modules=(
+            "src/stepkeeper/ending/machine.py",
+            "src/stepkeeper/ending/schedule.py",
+            "src/stepkeeper/ending/choices.py",
+        ),
+        tests=(
+            "tests/unit/runtime_process/test_end*.py",
+            "tests/unit/runtime_process/test_last_step.py",
+            "tests/unit/runtime_process/test_save_rules.py",
+        ),
+        floor=0.9,
+    ),
     "decide": _of_operator("decide", floor=0.80),
     "policy": _of_operator("policy", floor=0.88),
 }

@@ -15,7 +15,7 @@ from typing import Final
 from stepkeeper.companion.channel import Channel, Outbox
 from stepkeeper.companion.processes import ParentProcess
 from stepkeeper.companion.server import Server
-from stepkeeper.process_end.kernel_record import KernelRecord
+from stepkeeper.kernel_record import KernelRecord
 
 _SOCKET_GONE: Final = 0
 _STDERR: Final = 2
@@ -26,7 +26,7 @@ def serve(socket_fd: int, trainer_pid: int) -> None:
     """Answer requests until the trainer closes the socket or is dead, then end this process at once.
 
     Work that isn't finished by then never will be: a commit that isn't in the log is no commit. For a trainer that a
-    signal has ended, its companion leaves the last word.
+    signal has ended, its companion writes the termination message.
     """
     channel = Channel(socket.socket(fileno=socket_fd))
     # The socket alone doesn't tell: a worker that the trainer has forked may hold the other end, and outlive it.
@@ -37,7 +37,7 @@ def serve(socket_fd: int, trainer_pid: int) -> None:
         server.receive_packet(packet)
     # The kubelet tells itself how the first process of a container ended, and then adds the end of the log.
     if trainer_pid != _FIRST and (number := record.read_end_signal()) is not None:
-        server.leave_word_of_killed(number)
+        server.write_message_of_killed(number)
     os._exit(_SOCKET_GONE)
 
 

@@ -27,9 +27,9 @@ from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.companion.session import Session
 from stepkeeper.contract import ContractError, Directive, ReportPhase
 from stepkeeper.contract.wire import decode, encode
+from stepkeeper.ending.message import write_for_killed
 from stepkeeper.errors import CompanionError, encode_error
 from stepkeeper.loggers import identify
-from stepkeeper.process_end.killed import leave_word_of_killed
 from stepkeeper.stacks.dumping import StackDumper
 from stepkeeper.stacks.reading import open_stacks
 from stepkeeper.storage.base import is_full
@@ -102,13 +102,11 @@ class Server:
         if self._stacks is not None:
             self._stacks.see_step(_step_of(self._state))
 
-    def leave_word_of_killed(self, number: int) -> None:
-        """Leave the last word of the trainer, which the signal `number` has ended, unless it was told to stop."""
+    def write_message_of_killed(self, number: int) -> None:
+        """Write the termination message of the trainer, which signal `number` has killed, unless it had a notice."""
         opening, state = self._opening, self._state or TrainerState()
         if opening is not None and opening.identity is not None and state.notice is None:
-            leave_word_of_killed(
-                opening.identity, opening.rank, number, step=state.step, restored=state.restored
-            )
+            write_for_killed(opening.identity, opening.rank, number, step=state.step, restored=state.restored)
 
     def run_forever(self) -> None:
         """Answer requests, and never return. An error outside a request ends the process, which the trainer sees."""

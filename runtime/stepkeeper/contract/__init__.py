@@ -4,7 +4,7 @@ It needs the standard library only. Every value has one writer and one reader on
 boundary, and both sides use this code: nothing else in the project spells one of these names again.
 """
 
-from stepkeeper.contract.exits import END_RESERVE_S, Cause, ExitCode
+from stepkeeper.contract.exits import END_RESERVE_S, Cause, EndKind, ExitCode, NoticeSource
 from stepkeeper.contract.identity import Identity
 from stepkeeper.contract.places import (
     CA_FILE_NAME,
@@ -63,12 +63,14 @@ __all__ = [
     "CommitPoint",
     "ContractError",
     "Directive",
+    "EndKind",
     "Endpoint",
     "ExitCode",
     "Head",
     "Identity",
     "Interval",
     "IntervalType",
+    "NoticeSource",
     "OnDisruption",
     "Report",
     "ReportPhase",

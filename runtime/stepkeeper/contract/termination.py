@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Self
 
-from stepkeeper.contract.exits import Cause, ExitCode
+from stepkeeper.contract.exits import Cause, ExitCode, NoticeSource
 from stepkeeper.contract.report import CommitPoint
 from stepkeeper.contract.wire import AtMost, decode_message, encode_json
 
@@ -21,7 +21,6 @@ _TELLING: Final[dict[int, int]] = {
     ExitCode.FENCED: 4,
 }
 _TELLING_OF_ERRORS: Final = 2
-_SIGTERM: Final = "sigterm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +32,9 @@ class Termination:
 
     code: int
     """The exit code that the process meant (`ExitCode`, or the application's own)."""
+
+    kind: str | None = None
+    """An `EndKind`."""
 
     step: int | None = None
     """The last step that was finished."""
@@ -51,16 +53,19 @@ class Termination:
     """A `Cause`, if the process knows it."""
 
     notice: str | None = None
-    """The source of the notice that asked it to stop: sigterm, directive, file, call."""
+    """The `NoticeSource` that asked it to stop."""
 
     decision: Annotated[str, AtMost(512)] | None = None
     """What it chose to save in the time that was left, and why, for people."""
 
-    agreed: bool | None = None
-    """True if it stopped at a step that all ranks had agreed on: none of them had failed when it was told to stop."""
+    agreed_step: int | None = None
+    """The step at which it stopped because all ranks had agreed to: none of them had failed by then."""
 
     error: str | None = None
     """The end of the traceback."""
+
+    first_failure: Annotated[str, AtMost(256)] | None = None
+    """The rank in this pod that failed first, and its error. Messages that replace this one keep it."""
 
     rank: int | None = None
     """The rank of the process: a pod may have several, and one message."""
@@ -80,12 +85,19 @@ class Termination:
         beside = self.rank != earlier.rank and self.restart == earlier.restart
         return not beside or (_telling(self.code) >= _telling(earlier.code) and not self._follows(earlier))
 
+    def join(self, earlier: "Termination") -> "Termination":
+        """Return the one that stands of this message and an earlier one in the pod, with the first failure of both."""
+        stands = self if self.replaces(earlier) else earlier
+        if self.restart != earlier.restart or stands.code == ExitCode.DONE:
+            return stands
+        return replace(stands, first_failure=earlier.first_failure or self.first_failure)
+
     def _follows(self, earlier: "Termination") -> bool:
         """Tell whether this process, beside the earlier one, was told to stop because that one had ended."""
         if self.code != ExitCode.SAVED:
             return False
         if earlier.code == ExitCode.SAVED:
-            return self.notice == _SIGTERM and earlier.notice not in {_SIGTERM, None}
+            return self.notice == NoticeSource.SIGTERM and earlier.notice not in {NoticeSource.SIGTERM, None}
         return earlier.code != ExitCode.DONE and earlier.notice is None
 
     @classmethod
@@ -103,13 +115,16 @@ class Termination:
 
     def to_json(self) -> bytes:
         """Encode the message in at most 4096 bytes. The error is cut from its front until it fits."""
+        # Half a surrogate pair, as of a file name that is no UTF-8, would make the message unreadable.
+        first = self.first_failure and self.first_failure.encode(errors="replace").decode()
         error = self.error
         if error is not None:
             error = error.encode(errors="replace")[-_ERROR_LIMIT_BYTES:].decode(errors="ignore")
-        data = encode_json(replace(self, error=error))
+        message = replace(self, error=error, first_failure=first)
+        data = encode_json(message)
         while len(data) > _LIMIT_BYTES and error:
             error = error[len(error) // 2 + 1 :]
-            data = encode_json(replace(self, error=error))
+            data = encode_json(replace(message, error=error))
         return data
 
 

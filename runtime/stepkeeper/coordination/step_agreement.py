@@ -52,8 +52,6 @@ class StepAgreement:
         rank_group: RankGroup,
         waits: Waits | None = None,
         on_met: Callable[[], None] = lambda: None,
-        *,
-        on_early_stop: Callable[[], None] = lambda: None,
     ) -> None:
         """Agree on nothing before `start`.
 
@@ -61,12 +59,13 @@ class StepAgreement:
             rank_group: The ranks that train together.
             waits: Ends the waits for other ranks.
             on_met: Called in the agreement's thread when all ranks have come, before the first round.
-            on_early_stop: Called in a thread of its own when another rank was told to stop before that.
 
         """
         self._rank_group = rank_group
         self._on_met = on_met
-        self._on_early_stop = on_early_stop
+        self.heard_early_stop = False
+        """True if another rank was asked to stop before all had come to the start."""
+
         self._is_past_start = threading.Event()
         self._waits = waits or Waits()
         self._changed = threading.Condition()
@@ -187,7 +186,7 @@ class StepAgreement:
                     self._rank_group.propose(_EARLY, {})
                     return
                 if self._rank_group.read_proposal(_EARLY) is not None:
-                    self._on_early_stop()
+                    self.heard_early_stop = True
                     return
 
     def _hold_rounds(self) -> None:

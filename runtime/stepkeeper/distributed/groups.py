@@ -18,10 +18,10 @@ from stepkeeper.contract import ContractError, ExitCode, Identity, Termination
 from stepkeeper.distributed.devices import Hardware, find_hardware
 from stepkeeper.distributed.launchers import Launcher, choose_launcher, is_launched, read_local_rank
 from stepkeeper.distributed.meeting import meet
+from stepkeeper.ending.before_manager import exit_at_early_notice
+from stepkeeper.ending.message import count_restarts, write
 from stepkeeper.errors import PeerLostError, ProcessGroupError
 from stepkeeper.loggers import logger
-from stepkeeper.process_end.last_words import count_restarts, leave_last_word
-from stepkeeper.training.notices.early_notice import heed_early_notices
 
 __all__ = ["Membership", "init"]
 
@@ -79,7 +79,7 @@ def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
         All ranks call this. Where a group exists already, it changes nothing and waits for nobody.
 
     """
-    _heed_notices()
+    _exit_at_notice()
     hardware = find_hardware()
     if not dist.is_initialized():
         try:
@@ -101,11 +101,11 @@ def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
     )
 
 
-def _heed_notices() -> None:
+def _exit_at_notice() -> None:
     """Have a notice end this process of a pod until there is a manager. A launcher of several ends them itself."""
     if Identity.present(os.environ) and not is_launched(os.environ):
         try:
-            heed_early_notices(Identity.from_env(os.environ))
+            exit_at_early_notice(Identity.from_env(os.environ))
         except ContractError as error:
             raise ProcessGroupError(str(error)) from error
 
@@ -165,8 +165,8 @@ def _leave(error: PeerLostError) -> NoReturn:
     if Identity.present(os.environ):
         identity = Identity.from_env(os.environ)
         rank = int(os.environ.get("RANK") or identity.rank)
-        word = Termination(code=ExitCode.PEER_LOST, error=str(error), rank=rank, restart=count_restarts())
-        leave_last_word(Path(identity.termination_file), word)
+        message = Termination(code=ExitCode.PEER_LOST, error=str(error), rank=rank)
+        write(Path(identity.termination_file), message)
     sys.exit(ExitCode.PEER_LOST)
 
 

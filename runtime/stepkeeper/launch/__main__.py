@@ -11,16 +11,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from stepkeeper.contract import RUN_FOLDER, ContractError, ExitCode, Identity, Termination
+from stepkeeper.contract import (
+    RUN_FOLDER,
+    ContractError,
+    ExitCode,
+    Identity,
+    NoticeSource,
+    Termination,
+)
+from stepkeeper.ending import message
 from stepkeeper.launch.child import Child
 from stepkeeper.launch.exit_code import (
-    SIGTERM,
     choose_exit_code,
-    read_last_word,
     read_torchrun_error,
-    withdraw_last_word,
 )
-from stepkeeper.process_end.last_words import leave_last_word
 
 __all__ = ["main", "torchrun_variables"]
 
@@ -80,24 +84,24 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _run_in_pod(command: list[str], pod: Identity, folder: Path) -> int:
-    last_word_file = Path(pod.termination_file)
+    message_file = Path(pod.termination_file)
     error_file = os.environ.get(_ERROR_FILE_VARIABLE) or f"{folder}/error.json"
     told = torchrun_variables(os.environ) | {_ERROR_FILE_VARIABLE: error_file}
 
     def has_stopped() -> bool:
-        word = read_last_word(last_word_file)
-        return word is not None and word.code != ExitCode.DONE
+        found = message.read(message_file)
+        return found is not None and found.code != ExitCode.DONE
 
     child = _start(command, os.environ | told, folder, pod.grace_s)
     code = child.wait(has_stopped)
-    said = last_word = read_last_word(last_word_file)
-    if said is None and code != ExitCode.DONE:
-        last_word = read_torchrun_error(Path(error_file)) or _judge_early_stop(code, child)
-    meant = choose_exit_code(code, last_word, was_told=child.was_told)
-    if said is not None and said.code != meant:
-        withdraw_last_word(last_word_file)
-    elif said is None and last_word is not None and last_word.code == meant:
-        leave_last_word(last_word_file, last_word)
+    found = final = message.read(message_file)
+    if found is None and code != ExitCode.DONE:
+        final = read_torchrun_error(Path(error_file)) or _judge_early_stop(code, child)
+    meant = choose_exit_code(code, final, was_told=child.was_told)
+    if found is not None and found.code != meant:
+        message.withdraw(message_file)
+    elif found is None and final is not None and final.code == meant:
+        message.write(message_file, final)
     if meant != code:
         sys.stderr.write(
             f"stepkeeper.launch: {command[0]} ended with code {code}, the training with {meant}\n"
@@ -115,12 +119,12 @@ def _start(command: list[str], environ: Mapping[str, str], folder: Path, grace_s
 
 
 def _judge_early_stop(code: int, child: Child) -> Termination | None:
-    """Return the last word for a command that died of SIGTERM: no rank was left below it that could have saved.
+    """Return the message for a command that died of SIGTERM: no rank was left below it that could have saved.
 
     torchrun dies of it while it is loaded, and while it waits for those of other pods.
     """
     died = child.was_told and code == _DIED_OF_SIGTERM
-    return Termination(code=ExitCode.SAVED, notice=SIGTERM) if died else None
+    return Termination(code=ExitCode.SAVED, notice=NoticeSource.SIGTERM) if died else None
 
 
 def _complain(message: str, code: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stepkeeper.contract import LAUNCHER_VARIABLE
-from stepkeeper.process_end.launcher_folder import list_ranks
+from stepkeeper.ending.launcher_folder import list_ranks
 
 __all__ = ["Child"]
 

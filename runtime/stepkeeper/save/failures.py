@@ -2,8 +2,8 @@
 
 import threading
 from collections.abc import Callable
-from typing import Final
-from weakref import WeakMethod, finalize
+from typing import Final, Protocol
+from weakref import WeakMethod
 
 from stepkeeper.errors import (
     CompanionLostError,
@@ -14,12 +14,17 @@ from stepkeeper.errors import (
     StepkeeperError,
 )
 from stepkeeper.loggers import logger
-from stepkeeper.process_end.fence import forget_fence, note_fence
 
 __all__ = ["SaveFailures"]
 
 _log: Final = logger("stepkeeper")
 _MAX_LOST_IN_A_ROW: Final = 2
+
+
+class EndAsFencedIf(Protocol):
+    """A function that lets the process end as fenced if a method returns True when it ends."""
+
+    def __call__(self, is_lost: Callable[[], bool], *, is_pods: bool) -> None: ...
 
 
 class SaveFailures:
@@ -44,21 +49,24 @@ class SaveFailures:
         self._had_root = False
         """True once this process has claimed the root."""
 
-        self._name = object()
-        """Stands for this one where the end of the process is decided."""
+        self._is_closed = False
+        self._end_as_fenced_if: EndAsFencedIf | None = None
+        self._has_hook = False
 
-        self._forget_when_dropped: finalize[[object], SaveFailures] | None = None
-
-    def on_fence(self, tell: Callable[[FencedError], None], *, is_pods: bool) -> None:
+    def on_fence(
+        self, tell: Callable[[FencedError], None], end_as_fenced_if: EndAsFencedIf, *, is_pods: bool
+    ) -> None:
         """Call a method when a fence becomes known, in the thread that found it.
 
         Args:
             tell: The method; its object is held weakly.
-            is_pods: True if the root is the one that the operator has given to this pod: whoever loses it, or isn't
-                let in, must not end as if training were done.
+            end_as_fenced_if: Called first; it lets the process end as fenced if `is_lost` when it ends.
+            is_pods: True if the root is the one that the operator has given to this pod: a process that loses it, or
+                isn't let in, must not end as if training were done.
 
         """
         self._tell = WeakMethod(tell)
+        self._end_as_fenced_if = end_as_fenced_if
         self._is_pods = is_pods
 
     @property
@@ -76,30 +84,30 @@ class SaveFailures:
             self._fence = self._fence or fence
         if is_new:
             _log.error("fenced, nothing more is saved here: %s", fence)
-            self._note_fence()
+            if self._end_as_fenced_if is not None and not self._has_hook:
+                self._has_hook = True
+                self._end_as_fenced_if(self.is_lost, is_pods=self._is_pods)
             # Gone if the manager was dropped: the process may go on until its last save has ended.
             tell = None if self._tell is None else self._tell()
             if tell is not None:
                 tell(fence)
 
-    def _note_fence(self) -> None:
-        # A root beside the training's that lets nobody in, as another job's does, is no loss of the training.
-        note_fence(self._name, ends_process=self._is_pods or self._had_root)
-        if not self._is_pods and self._forget_when_dropped is None:
-            self._forget_when_dropped = finalize(self, forget_fence, self._name)
-            self._forget_when_dropped.atexit = False
+    def is_lost(self) -> bool:
+        """Return True if this process must not end as if training were done: it has lost its root.
+
+        A root beside the training's that refuses this process, as another job's does, is no loss of the training.
+        """
+        return self._fence is not None and (self._is_pods or (self._had_root and not self._is_closed))
 
     def forget_fence(self) -> None:
         """Forget the fence: this process has claimed the root."""
         with self._lock:
             self._fence = None
             self._had_root = True
-        forget_fence(self._name)
 
     def close(self) -> None:
         """Let the process end as it may once nothing is saved here any more, unless the root is the pod's."""
-        if not self._is_pods:
-            forget_fence(self._name)
+        self._is_closed = True
 
     def record_outcome(self, failure: BaseException | None) -> None:
         """Note how the next save has ended: with `failure`, or with a commit."""

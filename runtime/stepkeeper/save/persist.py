@@ -15,6 +15,7 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import (
+    UNANSWERED,
     CompanionLostError,
     DevicesFullError,
     FencedError,
@@ -27,7 +28,6 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
-from stepkeeper.process_end.known_causes import UNANSWERED
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.job import Place, SaveJob
 from stepkeeper.save.report import SaveState

@@ -48,8 +48,6 @@ class SaveDecider:
         read_conditions: Callable[[], SaveConditions] = SaveConditions,
         waits: Waits | None = None,
         on_met: Callable[[], None] = lambda: None,
-        *,
-        on_early_stop: Callable[[], None] = lambda: None,
     ) -> None:
         """Start with no request.
 
@@ -59,13 +57,12 @@ class SaveDecider:
             read_conditions: Returns the state of the saves; called in rank 0, by the train thread.
             waits: Ends the waits for other ranks.
             on_met: Called in a thread of several ranks when all of them have come to the training.
-            on_early_stop: Called in a thread when another rank was told to stop before that.
 
         """
         self._policy = policy
         self._rank_group = rank_group
         self._read_conditions = read_conditions
-        self._agreement = StepAgreement(rank_group, waits, on_met, on_early_stop=on_early_stop)
+        self._agreement = StepAgreement(rank_group, waits, on_met)
         self._answered: deque[str] = deque(maxlen=_REMEMBERED)
         """Requests that all ranks have come to. Hosts may ask for the same one, each when it hears of the reason."""
 
@@ -84,6 +81,11 @@ class SaveDecider:
     def stop_is_agreed(self) -> bool:
         """True if all ranks have agreed on a step to stop at, and this one hasn't come to it yet."""
         return self._agreement.agreed_stop is not None
+
+    @property
+    def heard_early_stop(self) -> bool:
+        """True if another rank was asked to stop before all had come to the training."""
+        return self._agreement.heard_early_stop
 
     @property
     def kills(self) -> bool | None:

@@ -1,12 +1,15 @@
 """Savers and their jobs, with stand-ins for the companion and for other ranks."""
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any, cast
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
+from stepkeeper.ending.moves import Moves
 from stepkeeper.log import CommitRecord, ManifestRef
+from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.job import SaveJob
 from stepkeeper.save.saver import Saver
@@ -14,7 +17,7 @@ from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot
 from stepkeeper.storage.memory import MemoryStore
 
-__all__ = ["REF", "job_of", "record_of", "saver_with"]
+__all__ = ["REF", "job_of", "moves_of", "record_of", "saver_with"]
 
 REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
 
@@ -40,6 +43,17 @@ def saver_with(
         max_pending=max_pending,
         **options,
     )
+
+
+def moves_of(saver: Saver, step: int, *, left_s: float) -> Moves:
+    """Make the moves of a rank that stops at `step`, `left_s` seconds before it is killed."""
+    notices: Any = SimpleNamespace(schedule=SimpleNamespace(left_s=left_s), first=None)
+    parts: Any = SimpleNamespace(
+        steps=None, saver=saver, rank_group=saver._rank_group, progress=saver._progress
+    )
+    moves = Moves(parts, notices)
+    moves.stop_request = SaveRequest(step=step, state={"step": step}, is_last=True)
+    return moves
 
 
 def job_of(snapshot: Snapshot, region: Region, transfer: Future[None] | None = None) -> SaveJob:

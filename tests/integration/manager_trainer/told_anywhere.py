@@ -42,7 +42,7 @@ def part(name: str) -> Iterator[None]:
 
 
 def is_told() -> bool:
-    notices = MANAGERS[0]._parts.controller.notices.notices
+    notices = MANAGERS[0]._parts.ending.notices.schedule.notices
     return any(notice.source == "sigterm" for notice in notices)
 
 

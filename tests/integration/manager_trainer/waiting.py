@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from stepkeeper import CheckpointManager
+from stepkeeper.ending import schedule
 from stepkeeper.storage.posix import PosixStore
-from stepkeeper.training import grace_period
 from stepkeeper_testing.trainer import Mutex, environment_in, say, slow_shares
 from stepkeeper_testing.trainer import join as join_group
 
@@ -29,7 +29,7 @@ def open_manager(interval: int = 10**6) -> CheckpointManager:
     if "grace_s" in OPTIONS:
         environment = environment_in(FOLDER, RANK, grace_s=OPTIONS["grace_s"])
         return CheckpointManager(uri, interval, environment=environment)
-    grace_period._SILENCE_S = OPTIONS["silence_s"]  # type: ignore[misc]  # what is tested isn't how long it is
+    schedule._SILENCE_S = OPTIONS["silence_s"]  # type: ignore[misc]  # what is tested isn't how long it is
     return CheckpointManager(uri, interval)
 
 

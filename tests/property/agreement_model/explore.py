@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from agreement_model.world import Action, Fate, RankState, Setting, World, act, actions, start
 
+from stepkeeper.contract import ExitCode
 from stepkeeper.coordination.agreement_rules import STOP, STOPS, kills_for
 
 __all__ = ["Explored", "FoundError", "explore"]
@@ -66,6 +67,8 @@ def _broken(world: World, setting: Setting) -> str | None:
         state.failed for state in world.ranks
     ):
         return "a rank gives up though none is lost"
+    if any(state.ending.is_leaving and state.fate is Fate.TRAINING for state in world.ranks):
+        return "a program that has ended gets the thread back"
     if lost := [name for state in world.ranks for name in state.wished if not _is_known(state, name)]:
         return f"{lost} got lost"
     if any(_kills(state) != _is_to_be_killed(world, state) for state in world.ranks if _has_stopped(state)):
@@ -113,6 +116,8 @@ def _broken_end(world: World, setting: Setting) -> str | None:
         told = found.name in {name for _, names in world.ranks[0].acted for name in names}
         if comes and not told and not _has_stopped(world.ranks[0]):
             return f"what round {number} was about got lost: {found.name}"
+    if len({state.ending.code for state in world.ranks}) > 1:
+        return "ranks end with different codes"
     return None
 
 
@@ -128,7 +133,7 @@ def _count_end(found: Explored, world: World) -> None:
     found.ends += 1
     found.gave_up += any(state.fate is Fate.GAVE_UP for state in world.ranks)
     if all(state.fate is Fate.LEFT for state in world.ranks):
-        stopped = _has_stopped(world.ranks[0])
+        stopped = world.ranks[0].ending.code == ExitCode.SAVED
         found.stopped += stopped
         found.finished += not stopped
 

@@ -1,7 +1,8 @@
-"""Ranks that train and agree, one action at a time. What a rank does for the agreement is the shipped `RankView`'s.
+"""Ranks that train, agree and end, one action at a time.
 
-Here is only what surrounds it: the ranks' store, which is in rank 0; the steps that the train threads pass; notices and
-other wishes that come up at any moment; ranks that are lost; and how ranks leave.
+What a rank does for the agreement is the shipped `RankView`'s, and how it ends the shipped `Ending`'s. Here is only
+what surrounds them: the ranks' store, which is in rank 0; the steps that the train threads pass; notices and other
+wishes that come up at any moment; saves that fail; and ranks that are lost.
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from stepkeeper.contract import ExitCode
 from stepkeeper.coordination.agreement_rules import (
     STOPS,
     Answer,
@@ -19,17 +21,16 @@ from stepkeeper.coordination.agreement_rules import (
     Position,
     RankView,
 )
+from stepkeeper.ending.machine import Ending, Move
+from stepkeeper.errors import PeerLostError
 
 __all__ = ["Action", "Fate", "RankState", "Setting", "World", "act", "actions", "start"]
 
 
 class Fate(Enum):
     TRAINING = "training"
-    STOPPING = "stopping"
-    """At the step that all stop at: it saves, which needs all ranks, or meets them if nothing is saved."""
-
-    FINISHING = "finishing"
-    """Its last step is passed: all ranks meet before one leaves."""
+    ENDING = "ending"
+    """It makes the moves of its `Ending`."""
 
     LEFT = "left"
     GAVE_UP = "gave up"
@@ -64,6 +65,18 @@ class Setting:
     heeds_stop: bool = True
     """False: the training is told of the stop and goes on."""
 
+    saves_at_stop: bool = True
+    """False: the job says Skip."""
+
+    ends_itself: bool = False
+    """True: the program ends its loop after the last step for a notice that it has got too, as Lightning's does."""
+
+    is_last_unsaved: bool = True
+    """True: at the training's end the last step isn't saved yet."""
+
+    failures: int = 0
+    """How often the save of a stop step fails on a rank, whether the others see its commit or not."""
+
     def next_after(self, beyond: Position) -> int | None:
         """Return the index of the first step beyond a position; None if training ends before it."""
         n_returns = 0
@@ -76,12 +89,15 @@ class Setting:
 
 class RankState(NamedTuple):
     view: RankView
+    ending: Ending
     at: int = 0
     """How many steps it has passed."""
 
     started: bool = True
+    is_dead: bool = False
+    came_to: tuple[tuple[Move, int], ...] = ()
+    """The moves that all ranks make together to which it has come, each with its number."""
 
-    fate: Fate = Fate.TRAINING
     begun: bool = False
     """Its present move is begun: what it sends is sent, and it waits for what comes of it."""
 
@@ -93,6 +109,17 @@ class RankState(NamedTuple):
 
     wished: tuple[str, ...] = ()
     """What came up here before it left."""
+
+    @property
+    def fate(self) -> Fate:
+        if self.is_dead:
+            return Fate.DEAD
+        if self.ending.is_closed:
+            return Fate.GAVE_UP if self.ending.code == ExitCode.PEER_LOST else Fate.LEFT
+        if self.ending.is_leaving and self.ending.move is None:
+            return Fate.TRAINING
+        is_ending = self.ending.has_stopped or self.ending.move is not None
+        return Fate.ENDING if is_ending else Fate.TRAINING
 
 
 class _Round(NamedTuple):
@@ -106,6 +133,7 @@ class World(NamedTuple):
     rounds: tuple[_Round, ...] = ()
     to_come: tuple[tuple[int, str], ...] = ()
     deaths: int = 0
+    failures: int = 0
 
 
 class Action(NamedTuple):
@@ -116,14 +144,17 @@ class Action(NamedTuple):
 
 _GONE = (Fate.LEFT, Fate.GAVE_UP, Fate.DEAD)
 _LOST = (Fate.GAVE_UP, Fate.DEAD)
+_TOGETHER = (Move.MEET, Move.SAVE_STOP, Move.AGREE, Move.SAVE_LAST)
 
 
 def start(setting: Setting) -> World:
     """Return the world before any step."""
+    ending = Ending(saves_at_stop=setting.saves_at_stop)
     ranks = tuple(
-        RankState(RankView(rank=rank), started=not setting.starts_apart) for rank in range(setting.n_ranks)
+        RankState(RankView(rank=rank), ending, started=not setting.starts_apart)
+        for rank in range(setting.n_ranks)
     )
-    return World(ranks, to_come=setting.wishes, deaths=setting.deaths)
+    return World(ranks, to_come=setting.wishes, deaths=setting.deaths, failures=setting.failures)
 
 
 def actions(world: World, setting: Setting) -> Iterator[Action]:
@@ -146,6 +177,8 @@ def actions(world: World, setting: Setting) -> Iterator[Action]:
                 yield Action("hear of loss", rank)
         if _can_train(world, rank, setting):
             yield Action("train", rank)
+            if world.failures and state.ending.move is Move.SAVE_STOP and state.ending.has_state:
+                yield Action("fail", rank)
 
 
 def act(world: World, action: Action, setting: Setting) -> World:
@@ -158,36 +191,73 @@ def act(world: World, action: Action, setting: Setting) -> World:
             world = world._replace(to_come=left)
             if state.fate in _GONE:
                 return world
-            return _with(
-                world, rank, state._replace(view=state.view.wish(name), wished=(*state.wished, name))
-            )
+            view, wished = state.view.wish(name), (*state.wished, name)
+            return _with(world, rank, state._replace(view=view, wished=wished))
         case "die":
             world = world._replace(deaths=world.deaths - 1)
-            return _with(world, rank, state._replace(fate=Fate.DEAD))
+            return _with(world, rank, state._replace(is_dead=True))
         case "start":
             return _with(world, rank, state._replace(started=True))
         case "hear of loss":
             return _with(world, rank, state._replace(failed=True))
         case "train":
             return _with(world, rank, _train(world, rank, setting))
+        case "fail":
+            ending = state.ending.hear_save("it failed", may_retry=True)
+            world = world._replace(failures=world.failures - 1)
+            return _with(world, rank, _come(state._replace(ending=ending)))
         case _:
             return _move(world, rank)
 
 
 def _train(world: World, rank: int, setting: Setting) -> RankState:
+    """Let the train thread of a rank pass a step, or make the next move of its ending."""
     state = world.ranks[rank]
-    if state.failed:
-        return state._replace(fate=Fate.GAVE_UP)
-    if state.fate in (Fate.STOPPING, Fate.FINISHING):
-        return state._replace(fate=Fate.LEFT)
+    if state.ending.move is Move.CLOSE:
+        return state._replace(ending=state.ending.hear_closed())
+    if state.failed and state.ending.move is not Move.SAVE_STOP:
+        return _come(state._replace(ending=state.ending.fail(PeerLostError("a rank is lost"))))
+    if state.ending.move is not None:
+        return _come(state._replace(ending=_end(world, rank, setting)))
+    if state.ending.has_stopped:
+        return _come(state._replace(ending=state.ending.leave()))
     if state.at == len(setting.steps):
-        return state._replace(fate=Fate.FINISHING)
+        ends_itself = setting.ends_itself and not set(STOPS).isdisjoint(state.wished)
+        return _come(state._replace(ending=state.ending.leave(ends_itself=ends_itself)))
     step = setting.steps[state.at]
     view, due = state.view.pass_step(step)
     acted = (*state.acted, (step, due)) if due else state.acted
-    stops = setting.heeds_stop and not set(STOPS).isdisjoint(due)
-    fate = Fate.STOPPING if stops else Fate.TRAINING
-    return state._replace(view=view, at=state.at + 1, acted=acted, fate=fate)
+    ending = state.ending if set(STOPS).isdisjoint(due) else state.ending.reach(step)
+    ending = ending.stop() if ending.stop_step == step and setting.heeds_stop else ending
+    return _come(state._replace(view=view, at=state.at + 1, acted=acted, ending=ending))
+
+
+def _end(world: World, rank: int, setting: Setting) -> Ending:
+    """Return what comes of a rank's move if nothing fails, or if a rank that it needs is lost."""
+    ending, states = world.ranks[rank].ending, world.ranks
+    match ending.move:
+        case Move.MEET:
+            return ending.hear_met()
+        case Move.SAVE_STOP:
+            all_came = all(_key(states[rank]) in state.came_to for state in states)
+            return ending.hear_save(None if all_came else "not all ranks came")
+        case Move.AGREE:
+            stops = any(state.ending.ends_itself for state in states)
+            return ending.hear_end(saves=setting.is_last_unsaved, stops=stops)
+        case _:
+            return ending.close_with(ExitCode.DONE)
+
+
+def _key(state: RankState) -> tuple[Move, int] | None:
+    """Return the move that a rank now makes together with the others; None if it makes none."""
+    move = state.ending.move
+    is_alone = move is Move.SAVE_STOP and not state.ending.has_state
+    return None if move not in _TOGETHER or is_alone or move is None else (move, state.ending.n_tries)
+
+
+def _come(state: RankState) -> RankState:
+    key = _key(state)
+    return state if key is None else state._replace(came_to=(*state.came_to, key))
 
 
 def _can_train(world: World, rank: int, setting: Setting) -> bool:
@@ -195,9 +265,11 @@ def _can_train(world: World, rank: int, setting: Setting) -> bool:
     if state.failed:
         return True
     others = [other for number, other in enumerate(world.ranks) if number != rank]
-    if state.fate in (Fate.STOPPING, Fate.FINISHING):
-        # All must come before one leaves; whoever has left had seen that all had come.
-        return all(other.fate in (state.fate, Fate.LEFT) for other in others)
+    if state.ending.move is not None or state.ending.has_stopped:
+        key = _key(state)
+        # A rank that saw the commit has left, and starts nothing again: those that didn't hear that it is gone.
+        gives_up = state.ending.n_tries > 0 and any(other.fate is Fate.LEFT for other in others)
+        return key is None or gives_up or all(key in other.came_to for other in others)
     if state.at in setting.meets and any(other.at < state.at or not other.started for other in others):
         return False
     slowest = min((other.at for other in others if other.fate not in _GONE), default=state.at)

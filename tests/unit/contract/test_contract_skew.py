@@ -101,7 +101,9 @@ def written() -> dict[str, Message]:
             rank=5,
             restart=1,
             decision="saved step 1230 in 40 of 60 s",
-            agreed=True,
+            agreed_step=1230,
+            kind="saved",
+            first_failure="rank 5: ValueError: the loss is no number",
         ),
     }
 

@@ -13,12 +13,12 @@ import torch
 from stepkeeper.contract import Termination
 from stepkeeper.distributed.devices import choose_backend
 from stepkeeper.distributed.launchers import Launcher, choose_launcher, read_local_rank
+from stepkeeper.ending import launcher_folder
+from stepkeeper.ending.launcher_folder import list_ranks
 from stepkeeper.errors import ProcessGroupError
+from stepkeeper.kernel_record import KernelRecord
 from stepkeeper.launch.__main__ import torchrun_variables
 from stepkeeper.launch.exit_code import choose_exit_code, read_torchrun_error
-from stepkeeper.process_end import launcher_folder
-from stepkeeper.process_end.kernel_record import KernelRecord
-from stepkeeper.process_end.launcher_folder import list_ranks
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
 POD = pod_environ(
@@ -27,7 +27,7 @@ POD = pod_environ(
 
 
 def ended(code: int, notice: str | None = None, *, agreed: bool = False) -> Termination:
-    return Termination(code=code, notice=notice, agreed=agreed)
+    return Termination(code=code, notice=notice, agreed_step=7 if agreed else None)
 
 
 BOTH = (True, False)
@@ -87,7 +87,7 @@ _RUN = """
 import os, signal, sys, tempfile
 from pathlib import Path
 from stepkeeper.launch.child import Child
-from stepkeeper.process_end.launcher_folder import sign_on
+from stepkeeper.ending.launcher_folder import sign_on
 
 folder = Path(tempfile.mkdtemp())
 """
@@ -114,7 +114,7 @@ sys.exit(Child(["sh", "-c", "exit 3"], os.environ, folder, 1).wait(lambda: False
 
 _RANK = """
 import os, signal, sys
-from stepkeeper.process_end.launcher_folder import sign_on
+from stepkeeper.ending.launcher_folder import sign_on
 signal.signal(signal.SIGTERM, lambda *_: (print("rank", flush=True), sys.exit(75)))
 sign_on()
 os.kill(int(sys.argv[1]), signal.SIGTERM)

@@ -14,7 +14,7 @@ from stepkeeper.log.tail import slot_path
 from stepkeeper.policy.save import Auto, Disruptions, SaveCost
 from stepkeeper.storage import ObjectStat
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper.training.disruptions import DisruptionHistory
+from stepkeeper.training.steps import DisruptionHistory
 from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.hooks import at
 from stepkeeper_testing.pod import pod_identity
@@ -81,7 +81,7 @@ def test_a_first_start_has_no_past_and_learns_from_each_hour(
     found = past(root)
     assert found == RestartHistory(restarts=0, over_s=0)
     now_s = 100.0
-    monkeypatch.setattr("stepkeeper.training.disruptions.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("stepkeeper.training.steps.time", SimpleNamespace(monotonic=lambda: now_s))
     experience = DisruptionHistory()
     assert interval_s(experience.count_until_now(0, found)) == interval_s(Disruptions())
     now_s += 10 * DAY_S

@@ -2,14 +2,10 @@
 # typing has override from Python 3.12 on.
 """How a process ends: its exit code, its last word, and that nothing holds up its end."""
 
-import fcntl
 import logging
 import os
-import signal
-import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,9 +15,22 @@ import pytest
 from stepkeeper import loggers
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import Cause, CommitPoint, ExitCode, Interval, Settings, Termination
+from stepkeeper.contract import (
+    Cause,
+    EndKind,
+    ExitCode,
+    Interval,
+    NoticeSource,
+    Settings,
+    Termination,
+)
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.coordination.waits import Waits
+from stepkeeper.ending import shell as ending_shell
+from stepkeeper.ending.exits import exit_code_of, find_known_cause
+from stepkeeper.ending.parts import EndingParts
+from stepkeeper.ending.shell import EndingShell
+from stepkeeper.ending.watch import EndWatch
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
@@ -38,19 +47,10 @@ from stepkeeper.errors import (
     encode_error,
 )
 from stepkeeper.policy.save import EveryNSteps
-from stepkeeper.process_end.kernel_record import KernelRecord
-from stepkeeper.process_end.killed import leave_word_of_killed
-from stepkeeper.process_end.known_causes import find_known_cause
-from stepkeeper.process_end.last_words import leave_last_word
 from stepkeeper.save.persist import _join_refusals
 from stepkeeper.save.saver import Saver
-from stepkeeper.training import closing
-from stepkeeper.training.closing import Closing
 from stepkeeper.training.environment import Environment, PodPaths
-from stepkeeper.training.grace_period import GracePeriod
-from stepkeeper.training.notices.watcher import NoticeWatcher
-from stepkeeper.training.step_controller import StepController
-from stepkeeper.training.termination import ProcessExit, process_exit_code
+from stepkeeper.training.steps import TrainSteps
 from stepkeeper_testing.pod import pod_identity
 
 
@@ -71,45 +71,7 @@ from stepkeeper_testing.pod import pod_identity
     ],
 )
 def test_exit_codes(error: BaseException, code: int) -> None:
-    assert process_exit_code(error) == code
-
-
-def test_a_last_word_can_be_read_whenever_the_process_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "termination"
-    first = Termination(code=75, step=7, notice="sigterm", error="a long story, which ends well")
-    second = Termination(code=0, step=8)
-    leave_last_word(path, first)
-    assert Termination.from_json(path.read_bytes()) == first
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    for moment, left in (("pwrite", first), ("ftruncate", second)):
-        with monkeypatch.context() as patched:
-            patched.setattr(f"os.{moment}", killed)
-            with pytest.raises(KeyboardInterrupt):
-                leave_last_word(path, second)
-        assert Termination.from_json(path.read_bytes()) == left
-    leave_last_word(path, second)
-    assert path.read_bytes() == second.to_json()
-
-
-def test_a_process_beside_another_one_leaves_the_word_that_tells_more(tmp_path: Path) -> None:
-    path = tmp_path / "termination"
-    saved = Termination(code=75, step=7, rank=2)
-    leave_last_word(path, saved)
-    leave_last_word(
-        path, Termination(code=78, step=6, rank=3, error="the store is gone, with rank 0 that it was in")
-    )
-    assert Termination.from_json(path.read_bytes()) == saved
-    with path.open("rb") as held:
-        # As by a process that was stopped at the wrong moment.
-        fcntl.flock(held, fcntl.LOCK_EX)
-        leave_last_word(path, Termination(code=77, rank=3))
-    assert Termination.from_json(path.read_bytes()).code == 77
-    leave_last_word(tmp_path, saved)  # a folder can't be written to, which ends nothing
+    assert exit_code_of(error) == code
 
 
 FAILED = SaveError("a save in the background failed")
@@ -140,138 +102,107 @@ def test_all_ranks_hear_that_the_store_was_away(
     assert type(decode_error(encode_error(joined))) is kind
 
 
-class Ending:
-    """The end of a process in a pod, and the word that it leaves."""
-
-    def __init__(self, folder: Path) -> None:
-        self.places = PodPaths(settings_folder=folder, termination_file=folder / "termination")
-        settings = Settings(uri="file:///root", interval=Interval(steps=1))
-        notices = cast(NoticeWatcher, SimpleNamespace(notice=None, notices=()))
-        self.process_exit = ProcessExit(
-            Environment(identity=pod_identity(), settings=settings, places=self.places),
-            cast(Companion, SimpleNamespace(claimed_root=None)),
-            cast(Progress, SimpleNamespace(step=7)),
-            notices,
-            GracePeriod(30, notices),
-            rank=0,
-        )
-
-    def word_of(self, code: int, **how: Any) -> Termination:
-        self.process_exit.write_termination_message(code, committed=None, restored=None, **how)
-        return Termination.from_json(self.places.termination_file.read_bytes())
-
-
-def test_the_last_word_says_so_of_a_failure_and_of_no_other_end(tmp_path: Path) -> None:
-    ending = Ending(tmp_path)
-    assert ending.word_of(1, failure=AWAY[0]).cause == Cause.STORAGE_UNAVAILABLE
-    assert ending.word_of(1, failure=ValueError("a bug")).cause is None
-    assert ending.word_of(78, failure=AWAY[0]).cause is None
-
-
-def test_nothing_is_written_of_a_stop_once_it_is_known_how_the_process_ends(tmp_path: Path) -> None:
-    ends = [(75, False), (1, True), (75, False), (77, True)]
-    ending = Ending(tmp_path)
-    assert [ending.word_of(code, is_final=final).code for code, final in ends] == [75, 1, 1, 77]
-
-
-RESTORED = CommitPoint(sequence=1, step=10)
-
-
-@contextmanager
-def running(script: str = "read line") -> Iterator[tuple[subprocess.Popen[bytes], KernelRecord]]:
-    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE) as process:
-        try:
-            yield process, KernelRecord(process.pid)
-        finally:
-            process.kill()
-
-
-def await_end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for its end, and leave it to its parent to wait for."""
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-
-
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGRTMIN + 2])
-def test_the_signal_that_ended_a_process_can_be_read_until_its_parent_has_waited(number: int) -> None:
-    with running() as (process, record):
-        assert record.read_end_signal() is None, "it runs"
-        process.send_signal(number)
-        await_end(process)
-        assert record.read_end_signal() == number
-        process.wait()
-        assert record.read_end_signal() is None
-
-
-def killed(file: Path, number: int = signal.SIGSEGV) -> Termination:
-    pod = pod_identity(termination_file=str(file))
-    leave_word_of_killed(pod, 1, number, step=12, restored=RESTORED)
-    return Termination.from_json(file.read_bytes())
-
-
-def test_its_word_names_the_rank_and_the_signal(tmp_path: Path) -> None:
-    file = tmp_path / "termination"
-    file.touch()
-    error = "rank 1 was ended by signal 11 (SIGSEGV)"
-    assert killed(file) == Termination(code=139, step=12, restored=RESTORED, error=error, rank=1)
-
-
-@pytest.mark.parametrize(
-    ("earlier", "is_replaced"),
-    [
-        pytest.param(Termination(code=ExitCode.PEER_LOST, rank=0), True, id="another rank has lost one"),
-        pytest.param(Termination(code=ExitCode.DONE, rank=0), True, id="another rank is done"),
-        pytest.param(Termination(code=ExitCode.FENCED, rank=0), False, id="another rank was fenced"),
-        pytest.param(Termination(code=ExitCode.PEER_LOST, rank=1), False, id="the rank has said why itself"),
-        pytest.param(Termination(code=1, rank=1, restart=0), True, id="it was started anew since"),
-    ],
-)
-def test_of_several_words_that_counts_which_tells_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: Termination, *, is_replaced: bool
-) -> None:
-    if earlier.restart is not None:
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    file = tmp_path / "termination"
-    leave_last_word(file, earlier)
-    assert (killed(file) != earlier) == is_replaced
-
-
-class Stuck:
-    """A training in a pod whose grace period is over, in a call."""
+class Watched:
+    """A training in a pod of which a notice leaves nothing, at step 7."""
 
     def __init__(self, folder: Path) -> None:
         self.places = PodPaths(settings_folder=folder, termination_file=folder / "termination")
         self.waits = Waits()
         self.saver = SimpleNamespace(
-            failures=SimpleNamespace(fence=None),
+            failures=SimpleNamespace(
+                fence=None, is_lost=self._has_lost_root, on_fence=lambda *_, is_pods: is_pods
+            ),
             cost=None,
             lineage=SimpleNamespace(own_commit=None, restored_commit=None),
         )
         self.told: list[str] = []
-        self.controller = StepController(
+        progress = cast(
+            Progress, SimpleNamespace(step=7, record_notice=self.told.append, send_latest_step=list)
+        )
+        companion = cast(Companion, SimpleNamespace(claimed_root=None))
+        self.steps = TrainSteps(
             EveryNSteps(1),
             SoloRankGroup(),
             cast(Saver, self.saver),
-            progress=cast(
-                Progress, SimpleNamespace(step=7, record_notice=self.told.append, send_latest_step=list)
-            ),
-            companion=cast(Companion, SimpleNamespace(claimed_root=None)),
+            progress=progress,
+            companion=companion,
+            saves_on_notice=True,
+            waits=self.waits,
+        )
+        parts = EndingParts(
+            steps=self.steps,
+            saver=cast(Saver, self.saver),
+            rank_group=SoloRankGroup(),
+            progress=progress,
+            companion=companion,
+            waits=self.waits,
             environment=Environment(
                 identity=pod_identity(grace_s=0),
                 settings=Settings(uri="file:///root", interval=Interval(steps=1)),
                 places=self.places,
             ),
             saves_on_notice=True,
-            waits=self.waits,
         )
+        self.watch = EndWatch(parts)
 
-    def end(self) -> None:
-        self.controller.notices.record_notice("sigterm")
+    def _has_lost_root(self) -> bool:
+        return False
+
+    def end_stuck(self) -> None:
+        self.watch.notices.hear(NoticeSource.SIGTERM)
         with self.waits.in_call():
-            self.controller._on_tick()
+            self.watch._on_tick()
+
+    def message_of(self, code: int, error: str | None = None, **how: Any) -> Termination:
+        self.watch.write_message(code, error, **how)
+        return self.message
 
     @property
-    def last_word(self) -> Termination:
+    def message(self) -> Termination:
         return Termination.from_json(self.places.termination_file.read_bytes())
+
+
+def test_the_message_names_the_cause_of_a_failure_and_of_no_other_end(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    assert watched.message_of(1, failure=AWAY[0]).cause == Cause.STORAGE_UNAVAILABLE
+    assert watched.message_of(1, failure=ValueError("a bug")).cause is None
+    assert watched.message_of(78, failure=AWAY[0]).cause is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "name"),
+    [
+        (ValueError("the loss is no number"), "rank 0: ValueError: the loss is no number"),
+        (RuntimeError("CUDA error\nCompile with TORCH_USE_CUDA_DSA"), "rank 0: RuntimeError: CUDA error"),
+        (OSError("no such file: '/d/\udcff'"), "rank 0: OSError: no such file: '/d/?'"),
+    ],
+)
+def test_the_message_names_the_failure_in_a_line(tmp_path: Path, failure: Exception, name: str) -> None:
+    assert Watched(tmp_path).message_of(1, "a traceback", failure=failure).first_failure == name
+
+
+def test_nothing_is_written_of_a_stop_once_it_is_known_how_the_process_ends(tmp_path: Path) -> None:
+    ends = [(75, False), (1, True), (75, False), (77, True)]
+    watched = Watched(tmp_path)
+    said = [watched.message_of(code, is_final=final) for code, final in ends]
+    assert [(each.code, each.kind) for each in said] == [
+        (75, EndKind.STOPPING),
+        (1, EndKind.FAILED),
+        (1, EndKind.FAILED),
+        (77, EndKind.FENCED),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind"), [(None, EndKind.SAVED), ("step 7 is not saved for the notice", EndKind.GAVE_UP)]
+)
+def test_a_stop_says_at_which_step_and_whether_that_is_saved(
+    tmp_path: Path, loss: str | None, kind: EndKind
+) -> None:
+    watched = Watched(tmp_path)
+    watched.watch.become(lambda ending: ending.reach(7).stop().hear_save(loss, choice="at step 7, both"))
+    said = watched.message_of(75)
+    assert (said.kind, said.agreed_step, said.decision) == (kind, 7, "at step 7, both")
 
 
 @pytest.fixture
@@ -299,14 +230,14 @@ def test_a_fence_or_a_lost_rank_says_more_than_the_notice(
     loss: StepkeeperError | None,
     code: ExitCode,
 ) -> None:
-    stuck = Stuck(tmp_path)
+    stuck = Watched(tmp_path)
     stuck.saver.failures.fence = fence
     if loss is not None:
         stuck.waits.end_all(loss)
-    stuck.end()
+    stuck.end_stuck()
     assert codes == [code]
-    assert stuck.last_word.code == code
-    assert stuck.last_word.error == (str(fence or loss) if fence or loss else None)
+    assert stuck.message.code == code
+    assert stuck.message.error == (str(fence or loss) if fence or loss else None)
 
 
 class Hanging(logging.Handler):
@@ -338,9 +269,9 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
 def test_a_log_that_hangs_holds_up_neither_the_stop_nor_the_end(
     tmp_path: Path, codes: list[int], hanging: Hanging
 ) -> None:
-    stuck = Stuck(tmp_path)
-    stuck.end()
-    assert stuck.controller.decider.stop_is_agreed
+    stuck = Watched(tmp_path)
+    stuck.end_stuck()
+    assert stuck.steps.decider.stop_is_agreed
     assert stuck.told == ["sigterm"]
     assert codes == [ExitCode.SAVED]
     assert not hanging.given_up, "all of that came while the log hung"
@@ -366,18 +297,18 @@ class Clock:
 def test_all_parts_together_end_in_the_time_of_one_deadline(
     monkeypatch: pytest.MonkeyPatch, code: int, limit_s: float
 ) -> None:
-    clock, part = Clock(), SimpleNamespace
-    monkeypatch.setattr(closing, "time", clock)
-    parts: list[Any] = [
-        part(close=clock.use, process_exit=part(is_pods=False)),
-        part(
-            close=clock.use, await_hooks=clock.use, failures=part(on_fence=lambda _tell, *, is_pods: is_pods)
-        ),
-        part(send_latest_step=list),
-        part(close=clock.use),
-        part(announce_leave=clock.use, abort=list, leave=clock.use),
-    ]
-    Closing(*parts)._close_parts(code, None, clock.now_s + limit_s)
+    clock = Clock()
+    part: Any = SimpleNamespace
+    monkeypatch.setattr(ending_shell, "time", clock)
+    shell: Any = object.__new__(EndingShell)
+    shell._watch = part(close=clock.use)
+    shell._parts = part(
+        saver=part(close=clock.use, await_hooks=clock.use),
+        progress=part(send_latest_step=list),
+        companion=part(close=clock.use),
+        rank_group=part(announce_leave=clock.use, abort=list, leave=clock.use),
+    )
+    shell._close_parts(code, None, clock.now_s + limit_s)
     assert clock.now_s <= 100.0 + limit_s + 1e-6
     assert all(given >= 0 for given in clock.given)
     if limit_s:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager, PerRank, RandomState
+from stepkeeper.ending.choices import LastStepOfRank, choose_end
 from stepkeeper.save.given_state import SaveRequest
-from stepkeeper.training.end_agreement import EndOfRank, judge_last_step
 from stepkeeper.training.last_step import LastStep
 
 
@@ -119,10 +119,10 @@ def test_an_exception_saves_nothing(tmp_path: Path) -> None:
 def test_all_ranks_save_it_or_none(
     said: list[tuple[int | None, bool]], saves: bool, complaint: str | None
 ) -> None:
-    decided, told = judge_last_step([EndOfRank(step=step, changed=changed) for step, changed in said])
-    assert decided == saves
-    assert (told is None) == (complaint is None)
-    assert complaint is None or complaint in str(told)
+    choice = choose_end([LastStepOfRank(step=step, changed=changed) for step, changed in said])
+    assert (choice.saves, choice.stops) == (saves, False)
+    assert (choice.loss is None) == (complaint is None)
+    assert complaint is None or complaint in str(choice.loss)
 
 
 def by_copy(training: Training) -> None:

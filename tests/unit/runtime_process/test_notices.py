@@ -18,17 +18,15 @@ import pytest
 from torch.utils.data import DataLoader
 
 from stepkeeper import CheckpointManager, loggers
-from stepkeeper.contract import Cause
-from stepkeeper.training.notices import watcher as module
-from stepkeeper.training.notices.announcements import Announcements, save_lead_s
-from stepkeeper.training.notices.cloud_notices import CloudNotice, CloudNotices, read_cloud_notice
-from stepkeeper.training.notices.data_loaders import (
-    bearing_ends_of_children,
-    interrupts_a_step,
-)
-from stepkeeper.training.notices.metadata_server import MetadataValue
-from stepkeeper.training.notices.signals import SignalWatcher
-from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
+from stepkeeper.contract import Cause, NoticeSource
+from stepkeeper.ending import notices as module
+from stepkeeper.ending.data_loaders import interrupts_a_step, tolerate_worker_exits
+from stepkeeper.ending.notices import Notices
+from stepkeeper.ending.schedule import Notice, Schedule
+from stepkeeper.ending.signals import SignalWatcher
+from stepkeeper.training.cloud.announcements import Announcements, save_lead_s
+from stepkeeper.training.cloud.cloud_notices import CloudNotice, CloudNotices, read_cloud_notice
+from stepkeeper.training.cloud.metadata_server import MetadataValue
 
 
 class HeardNotices:
@@ -42,8 +40,8 @@ class HeardNotices:
 
     def watch(
         self, trigger: Path | None = None, tick: Callable[[], None] = lambda: None, *, signals: bool = True
-    ) -> NoticeWatcher:
-        watcher = NoticeWatcher(trigger, tick, self)
+    ) -> Notices:
+        watcher = Notices(Schedule(grace_s=None), trigger=trigger, on_first=self, on_tick=tick)
         watcher.start(signals=signals)
         return watcher
 
@@ -93,9 +91,9 @@ def test_a_file_is_a_notice_and_the_first_notice_counts(heard: HeardNotices, tmp
     watcher = heard.watch(trigger, signals=False)
     trigger.touch()
     assert heard.any.wait(60)
-    watcher.record_notice("call")
+    watcher.hear(NoticeSource.CALL)
     assert [notice.source for notice in heard.notices] == ["file"]
-    assert watcher.notice == heard.notices[0]
+    assert watcher.first == heard.notices[0]
     watcher.close()
 
 
@@ -146,13 +144,16 @@ def test_behind_the_last_watcher_sigterm_is_what_it_was(heard: HeardNotices, is_
 
 _TAKES_SIGTERM = """
 import ctypes, logging, os, signal, threading
-from stepkeeper.training.notices import sigterm_handler
-from stepkeeper.training.notices.watcher import NoticeWatcher
-from stepkeeper.training.notices.signals import signal_watcher
+from stepkeeper.ending import sigterm_handler
+from stepkeeper.ending.notices import Notices
+from stepkeeper.ending.schedule import Schedule
+from stepkeeper.ending.signals import signal_watcher
 
 logging.basicConfig(level=logging.INFO)
 heard = threading.Event()
-watcher = NoticeWatcher(None, lambda: None, lambda notice: heard.set())
+watcher = Notices(
+    Schedule(grace_s=None), trigger=None, on_first=lambda notice: heard.set(), on_tick=lambda: None
+)
 watcher.start(signals=True)
 libc = ctypes.CDLL(None)
 # It ends the process with the number of the signal.
@@ -170,7 +171,7 @@ def test_sigterm_is_taken_back_from_code_in_c_that_would_end_the_process() -> No
         [sys.executable, "-c", _TAKES_SIGTERM], timeout=120, check=False, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("only the training hears of it") == 1
+    assert ended.stderr.count("only the training gets it") == 1
 
 
 def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main_one(
@@ -187,7 +188,7 @@ def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main
     manager.should_save(2)
     assert signal.getsignal(signal.SIGTERM) != before
     tell()
-    assert manager._parts.controller.notices.read_notice() is not None
+    assert manager._parts.ending.notices.read_first() is not None
     assert manager.health().notice == "sigterm"
     manager.close()
 
@@ -195,10 +196,10 @@ def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main
 def test_a_notice_of_one_that_has_ended_is_the_next_ones_too(heard: HeardNotices) -> None:
     first = HeardNotices().watch()
     tell()
-    notice = first.read_notice()
+    notice = first.read_first()
     first.close()
     second = heard.watch()
-    assert second.read_notice() == notice, "the grace period began when the signal came"
+    assert second.read_first() == notice, "the grace period began when the signal came"
     second.close()
     assert len(heard.notices) == 1
 
@@ -243,7 +244,7 @@ def test_what_a_handler_for_children_raises_ends_nothing_within(caplog: pytest.L
             raise RuntimeError("a worker has ended")
 
     signal.signal(signal.SIGCHLD, end)
-    with bearing_ends_of_children():
+    with tolerate_worker_exits():
         told.append(True)
         signal.raise_signal(signal.SIGCHLD)
         told.append(False)
@@ -290,7 +291,7 @@ class Training:
         self.asked: list[str] = []
         self.now_s = NOW_S
         self.announcements = Announcements(
-            stop=lambda source: self.asked.append(f"stop/{source}"),
+            stop=lambda: self.asked.append("stop"),
             save=self.asked.append,
             save_s=lambda: save_s,
             now_unix_s=lambda: self.now_s,
@@ -302,7 +303,7 @@ def test_a_preemption_stops_and_is_the_cause() -> None:
     assert training.announcements.cause is None
     training.announcements.take_over("upcoming-maintenance", maintenance_in(10))
     training.announcements.take_over("preempted", PREEMPTED)
-    assert training.asked[-1] == "stop/preempted"
+    assert training.asked[-1] == "stop"
     assert training.announcements.cause is Cause.SPOT_PREEMPTION
 
 
@@ -370,8 +371,8 @@ class HeardChanges:
 
 
 def test_a_watch_survives_errors_and_hands_on_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepkeeper.training.notices.cloud_notices._PAUSES_S", (0.0, 0.0))
-    monkeypatch.setattr("stepkeeper.training.notices.cloud_notices._ABSENT_S", 0.0)
+    monkeypatch.setattr("stepkeeper.training.cloud.cloud_notices._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("stepkeeper.training.cloud.cloud_notices._ABSENT_S", 0.0)
     maintained = "TERMINATE_ON_HOST_MAINTENANCE"
     said = [
         ("NONE", "a"),

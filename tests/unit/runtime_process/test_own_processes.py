@@ -13,9 +13,10 @@ _POD = """
 import ctypes, os, signal, sys, threading, time
 from pathlib import Path
 from stepkeeper_testing.pod import pod_identity
-from stepkeeper.training.notices.early_notice import heed_early_notices, leave_notices_to_manager
-from stepkeeper.training.notices.signals import signal_watcher
-from stepkeeper.training.notices.watcher import NoticeWatcher
+from stepkeeper.ending.before_manager import exit_at_early_notice
+from stepkeeper.ending.notices import Notices
+from stepkeeper.ending.schedule import Schedule
+from stepkeeper.ending.signals import signal_watcher
 
 folder = Path(sys.argv[1])
 trigger = folder / "notice"
@@ -53,7 +54,7 @@ def run(folder: Path, script: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def last_word(folder: Path) -> Termination:
+def message_in(folder: Path) -> Termination:
     return Termination.from_json((folder / "termination").read_bytes())
 
 
@@ -63,7 +64,7 @@ def test_a_notice_ends_the_process_also_where_the_main_thread_hears_nothing(
     tmp_path: Path, wait: str, tell: str, notice: str
 ) -> None:
     waits = f"""
-heed_early_notices(pod, trigger)
+exit_at_early_notice(pod, trigger)
 print("what was printed", end="")
 threading.Timer(0.5, {tell}).start()
 {wait}()
@@ -72,7 +73,7 @@ threading.Timer(0.5, {tell}).start()
     assert code == 75, said
     assert "what was printed" in said
     assert f"notice ({notice}) before there is a manager" in said
-    word = last_word(tmp_path)
+    word = message_in(tmp_path)
     assert (word.code, word.notice, word.rank) == (75, notice, 1)
 
 
@@ -80,8 +81,8 @@ threading.Timer(0.5, {tell}).start()
 def test_a_manager_takes_notices_over(tmp_path: Path, method: str) -> None:
     """The process isn't ended, and behind the manager it is as it was before all."""
     manages = f"""
-heed_early_notices(pod, trigger)
-watcher = NoticeWatcher(trigger, lambda: None, Heard())
+exit_at_early_notice(pod, trigger)
+watcher = Notices(Schedule(grace_s=None), trigger=trigger, on_first=Heard(), on_tick=lambda: None)
 watcher.start(signals=True)
 {"tell" if method == "sigterm" else "trigger.touch"}()
 assert Heard.any.wait(30)
@@ -93,8 +94,8 @@ time.sleep(0.5)
 @pytest.mark.parametrize(
     "handle",
     [
-        "heard = []; signal.signal(signal.SIGTERM, lambda *_: heard.append(1)); heed_early_notices(pod, trigger)",
-        "heard = []; heed_early_notices(pod, trigger); signal.signal(signal.SIGTERM, lambda *_: heard.append(1))",
+        "heard = []; signal.signal(signal.SIGTERM, lambda *_: heard.append(1)); exit_at_early_notice(pod, trigger)",
+        "heard = []; exit_at_early_notice(pod, trigger); signal.signal(signal.SIGTERM, lambda *_: heard.append(1))",
     ],
     ids=["before", "later"],
 )
@@ -112,7 +113,7 @@ assert len(heard) == 1
 
 BEGIN = """
 import json, threading, time
-from stepkeeper.process_end.exit_timer import ExitTimer
+from stepkeeper.ending.exits import ExitTimer
 
 class LongEnd:
     def __del__(self, sleep=time.sleep):

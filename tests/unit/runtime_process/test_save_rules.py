@@ -9,9 +9,12 @@ from typing import cast
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.contract import ContractError, Interval, IntervalType
-from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
+from stepkeeper.contract import ContractError, EndKind, ExitCode, Interval, IntervalType
+from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.coordination.root_check import RootProof
+from stepkeeper.ending.choices import NewestSave, choose_stop_save
+from stepkeeper.ending.machine import Ending
+from stepkeeper.ending.moves import Moves
 from stepkeeper.policy.save import (
     AnyOf,
     AtSteps,
@@ -30,8 +33,7 @@ from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.report import SaveState
 from stepkeeper.save.saver import Saver
-from stepkeeper.training.stop_save import StandingSave, StopSave, choose_another_save, choose_stop_save
-from stepkeeper_testing.saves import saver_with
+from stepkeeper_testing.saves import moves_of, saver_with
 
 DAY_S = 86400.0
 
@@ -126,6 +128,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Saver]:
         found.append(saves)
 
     monkeypatch.setattr(Saver, "start_save", start_save)
+    monkeypatch.setattr(Moves, "_await_newest", lambda _: None)
     return found
 
 
@@ -143,11 +146,11 @@ def ranks_in(states: list[SaveState]) -> list[Saver]:
 
 
 def notice(ranks: list[Saver], step: int, timeout_s: float) -> None:
-    request = SaveRequest(step=step, state={})
+    def begin(rank: Saver) -> None:
+        moves_of(rank, step, left_s=timeout_s).make(Ending().reach(step).stop())
+
     with ThreadPoolExecutor(len(ranks)) as threads:
-        for done in [
-            threads.submit(StopSave(each, each._rank_group).start, request, timeout_s) for each in ranks
-        ]:
+        for done in [threads.submit(begin, each) for each in ranks]:
             done.result(60)
     for each in ranks:
         each.close()
@@ -183,8 +186,8 @@ def test_another_step_is_added_by_all_or_by_none(
     assert set(begun) == (set(ranks) if starts else set())
 
 
-def standing(in_flight_s: float | None, left_s: float | None, **more: bool) -> StandingSave:
-    return StandingSave(
+def standing(in_flight_s: float | None, left_s: float | None, **more: bool) -> NewestSave:
+    return NewestSave(
         is_of_stop=more.get("is_of_stop", False),
         failed=more.get("failed", False),
         in_flight_s=in_flight_s,
@@ -211,9 +214,9 @@ def standing(in_flight_s: float | None, left_s: float | None, **more: bool) -> S
     ],
 )
 def test_a_save_is_added_if_there_is_time_for_both(
-    ranks: list[StandingSave], cost_s: float | None, starts: bool, why: str | None
+    ranks: list[NewestSave], cost_s: float | None, starts: bool, why: str | None
 ) -> None:
-    choice = choose_stop_save(ranks, cost_s)
+    choice = choose_stop_save(ranks, cost_s, again=False)
     assert choice.starts is starts
     assert choice.why == why if why is None or choice.why is None else why in choice.why
 
@@ -225,8 +228,8 @@ def test_a_save_is_added_if_there_is_time_for_both(
 def test_what_failed_is_saved_once_more_where_time_is_left(
     left_s: float | None, cost_s: float | None, starts: bool
 ) -> None:
-    failed = StandingSave(is_of_stop=True, failed=True, in_flight_s=None, left_s=left_s)
-    assert choose_another_save([failed, replace(failed, left_s=60.0)], cost_s).starts is starts
+    failed = NewestSave(is_of_stop=True, failed=True, in_flight_s=None, left_s=left_s)
+    assert choose_stop_save([failed, replace(failed, left_s=60.0)], cost_s, again=True).starts is starts
 
 
 class Proof:
@@ -247,7 +250,9 @@ def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pyte
     saves._proof = cast(RootProof, Proof(answer))
     late = threading.Timer(3, answer.set)
     late.start()
-    StopSave(saves, SoloRankGroup()).start(SaveRequest(step=1, state={"step": 1}), 0.1)
+    ending = Ending().reach(1).stop()
+    ending = moves_of(saves, 1, left_s=0.1).make(ending)(ending)
+    assert ending.kind_of(ExitCode.SAVED) is EndKind.GAVE_UP
     assert not answer.is_set()
     late.cancel()
     answer.set()

@@ -16,6 +16,7 @@ from stepkeeper.companion.messages import Kind, Staged, Written
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
 from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup, StoreRankGroup
+from stepkeeper.ending.machine import Ending
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
@@ -36,11 +37,10 @@ from stepkeeper.save.persist import _commit_or_void, persist_save
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper.training.stop_save import StopSave
 from stepkeeper_planners import PerRank
 from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_testing.saves import job_of, saver_with
+from stepkeeper_testing.saves import job_of, moves_of, saver_with
 
 Digest = Callable[[], dict[str, bytes]]
 
@@ -327,7 +327,8 @@ def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> No
     ):
         with pytest.raises(StorageError, match=r"\.stepkeeper/probes/.* not allowed"):
             use()
-    StopSave(saves, SoloRankGroup()).start(SaveRequest(step=7, state={"step": 7}), 1.0)
+    ending = Ending().reach(7).stop()
+    assert "not allowed" in str(moves_of(saves, 7, left_s=1.0).make(ending)(ending).loss)
     assert saves.newest_save is None
     saves.close()
 

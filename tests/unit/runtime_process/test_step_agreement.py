@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -126,15 +125,18 @@ def test_a_wish_that_comes_while_all_go_back_is_due_at_the_first_step_from_there
 
 
 def test_a_stop_before_all_have_come_is_heard_of_by_those_that_are_here() -> None:
-    store, heard = HashStore(), threading.Event()
-    here = StepAgreement(StoreRankGroup(store, 0, 3), on_early_stop=heard.set)
+    store = HashStore()
+    here = StepAgreement(StoreRankGroup(store, 0, 3))
     told, last = (StepAgreement(StoreRankGroup(store, rank, 3)) for rank in (1, 2))
     here.start()
     told.start()
     told.wish("save/7")
-    assert not heard.wait(0.7), "no rank is to stop yet"
+    assert not here._is_past_start.wait(0.7)
+    assert not here.heard_early_stop, "no rank is to stop yet"
     told.wish(STOP)
-    assert heard.wait(60)
+    looks = (here._is_past_start.wait(0.1) or here.heard_early_stop for _ in range(600))
+    assert any(looks)
+    assert here.heard_early_stop
     last.start()
     assert has_agreed(last)
     for agreement in (here, told, last):

@@ -22,8 +22,8 @@ from stepkeeper.errors import BadUriError
 from stepkeeper.policy import keep, save
 from stepkeeper.policy.save import SavePolicy
 from stepkeeper.training import environment as env
+from stepkeeper.training.cloud.metadata_server import find_metadata_host
 from stepkeeper.training.environment import PodPaths
-from stepkeeper.training.notices.metadata_server import find_metadata_host
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
 

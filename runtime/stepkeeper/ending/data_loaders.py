@@ -1,4 +1,4 @@
-"""Bear the end of a DataLoader's workers, whom a signal to the whole session or group ends with the notice.
+"""Tolerate the exits of a DataLoader's workers, which a signal to the whole session or group ends with the notice.
 
 torch raises an error in the thread that trains when such a worker dies: from its SIGCHLD handler wherever that thread
 is, or from the next batch.
@@ -12,10 +12,10 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Final
 
+from stepkeeper.ending.sigterm_handler import is_raised_by_handler
 from stepkeeper.loggers import logger
-from stepkeeper.training.notices.sigterm_handler import is_raised_by_handler
 
-__all__ = ["bearing_ends_of_children", "interrupts_a_step", "is_end_of_workers"]
+__all__ = ["interrupts_a_step", "is_end_of_workers", "tolerate_worker_exits"]
 
 _log: Final = logger(__name__)
 _LOADER: Final = "torch.utils.data.dataloader"
@@ -25,7 +25,7 @@ _ASKS_WORKERS: Final = "_try_get_data"
 
 
 def is_end_of_workers(error: BaseException | None) -> bool:
-    """Tell whether `error`, or what it was raised for, says that a DataLoader's worker has died."""
+    """Return True if `error`, or what it was raised for, comes from a DataLoader's worker that has died."""
     while error is not None:
         for frame, _ in walk_tb(error.__traceback__):
             module = frame.f_globals.get("__name__")
@@ -36,7 +36,7 @@ def is_end_of_workers(error: BaseException | None) -> bool:
 
 
 def interrupts_a_step(error: BaseException) -> bool:
-    """Tell whether a signal handler has raised `error` anywhere in a step: the state is that of no step then.
+    """Return True if a signal handler has raised `error` anywhere in a step: the state is that of no step then.
 
     A rank that waits for a batch isn't in the middle of an update.
     """
@@ -46,7 +46,7 @@ def interrupts_a_step(error: BaseException) -> bool:
 
 
 @contextmanager
-def bearing_ends_of_children() -> Iterator[None]:
+def tolerate_worker_exits() -> Iterator[None]:
     """Log what a SIGCHLD handler of the program raises within: a save isn't given up for it.
 
     torch looks at its workers again at the next batch.
@@ -60,14 +60,14 @@ def bearing_ends_of_children() -> Iterator[None]:
         try:
             before(signum, frame)
         except Exception as error:
-            borne.append(error)
+            tolerated.append(error)
 
-    borne: list[Exception] = []
+    tolerated: list[Exception] = []
     signal.signal(signal.SIGCHLD, handle)
     try:
         yield
     finally:
         if signal.getsignal(signal.SIGCHLD) is handle:
             signal.signal(signal.SIGCHLD, before)
-        for error in borne:
+        for error in tolerated:
             _log.warning("while the training stopped: %s", error)

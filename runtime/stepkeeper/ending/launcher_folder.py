@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from stepkeeper.contract import LAUNCHER_VARIABLE
-from stepkeeper.process_end.kernel_record import KernelRecord
+from stepkeeper.kernel_record import KernelRecord
 
 __all__ = ["list_ranks", "sign_off", "sign_on"]
 

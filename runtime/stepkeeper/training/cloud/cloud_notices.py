@@ -11,7 +11,7 @@ from weakref import WeakMethod
 
 from stepkeeper.contract import Cause
 from stepkeeper.loggers import logger
-from stepkeeper.training.notices.metadata_server import MetadataValue
+from stepkeeper.training.cloud.metadata_server import MetadataValue
 
 __all__ = ["CloudNotice", "CloudNotices", "KeyServer", "read_cloud_notice"]
 

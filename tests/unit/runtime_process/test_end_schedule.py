@@ -1,36 +1,27 @@
 """How much time a notice leaves: to waits, to saves, to the end of the manager and to that of the process."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import cast
+from dataclasses import replace
 
 import pytest
 
+from stepkeeper.contract import NoticeSource
+from stepkeeper.ending.notices import Notices
+from stepkeeper.ending.schedule import Notice, Schedule, launcher_grace_s
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
-from stepkeeper.training import grace_period
-from stepkeeper.training.grace_period import GracePeriod, launcher_grace_s
-from stepkeeper.training.notices.watcher import Notice, NoticeWatcher
 
-ASKED = Notice(source="call", monotonic_s=10.0, kills=False)
+NOW_S = 110.0
+ASKED = Notice(source=NoticeSource.CALL, monotonic_s=10.0, kills=False)
 KNOWN, PREEMPTED_S = 30 - 1.5, 15 - 1.5
 """What a grace period leaves of 30 s, and a preemption of its 15: the rest is for the process's end."""
 
 
-@pytest.fixture(autouse=True)
-def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """It is 110 s."""
-    clock = SimpleNamespace(s=110.0)
-    monkeypatch.setattr(grace_period, "time", SimpleNamespace(monotonic=lambda: clock.s))
-    return clock
-
-
 def told(source: str = "sigterm", monotonic_s: float = 100.0) -> Notice:
-    return Notice(source=source, monotonic_s=monotonic_s)
+    return Notice(source=NoticeSource(source), monotonic_s=monotonic_s)
 
 
-def grace_of(grace_s: float | None, *notices: Notice, launcher_s: float | None = None) -> GracePeriod:
-    watcher = cast(NoticeWatcher, SimpleNamespace(notice=next(iter(notices), None), notices=notices))
-    return GracePeriod(grace_s, watcher, launcher_s=launcher_s)
+def grace_of(grace_s: float | None, *notices: Notice, launcher_s: float | None = None) -> Schedule:
+    return Schedule(grace_s=grace_s, launcher_s=launcher_s, notices=notices, now_s=NOW_S)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +51,8 @@ def grace_of(grace_s: float | None, *notices: Notice, launcher_s: float | None =
         ),
     ],
 )
-def test_what_notices_leave(grace: GracePeriod, left_s: float | None, wait_left_s: float | None) -> None:
-    assert grace.left_s() == left_s
+def test_what_notices_leave(grace: Schedule, left_s: float | None, wait_left_s: float | None) -> None:
+    assert grace.left_s == left_s
     assert grace.wait_left_s(0.0) == wait_left_s
     assert grace.bound_s(60.0) == (60.0 if left_s is None else min(60.0, left_s))
     assert grace.bound_s(0.1) == min(0.1, grace.bound_s(60.0))
@@ -78,19 +69,16 @@ def test_a_wait_that_makes_progress_goes_on_where_no_end_is_known() -> None:
         (told("sigterm", 104.0), 0, 10 - 6),
         (told("peer", 104.0), 1, 8 - 6),
         (told("file", 94.0), 0, 0),
-        (Notice(source="directive", monotonic_s=104.0, kills=False), 0, None),
+        (Notice(source=NoticeSource.DIRECTIVE, monotonic_s=104.0, kills=False), 0, None),
     ],
 )
 def test_a_start_that_waits_for_others_is_left_soon_after_a_notice(
     notice: Notice, rank: int, left_s: float | None
 ) -> None:
-    grace, came = grace_of(120, notice), list[bool]()
-    later_s = grace.wait_left_s(0.0)
-    with grace.starting(lambda: bool(came), rank=rank):
-        assert grace.wait_left_s(0.0) == left_s
-        came.append(True)
-        assert grace.wait_left_s(0.0) == later_s
-    assert grace.wait_left_s(0.0) == later_s
+    schedule = Schedule.of_rank(rank, grace_s=120, launcher_s=None).hear(notice)
+    later = replace(schedule, now_s=NOW_S)
+    assert replace(later, is_starting=True).wait_left_s(0.0) == left_s
+    assert later.wait_left_s(0.0) == (None if left_s is None else 120 - 1.5 - (NOW_S - notice.monotonic_s))
 
 
 @pytest.mark.parametrize(
@@ -105,10 +93,8 @@ def test_a_start_that_waits_for_others_is_left_soon_after_a_notice(
 def test_a_rank_that_is_told_before_the_start_ends_as_told_also_where_another_goes_first(
     notices: list[Notice], has_started: bool, raised: type[Exception]
 ) -> None:
-    with (
-        pytest.raises(raised, match="the store is gone"),
-        grace_of(600, *notices).starting(lambda: has_started, rank=1),
-    ):
+    heard = Notices(grace_of(600, *notices), trigger=None, on_first=lambda _: None, on_tick=lambda: None)
+    with pytest.raises(raised, match="the store is gone"), heard.starting(lambda: has_started):
         raise PeerLostError("the store is gone")
 
 
@@ -125,26 +111,25 @@ def test_a_rank_that_is_told_before_the_start_ends_as_told_also_where_another_go
     ],
 )
 def test_a_process_is_ended_shortly_before_it_would_be_killed(
-    now: SimpleNamespace, grace: GracePeriod, stuck_since_s: float, overdue_s: float | None
+    grace: Schedule, stuck_since_s: float, overdue_s: float | None
 ) -> None:
-    now.s = 1e6 if overdue_s is None else overdue_s - 0.1
-    assert not grace.is_overdue(stuck_since_s)
-    now.s += 0.2
-    assert grace.is_overdue(stuck_since_s) is (overdue_s is not None)
+    before_s = 1e6 if overdue_s is None else overdue_s - 0.1
+    assert not replace(grace, now_s=before_s).is_overdue(stuck_since_s)
+    assert replace(grace, now_s=before_s + 0.2).is_overdue(stuck_since_s) is (overdue_s is not None)
 
 
 @pytest.mark.parametrize(
     ("ask", "known_s", "unknown_s", "asked_s"),
     [
-        (GracePeriod.closing_timeout_s, 4.0, 4.0, 9.0),
-        (GracePeriod.end_left_s, 30 - 10 - 0.3, 5.0, None),
+        (lambda grace: grace.closing_timeout_s, 4.0, 4.0, 9.0),
+        (lambda grace: grace.end_left_s, 30 - 10 - 0.3, 5.0, None),
         (lambda grace: grace.save_timeout_s(alone=True), KNOWN - 10, 60.0, 60.0),
         (lambda grace: grace.save_timeout_s(alone=False), 10.0, 10.0, 10.0),
     ],
     ids=["the manager's end", "the process's end", "a save in flight", "a save of several ranks"],
 )
 def test_the_end_has_as_long_as_no_kill_comes_before(
-    ask: Callable[[GracePeriod], float | None], known_s: float, unknown_s: float, asked_s: float | None
+    ask: Callable[[Schedule], float | None], known_s: float, unknown_s: float, asked_s: float | None
 ) -> None:
     graces = grace_of(30, told()), grace_of(None, told()), grace_of(30, ASKED)
     assert [ask(grace) for grace in graces] == [pytest.approx(known_s), unknown_s, asked_s]

@@ -8,13 +8,10 @@ from typing import Final
 
 from stepkeeper.contract import Cause
 from stepkeeper.loggers import logger
-from stepkeeper.training.notices.cloud_notices import CloudNotice, CloudNotices
-from stepkeeper.training.notices.metadata_server import MetadataServer, find_metadata_host
+from stepkeeper.training.cloud.cloud_notices import CloudNotice, CloudNotices
+from stepkeeper.training.cloud.metadata_server import MetadataServer, find_metadata_host
 
-__all__ = ["PREEMPTED", "Announcements", "maintenance_request", "save_lead_s"]
-
-PREEMPTED: Final = "preempted"
-"""Source of the notice of a machine that is preempted."""
+__all__ = ["Announcements", "maintenance_request", "save_lead_s"]
 
 _log: Final = logger(__name__)
 _IMMINENT_S: Final = 120.0
@@ -55,7 +52,7 @@ class Announcements:
     def __init__(
         self,
         *,
-        stop: Callable[[str], None],
+        stop: Callable[[], object],
         save: Callable[[str], object],
         save_s: Callable[[], float | None],
         now_unix_s: Callable[[], float] = time.time,
@@ -63,7 +60,7 @@ class Announcements:
         """Know nothing yet.
 
         Args:
-            stop: Records a notice from a source, which makes all ranks save one step and stop.
+            stop: Makes all ranks save one step and stop.
             save: Asks all ranks to save one step for a request, which has a name.
             save_s: Returns the seconds that a recent save took; None if none has been measured.
             now_unix_s: Returns the time by the wall clock.
@@ -110,7 +107,7 @@ class Announcements:
         if notice is None:
             _log.info("the cloud announces nothing by %s any more", key)
         elif notice.cause is Cause.SPOT_PREEMPTION:
-            self._stop(PREEMPTED)
+            self._stop()
             _log.warning("the cloud preempts this machine")
         else:
             left_s = max(0.0, _left_s(notice, self._now_unix_s()))

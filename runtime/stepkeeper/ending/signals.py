@@ -1,8 +1,8 @@
 """Share one thread that looks for notices, and one SIGTERM handler, between all managers of a process.
 
-Managers are held weakly: a manager that is dropped without being closed leaves nothing behind here. Python runs
-signal handlers between two bytecodes of the main thread, so a long compilation or collective in the main thread
-delays them. The signal itself writes to the wakeup file descriptor, which the thread reads.
+Listeners are held weakly: a manager that is dropped without being closed leaves nothing behind here. Python runs signal
+handlers between two bytecodes of the main thread, so a long compilation or collective there delays them. The signal
+itself writes to the wakeup file descriptor, which the thread reads.
 """
 
 import atexit
@@ -16,9 +16,9 @@ from functools import partial
 from typing import Final, Protocol
 from weakref import ref
 
+from stepkeeper.ending.exits import ExitTimer
+from stepkeeper.ending.sigterm_handler import SigtermHandler
 from stepkeeper.loggers import logger, tell_briefly
-from stepkeeper.process_end.exit_timer import ExitTimer
-from stepkeeper.training.notices.sigterm_handler import SigtermHandler
 
 __all__ = ["NoticeListener", "SignalWatcher", "signal_watcher"]
 
@@ -26,11 +26,11 @@ _log: Final = logger(__name__)
 _TICK_MILLIS: Final = 200
 _SETTLE_S: Final = 1.0
 _TIDY_S: Final = 5.0
-"""Seconds that a process which ends for another reason has left when it is told to stop: SIGTERM alone leaves none."""
+"""Seconds that a process which ends for another reason has when SIGTERM comes: the signal alone leaves none."""
 
 
 class NoticeListener(Protocol):
-    """An object that the signal watcher calls, from `add_listener` to `remove_listener` or until nobody holds it."""
+    """An object that the signal watcher calls, from `add_listener` to `remove_listener` or until it is dropped."""
 
     wants_sigterm: bool
     """True if SIGTERM is its notice and must not end the process meanwhile."""
@@ -39,9 +39,8 @@ class NoticeListener(Protocol):
         """Look for notices. Called five times a second, in the signal watcher's thread.
 
         Args:
-            sigterm_s: Time of the SIGTERM by time.monotonic(); None if none came.
-            was_handled: True if another listener has closed with that SIGTERM as its notice; otherwise `sigterm_s`
-                is the time of the last SIGTERM.
+            sigterm_s: Time of the last SIGTERM by time.monotonic(); None if none came.
+            was_handled: True if another listener has closed with SIGTERM as its notice; `sigterm_s` is that one's time.
 
         """
         ...
@@ -58,27 +57,22 @@ class SignalWatcher:
     """
 
     def __init__(self) -> None:
-        self._exit_requested: SystemExit | None = None
-        """SystemExit that the previous SIGTERM handler raised."""
-
-        self._sigterm_s: float | None = None
-        """Time at which the signal's byte was read, or its handler ran. The handler runs late if the main thread was
-        in a long compilation."""
-
-        self._handled_s: float | None = None
-        """Time of the SIGTERM that came with the notice of a listener that has closed since."""
-
         self._listeners: tuple[ref[NoticeListener], ...] = ()
         self._lock = threading.RLock()
+        self._handler: SigtermHandler | None = None
+        self._sigterm_s: float | None = None
+        """Time at which the signal's byte was read, or its handler ran, which may be late."""
+
+        self._handled_s: float | None = None
+        """Time of the SIGTERM that was the notice of a listener that has closed since."""
+
+        self._exit_code: int | None = None
+        """The code that this process ends with, with or without SIGTERM."""
+
+        self._thread: threading.Thread | None = None
         self._round = threading.Condition()
         self._n_rounds = 0
-        self._thread: threading.Thread | None = None
-        self._read_fd = self._write_fd = -1
-        self._handler: SigtermHandler | None = None
-        self._exit_code: int | None = None
-        """The code that this process ends with, whether it is told to stop or not."""
-
-        self._wakeup_before = -1
+        self._read_fd = self._write_fd = self._wakeup_before = -1
         self._said: set[str] = set()
 
     @property
@@ -96,7 +90,7 @@ class SignalWatcher:
         """Call `listener` from now on. Take SIGTERM if the listener wants it and this is the main thread."""
         with self._lock:
             if self._exit_code is not None and self._handler is not None:
-                # The program has caught the exception that was to end it, and goes on.
+                # The program has caught the exception that was to end it, and continues.
                 self._exit_code, self._handler.is_permanent = None, False
             others = (each for each in self._living_listeners() if each() is not listener)
             self._listeners = (*others, ref(listener))
@@ -106,7 +100,6 @@ class SignalWatcher:
                 self._thread.start()
             if listener.wants_sigterm and threading.current_thread() is threading.main_thread():
                 self._take_sigterm()
-        # Without listeners the thread waits for signals only, without a timeout.
         self._wake_thread()
 
     def remove_listener(
@@ -116,10 +109,8 @@ class SignalWatcher:
 
         Args:
             listener: The listener to remove.
-            keep_handler: True if the listener had a notice: SIGTERM, if it is handled, stays so while the process
-                lives.
-            handled_s: Time of the SIGTERM that came with that notice, which later listeners are told; None if none
-                came.
+            keep_handler: True if the listener had a notice: SIGTERM, if it is handled, stays so for good.
+            handled_s: Time of the SIGTERM that came with that notice, for later listeners; None if none came.
 
         """
         with self._lock:
@@ -134,33 +125,18 @@ class SignalWatcher:
             ended_thread = self._thread if is_last and self._handler is None else None
         self._wake_thread()
         if ended_thread is not None and ended_thread is not threading.current_thread():
-            # Not for ever: another thread may have added a listener meanwhile.
+            # Not without a limit: another thread may have added a listener meanwhile.
             ended_thread.join(_SETTLE_S)
 
     def keep_exit_code(self, code: int) -> None:
-        """Let SIGTERM, from now on, only hurry the end of this process, which is to end with `code` in a moment."""
+        """Let SIGTERM, from now on, only hurry the end of this process, which ends with `code` in a moment."""
         with self._lock:
             if self._handler is not None:
                 self._exit_code = code
                 self._handler.is_permanent = True
 
-    def record_sigterm(self) -> bool:
-        """Note, inside a signal handler, that SIGTERM has come. Return False if no listener wants it."""
-        self._sigterm_s = time.monotonic()
-        if self._exit_code is not None:
-            ExitTimer(self._exit_code, self._sigterm_s + _TIDY_S)
-        found = [each() for each in self._listeners]
-        # The wakeup byte has told the thread, unless somebody took the wakeup descriptor away, as asyncio's loop does
-        # when it ends.
-        self._wake_thread()
-        return any(each is not None and each.wants_sigterm for each in found)
-
-    def record_exit(self, error: SystemExit) -> None:
-        """Note, inside a signal handler, that the previous handler asked to exit: the thread logs it."""
-        self._exit_requested = error
-
     def is_wanted_besides(self, *kinds: type[NoticeListener]) -> bool:
-        """Tell whether SIGTERM is the notice of a listener of none of these kinds."""
+        """Return True if SIGTERM is the notice of a listener of none of these kinds."""
         found = [each() for each in self._listeners]
         return any(each is not None and not isinstance(each, kinds) and each.wants_sigterm for each in found)
 
@@ -171,29 +147,33 @@ class SignalWatcher:
         self._await_round()
 
     def ignore_further_sigterms(self) -> None:
-        """Ignore SIGTERM while the interpreter is taken down, in a process whose end a notice has brought about.
+        """Ignore SIGTERM while the interpreter is finalized, in a process that ends because of a notice.
 
-        Python gives up its handlers then, and the process would die of the signal in place of ending with its code.
+        Python gives up its handlers then, and the process would die of the signal instead of ending with its code.
         """
         if self.is_permanent and isinstance(signal.getsignal(signal.SIGTERM), SigtermHandler):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    def after_fork_in_child(self) -> None:
-        """Release everything in a forked child.
-
-        The child has no thread and no SIGTERM handler, and must not use the pipe that it shares with its parent.
-        """
+    def forget_after_fork(self) -> None:
+        """Release everything in a forked child, which has no thread, and must not use its parent's pipe."""
         self._release_sigterm()
         for each in self._living_listeners():
             if (listener := each()) is not None:
                 listener.forget_after_fork()
-        for fd in (self._read_fd, self._write_fd):
-            if fd >= 0:
-                os.close(fd)
+        self._close_pipe()
         self._lock, self._round = threading.RLock(), threading.Condition()
-        self._read_fd = self._write_fd = -1
         self._thread, self._listeners = None, ()
         self._sigterm_s = self._handled_s = self._exit_code = None
+
+    def _on_sigterm(self) -> bool:
+        """Note, inside a signal handler, that SIGTERM has come. Return False if no listener wants it."""
+        self._sigterm_s = time.monotonic()
+        if self._exit_code is not None:
+            ExitTimer(self._exit_code, self._sigterm_s + _TIDY_S)
+        # The wakeup byte wakes the thread too, unless other code has taken the wakeup descriptor, as asyncio's loop
+        # does when it ends.
+        self._wake_thread()
+        return self.is_wanted_besides()
 
     def _await_round(self) -> None:
         if self._thread is None or self._thread is threading.current_thread():
@@ -208,16 +188,13 @@ class SignalWatcher:
 
     def _take_sigterm(self) -> None:
         if self._handler is None or signal.getsignal(signal.SIGTERM) is not self._handler:
-            self._handler = SigtermHandler(self.record_sigterm, self.record_exit)
+            self._handler = SigtermHandler(self._on_sigterm)
         before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         if before != self._write_fd:
             self._wakeup_before = before
 
     def _release_sigterm(self) -> None:
-        """Uninstall the handler and restore the wakeup descriptor.
-
-        The main thread calls this, also that of a forked child.
-        """
+        """Uninstall the handler and restore the wakeup descriptor, in the main thread, also of a forked child."""
         handler, self._handler = self._handler, None
         if handler is None:
             return
@@ -226,51 +203,55 @@ class SignalWatcher:
         if current == self._write_fd:
             current = self._wakeup_before
         self._wakeup_before = -1
-        with contextlib.suppress(OSError, ValueError):  # whoever had it has closed it
+        with contextlib.suppress(OSError, ValueError):  # its owner has closed it
             signal.set_wakeup_fd(current, warn_on_full_buffer=False)
 
     def _wake_thread(self) -> None:
         with contextlib.suppress(OSError):  # full: it is awake already; closed: there is no thread to wake
             os.write(self._write_fd, b"\0")
 
+    def _close_pipe(self) -> None:
+        ours, self._read_fd, self._write_fd = (self._read_fd, self._write_fd), -1, -1
+        for fd in ours:
+            if fd >= 0:
+                os.close(fd)
+
     def _run(self) -> None:
         poll = select.poll()
         poll.register(self._read_fd, select.POLLIN)
         while True:
+            # Without listeners, only signals count.
             if poll.poll(_TICK_MILLIS if self._listeners else None):
                 self._read_wakeups()
             self._take_back_sigterm()
             self._notify_listeners()
-            self._tell_exit()
             with self._round:
                 self._n_rounds += 1
                 self._round.notify_all()
             with self._lock:
                 self._listeners = self._living_listeners()
                 if not self._listeners and self._handler is None:
-                    ours = self._read_fd, self._write_fd
-                    self._read_fd = self._write_fd = -1
                     self._thread = None
-                    os.close(ours[0])
-                    os.close(ours[1])
+                    self._close_pipe()
                     return
 
     def _take_back_sigterm(self) -> None:
-        # One that the main thread uninstalls meanwhile must not take SIGTERM for ever.
+        # A handler that the main thread uninstalls meanwhile must not take SIGTERM for good.
         with self._lock:
             handler = self._handler
             is_taken_back = handler is not None and handler.take_back()
-        if handler is None or not is_taken_back:
+        if handler is None:
             return
-        if handler.tells_displaced:
-            said = (
-                "code in C has taken SIGTERM, as torch_xla does for preemptions: both hear of it from now on"
-            )
-        else:
-            said = "code in C has taken SIGTERM to end the process with it: only the training hears of it from now on"
-        if said not in self._said:
-            self._said.add(said)
-            tell_briefly(partial(_log.info, said))
+        if is_taken_back:
+            who = "both get it" if handler.tells_displaced else "only the training gets it"
+            said = f"code in C, such as torch_xla, has taken SIGTERM: {who} from now on"
+            if said not in self._said:
+                self._said.add(said)
+                tell_briefly(partial(_log.info, said))
+        asked, handler.asked_exit = handler.asked_exit, None
+        if asked is not None:
+            said = "the earlier SIGTERM handler wants exit code %s: stop follows"
+            tell_briefly(partial(_log.warning, said, asked.code))
 
     def _notify_listeners(self) -> None:
         """Call the listeners. This is a function of its own so that the thread holds no listener while it waits."""
@@ -280,16 +261,10 @@ class SignalWatcher:
             if (listener := each()) is not None:
                 listener.check_notices(came_s, was_handled=was_handled)
 
-    def _tell_exit(self) -> None:
-        left, self._exit_requested = self._exit_requested, None
-        if left is not None:
-            said = "the SIGTERM handler that was there before wants exit code %s: stop follows"
-            tell_briefly(partial(_log.warning, said, left.code))
-
     def _read_wakeups(self) -> None:
         signals = os.read(self._read_fd, 4096).replace(b"\0", b"")
         if self._wakeup_before >= 0 and signals:
-            with contextlib.suppress(OSError):  # full, or closed by whoever had it
+            with contextlib.suppress(OSError):  # full, or its owner has closed it
                 os.write(self._wakeup_before, signals)
         if signal.SIGTERM in signals:
             self._sigterm_s = time.monotonic()
@@ -303,8 +278,7 @@ def _before_fork() -> None:
     """Block SIGTERM while this thread forks.
 
     A forked data-loader worker that is terminated must die of it. If the signal came before the worker had released
-    SIGTERM, the worker would survive, and the byte in the pipe that it shares with its parent would look like a
-    notice there.
+    SIGTERM, the worker would survive, and its byte in the parent's pipe would look like a notice there.
     """
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
@@ -314,7 +288,7 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    signal_watcher.after_fork_in_child()
+    signal_watcher.forget_after_fork()
     _after_fork()
 
 

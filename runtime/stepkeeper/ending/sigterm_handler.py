@@ -8,7 +8,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any, Final
 
-from stepkeeper.process_end.launcher_folder import sign_off, sign_on
+from stepkeeper.ending.launcher_folder import sign_off, sign_on
 
 __all__ = ["SigtermHandler", "is_raised_by_handler"]
 
@@ -32,23 +32,24 @@ class _Action(ctypes.Structure):
 
 
 class SigtermHandler:
-    """Handle SIGTERM while somebody wants it as a notice, and pass it on to the handler that was there before.
+    """Handle SIGTERM while a listener wants it as a notice, and pass it on to the handler that was there before.
 
     Where the parent's death would send SIGINT, it sends SIGTERM meanwhile.
     """
 
-    def __init__(self, on_sigterm: Callable[[], bool], on_exit: Callable[[SystemExit], None]) -> None:
+    def __init__(self, on_sigterm: Callable[[], bool]) -> None:
         """Install it, in the main thread.
 
         Args:
-            on_sigterm: Called first, inside the signal handler; True if somebody takes the signal as a notice.
-            on_exit: Called, inside the signal handler, with the SystemExit that the previous handler raised.
+            on_sigterm: Called first, inside the signal handler; True if the signal is a listener's notice.
 
         """
         self._on_sigterm = on_sigterm
-        self._on_exit = on_exit
         self.is_permanent = False
-        """Never uninstall: a process that was told to stop must not die of a second SIGTERM while it ends."""
+        """Never uninstall: a process that was asked to stop must not die of a second SIGTERM while it ends."""
+
+        self.asked_exit: SystemExit | None = None
+        """The exception by which the earlier handler asked to exit: training ends at a step that all ranks save."""
 
         self.before: Final[_Handler] = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self)
@@ -69,8 +70,8 @@ class SigtermHandler:
                 try:
                     self.before(number, frame)
                 except SystemExit as error:
-                    # Training ends at a step that all ranks save, not here. The thread logs this; a handler must not.
-                    self._on_exit(error)
+                    # Without its traceback, which would hold the interrupted step.
+                    self.asked_exit = SystemExit(error.code)
         elif callable(self.before):
             self.before(number, frame)
         elif self.before != signal.SIG_IGN:
@@ -78,7 +79,7 @@ class SigtermHandler:
             signal.raise_signal(number)
 
     def take_back(self) -> bool:
-        """Handle SIGTERM again if C code has taken it meanwhile, and tell it of the signal too if it can be told.
+        """Handle SIGTERM again if C code has taken it meanwhile, and call that code too if it can be called.
 
         torch_xla's PreemptionSyncManager is such code. Python doesn't see it, and would never hear of the signal. Any
         thread may call this.
@@ -110,7 +111,7 @@ class SigtermHandler:
             ctypes.CFUNCTYPE(None, ctypes.c_int)(displaced.handler)(number)
 
     def uninstall(self) -> None:
-        """Put the handler back that was there before, unless somebody has installed another one since."""
+        """Put the handler back that was there before, unless other code has installed another one since."""
         # A handler that was installed after this one stays. If it calls this one, this one passes the signal on.
         before = self.before or signal.SIG_DFL
         # Not in a forked child, such as a worker: SIGTERM is to end that.
@@ -125,7 +126,7 @@ class SigtermHandler:
 
 
 def is_raised_by_handler(error: BaseException) -> bool:
-    """Tell whether a signal handler has raised `error`: the training was then interrupted anywhere in a step."""
+    """Return True if a signal handler has raised `error`: the training was interrupted anywhere in a step."""
     handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
     # A function has its code; a bound method has its function's; another object calls its class's.
     codes = {

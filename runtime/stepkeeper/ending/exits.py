@@ -1,0 +1,183 @@
+"""Choose a process's exit code, and end the process with it where it can't end by itself in time."""
+
+import ctypes
+import faulthandler
+import math
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final, NoReturn
+
+from stepkeeper.contract import Cause, ExitCode
+from stepkeeper.errors import UNANSWERED, FencedError, NoticeDeadlineError, PeerLostError
+from stepkeeper.loggers import logger, tell_briefly
+
+__all__ = [
+    "FAILURE",
+    "STUCK",
+    "ExitTimer",
+    "end_now",
+    "ending_in_time",
+    "exit_code_of",
+    "find_known_cause",
+    "format_traceback",
+    "has_own_code",
+]
+
+FAILURE: Final = 1
+"""Python's exit code for an exception."""
+
+STUCK: Final = "the grace period is over, and the training is stuck in a call"
+
+_log: Final = logger(__name__)
+_LAST_MOMENT_S: Final = 0.15
+"""Seconds after the end of a process's time at which it ends where no Python thread can end it."""
+
+_INTERRUPTED: Final = 130
+_CODES: Final[dict[type[BaseException], int]] = {
+    FencedError: ExitCode.FENCED,
+    PeerLostError: ExitCode.PEER_LOST,
+    NoticeDeadlineError: ExitCode.SAVED,
+    KeyboardInterrupt: _INTERRUPTED,
+}
+_MOST_LINKS: Final = 20
+_SIGEV_THREAD: Final = 2
+_ABSOLUTE: Final = 1
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code of a process that `error` ends."""
+    match error:
+        case SystemExit(code=None):
+            return ExitCode.DONE
+        case SystemExit(code=int(code)):
+            return code
+        case _:
+            return next((code for kind, code in _CODES.items() if isinstance(error, kind)), FAILURE)
+
+
+def has_own_code(error: BaseException) -> bool:
+    """Return True if the exit code of a process that `error` ends means something: Python's own is 1."""
+    return isinstance(error, FencedError | PeerLostError | NoticeDeadlineError)
+
+
+def format_traceback(error: BaseException) -> str | None:
+    """Format `error` for people; None if the process chose to end and gave no message."""
+    if isinstance(error, SystemExit):
+        return None if isinstance(error.code, int | None) else str(error.code)
+    return "".join(traceback.format_exception(error))
+
+
+def find_known_cause(failure: BaseException | None) -> Cause | None:
+    """Return the cause outside the program that the exception, or one that it was raised from, proves; or None."""
+    for _ in range(_MOST_LINKS):
+        if isinstance(failure, UNANSWERED):
+            return Cause.STORAGE_UNAVAILABLE
+        failure = failure and failure.__cause__
+    return None
+
+
+def end_now(code: int, why: str, *tells: Callable[[], object]) -> NoReturn:
+    """End the process at once, from any thread: write all threads' stacks to stderr, and log `why`.
+
+    Args:
+        code: The exit code.
+        why: What to log, as an error.
+        tells: What else to do before. None of it holds up the end.
+
+    """
+    try:
+        tell_briefly(*tells, _show_stacks, partial(_log.critical, "%s; the process ends here", why))
+    finally:
+        os._exit(code)
+
+
+def _show_stacks() -> None:
+    # By way of memory: faulthandler holds Python's lock as long as stderr takes nothing.
+    with os.fdopen(os.memfd_create("stacks"), "w+b", buffering=0) as memory:
+        faulthandler.dump_traceback(memory)
+        memory.seek(0)
+        stacks = memory.read()
+    while stacks:
+        stacks = stacks[os.write(2, stacks) :]
+
+
+class _Event(ctypes.Structure):
+    """C's `struct sigevent`."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("padding", ctypes.c_char * 32),
+    )
+
+
+class ExitTimer:
+    """End the process at a time, also where no Python code can run, unless it is cancelled before.
+
+    While the interpreter is finalized, which can take seconds on a busy machine, Python threads don't run. A timer of
+    the C library has its own thread, which calls `_exit`. In a C library without such timers this does nothing.
+    """
+
+    def __init__(self, code: int, at_s: float) -> None:
+        """Start the timer.
+
+        Args:
+            code: The exit code.
+            at_s: When to end the process, by time.monotonic().
+
+        """
+        library = ctypes.CDLL(None)
+        self._cancel: Callable[[], object] = lambda: None
+        if not hasattr(library, "timer_create"):
+            return
+        function = ctypes.cast(library["_exit"], ctypes.c_void_p).value
+        event = _Event(value=code, notify=_SIGEV_THREAD, function=function)
+        timer = ctypes.c_void_p()
+        if library.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:
+            return
+        self._cancel = partial(library.timer_delete, timer)
+        fraction, whole = math.modf(at_s)
+        # C's `struct itimerspec`: the interval, and the time, each in seconds and nanoseconds.
+        when = (ctypes.c_long * 4)(0, 0, int(whole), int(fraction * 1e9))
+        library.timer_settime(timer, _ABSOLUTE, ctypes.byref(when), None)
+
+    def cancel(self) -> None:
+        """Let the process continue."""
+        cancel, self._cancel = self._cancel, lambda: None
+        cancel()
+
+
+@contextmanager
+def ending_in_time(left_s: float | None, code: int, *, lasts: Callable[[], bool]) -> Iterator[None]:
+    """End the process with `code` if the block hasn't ended in `left_s` seconds; None sets no limit.
+
+    Args:
+        left_s: Seconds left.
+        code: The exit code.
+        lasts: Returns True, after the block, if the process's end has to fit in the same time: the interpreter waits
+            for threads, and calls what others have registered.
+
+    """
+    ended = threading.Event()
+
+    def end() -> None:
+        if not ended.wait(left_s):
+            end_now(code, STUCK)
+        timer.cancel()
+
+    if left_s is not None:
+        timer = ExitTimer(code, time.monotonic() + left_s + _LAST_MOMENT_S)
+        threading.Thread(target=end, name="stepkeeper-end", daemon=True).start()
+    try:
+        yield
+    finally:
+        if not lasts():
+            ended.set()

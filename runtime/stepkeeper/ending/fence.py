@@ -1,0 +1,81 @@
+"""End a process that has lost its root with exit code 77, also where no manager's block is left.
+
+A FencedError that ends the process ends it so. In a pod of the operator, whose batch Job acts on exit codes, any other
+end does too: a start that has lost its root must not look like one that is done. Standard library only.
+"""
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final
+from weakref import WeakMethod
+
+__all__ = ["end_as_fenced_if", "show_exception"]
+
+_lost: Final[list[Callable[[], Callable[[], bool] | None]]] = []
+
+
+def end_as_fenced_if(is_lost: Callable[[], bool], *, is_pods: bool) -> None:
+    """End this process as fenced if the method `is_lost` returns True when it ends.
+
+    Args:
+        is_lost: The method; its object is held weakly unless the root is the pod's own.
+        is_pods: True if the root is the one that the operator has given to this pod.
+
+    """
+    _lost.append((lambda: is_lost) if is_pods else WeakMethod(is_lost))
+    if not isinstance(sys.excepthook, _ShowAndEnd):
+        sys.excepthook = _ShowAndEnd(sys.excepthook)
+
+
+def show_exception(error: BaseException) -> None:
+    """Show an exception as the interpreter would, and return."""
+    hook = sys.excepthook
+    show = hook.show if isinstance(hook, _ShowAndEnd) else hook
+    show(type(error), error, error.__traceback__)
+
+
+class _ShowAndEnd:
+    """Show an exception as before, then end the process as fenced if a root is lost."""
+
+    def __init__(
+        self, show: Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+    ) -> None:
+        self.show = show
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        from stepkeeper.contract import ExitCode
+        from stepkeeper.errors import FencedError
+
+        self.show(kind, error, trace)
+        # A prompt shows exceptions too, and continues.
+        is_prompt = sys.flags.interactive or hasattr(sys, "ps1")
+        if not is_prompt and (isinstance(error, FencedError) or _is_fenced()):
+            _lost.clear()
+            raise SystemExit(int(ExitCode.FENCED))
+
+
+def _end_pod() -> None:
+    """End the process as fenced if it is a pod's, after everything else at its end."""
+    if not _is_fenced():
+        return
+    from stepkeeper.contract import ExitCode, Identity
+
+    if not Identity.present(os.environ):
+        return
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(ExitCode.FENCED)
+
+
+def _is_fenced() -> bool:
+    return any(is_lost is not None and is_lost() for is_lost in [find() for find in tuple(_lost)])
+
+
+atexit.register(_end_pod)
+os.register_at_fork(after_in_child=_lost.clear)

@@ -1,0 +1,128 @@
+"""Write the termination message, which the kubelet copies into the pod's status. Standard library only.
+
+All processes of a pod share one file. A rank writes its own message; the companion writes for a rank that a signal has
+killed; the launcher writes for a command that never trained. `Termination.replaces` decides which of two messages
+stands.
+"""
+
+import fcntl
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from stepkeeper.contract import CommitPoint, ContractError, EndKind, Identity, Termination
+from stepkeeper.loggers import logger
+
+__all__ = ["count_restarts", "read", "withdraw", "write", "write_for_killed"]
+
+_log: Final = logger(__name__)
+_LOCK_S: Final = 1.0
+"""Seconds for which another process of the pod, which may be stopped, can keep this one from writing."""
+
+_MESSAGE_BYTES: Final = 1 << 16
+_BY_SIGNAL: Final = 128
+"""Shells and the kubelet add this to a signal's number to get the exit code of a process that it ended."""
+
+
+def write(path: Path, message: Termination, *, is_for_killed: bool = False) -> None:
+    """Write a message, or what another process's in the file lacks of it. A failure is logged: the process ends anyway.
+
+    If the process is killed meanwhile, the file has either the earlier message or this one. The file is the kubelet's:
+    it can't be replaced by another one, and it is never emptied first.
+
+    Args:
+        path: The termination-message file.
+        message: How a process ends. A `kind` and a `restart` that aren't given are filled in.
+        is_for_killed: True if another process writes it: the killed one's own message stays.
+
+    """
+    restart = count_restarts() if message.restart is None else message.restart
+    message = replace(message, kind=message.kind or EndKind.of(message.code), restart=restart)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(fd)
+            with suppress(ContractError):  # another program's message, or none
+                earlier = Termination.from_json(os.pread(fd, _MESSAGE_BYTES, 0))
+                if is_for_killed and (earlier.rank, earlier.restart) == (message.rank, message.restart):
+                    return
+                message = message.join(earlier)
+            data = message.to_json()
+            # Trailing blanks don't change a JSON text.
+            os.pwrite(fd, data.ljust(os.fstat(fd).st_size), 0)
+            os.ftruncate(fd, len(data))
+        finally:
+            os.close(fd)
+    except OSError as error:
+        _log.warning("the termination message can't be written to %s: %s", path, error)
+
+
+def write_for_killed(
+    pod: Identity, rank: int, number: int, *, step: int | None, restored: CommitPoint | None
+) -> None:
+    """Write the message of a rank that a signal has killed, unless it has left its own, or another one's tells more.
+
+    Args:
+        pod: The rank's pod.
+        rank: The rank.
+        number: The signal's number.
+        step: The last step that the rank has finished.
+        restored: The commit that it restored last.
+
+    """
+    path, error = Path(pod.termination_file), f"signal {number} ({_name_of(number)}) killed rank {rank}"
+    message = Termination(
+        code=_BY_SIGNAL + number,
+        kind=EndKind.KILLED,
+        step=step,
+        restored=restored,
+        error=error,
+        first_failure=error,
+        rank=rank,
+    )
+    # The kubelet makes the file; without it there is no reader.
+    if path.exists():
+        write(path, message, is_for_killed=True)
+
+
+def read(path: Path) -> Termination | None:
+    """Read the message; None if there is none, or another program wrote the file."""
+    try:
+        return Termination.from_json(path.read_bytes())
+    except (OSError, ContractError):
+        return None
+
+
+def withdraw(path: Path) -> None:
+    """Empty the file: readers would believe its message rather than the exit code."""
+    os.truncate(path, 0)
+
+
+def count_restarts() -> int | None:
+    """Return how often torchrun has restarted its processes; None without torchrun."""
+    text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() else None
+
+
+def _lock(fd: int) -> None:
+    """Keep other processes of the pod from writing until the file is closed, if they release it in time."""
+    ends_s = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= ends_s:
+                return None
+            time.sleep(0.01)
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        # One between SIGRTMIN and SIGRTMAX.
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"

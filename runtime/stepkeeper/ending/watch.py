@@ -1,0 +1,186 @@
+"""Watch over the end of a process beside the training: notices, the clock, fences, the termination message."""
+
+import os
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from stepkeeper.contract import CommitPoint, EndKind, ExitCode, NoticeSource, OnDisruption, Termination
+from stepkeeper.ending import message
+from stepkeeper.ending.exits import FAILURE, STUCK, end_now, exit_code_of, find_known_cause
+from stepkeeper.ending.fence import end_as_fenced_if
+from stepkeeper.ending.machine import Ending
+from stepkeeper.ending.notices import Notices
+from stepkeeper.ending.parts import EndingParts
+from stepkeeper.ending.schedule import Notice, Schedule, launcher_grace_s
+from stepkeeper.errors import FencedError
+from stepkeeper.fork_guard import forget_in_forks
+from stepkeeper.log import CommitRecord
+from stepkeeper.loggers import logger, tell_briefly
+from stepkeeper.training.cloud.announcements import Announcements
+
+__all__ = ["EndWatch"]
+
+_log: Final = logger("stepkeeper")
+
+
+class EndWatch:
+    """Hold the `Ending` of this process, and what it is to be told of. Any thread may call this."""
+
+    def __init__(self, parts: EndingParts) -> None:
+        """Listen to nothing before `start`."""
+        self._parts, self._environment = parts, parts.environment
+        steps, saver, environment = parts.steps, parts.saver, parts.environment
+        settings = None if environment is None else environment.settings
+        self.ending = Ending(saves_at_stop=settings is None or settings.on_disruption is OnDisruption.SAVE)
+        self._lock, self._message_lock = threading.RLock(), threading.RLock()
+        self._has_final_message = self._is_started = False
+        self.notices: Final = Notices(
+            Schedule.of_rank(
+                parts.rank_group.rank,
+                grace_s=None if environment is None else environment.identity.grace_s,
+                launcher_s=launcher_grace_s(os.environ),
+            ),
+            trigger=None if environment is None else environment.places.notice_file,
+            on_first=self._on_first_notice,
+            on_tick=self._on_tick,
+        )
+        self._announcements = Announcements(
+            stop=partial(self.notices.hear, NoticeSource.PREEMPTED),
+            save=steps.decider.request_save,
+            save_s=lambda: None if saver.cost is None else saver.cost.duration_s,
+        )
+        parts.waits.heed_notices(self.notices.wait_left_s)
+        saver.failures.on_fence(self._on_fence, end_as_fenced_if, is_pods=environment is not None)
+        forget_in_forks(self)
+
+    def become(self, change: Callable[[Ending], Ending]) -> None:
+        """Take over a change of the ending."""
+        with self._lock:
+            self.ending = change(self.ending)
+
+    def forget_after_fork(self) -> None:
+        """Be closed, in a forked child: the training and its end are its parent's."""
+        self._lock, self._message_lock = threading.RLock(), threading.RLock()
+        self.become(lambda ending: ending.hear_closed())
+
+    def start(self) -> None:
+        """Listen to notices and to other ranks' requests; again in the main thread if the first call was elsewhere."""
+        if self.ending.is_closed:
+            return
+        if not self._is_started:
+            self._is_started = True
+            self._parts.steps.decider.start()
+            self.notices.start(signals=self._parts.saves_on_notice)
+            if self._parts.saves_on_notice:
+                self._announcements.start()
+            if self.notices.misses_sigterm:
+                _log.warning(
+                    "SIGTERM ends this process without a save: only the main thread can take it, and the training "
+                    "began in another one. The next call of the manager in the main thread takes it"
+                )
+        elif self.notices.misses_sigterm and threading.current_thread() is threading.main_thread():
+            self.notices.start(signals=self._parts.saves_on_notice)
+
+    def close(self, timeout_s: float) -> None:
+        """Stop listening. The thread that listens to other ranks has `timeout_s` seconds to end."""
+        self._announcements.close()
+        self._parts.steps.decider.close(timeout_s)
+        self.notices.close()
+
+    def hear_of_stop(self) -> None:
+        """Note that all ranks stop. Another rank may be killed for it, and its part in the save with it."""
+        notices, kills = self.notices.schedule.notices, self._parts.steps.decider.kills
+        if kills is None:
+            kills = not notices or any(notice.kills for notice in notices)
+        self.notices.hear(NoticeSource.PEER, kills=kills)
+
+    def write_message(
+        self,
+        code: int,
+        error: str | None = None,
+        *,
+        failure: BaseException | None = None,
+        is_final: bool = True,
+    ) -> None:
+        """Write how this process ends into the termination-message file. Without an operator there is no reader.
+
+        Args:
+            code: The exit code that is meant.
+            error: What went wrong, for people.
+            failure: The exception that ends the process, if one does.
+            is_final: False for a process that may still end otherwise: a final message stays.
+
+        """
+        if self._environment is None:
+            return
+        with self._message_lock:
+            if is_final or not self._has_final_message:
+                self._has_final_message = is_final
+                path = self._environment.places.termination_file
+                message.write(path, self._describe(code, error, failure, is_final))
+
+    def _describe(
+        self, code: int, error: str | None, failure: BaseException | None, is_final: bool
+    ) -> Termination:
+        claimed, notice, ending = self._parts.companion.claimed_root, self.notices.first, self.ending
+        lineage, rank = self._parts.saver.lineage, self._parts.rank_group.rank
+        fails = EndKind.of(code) is EndKind.FAILED
+        cause = find_known_cause(failure) if code == FAILURE else None
+        kind = ending.kind_of(code)
+        return Termination(
+            code=code,
+            kind=kind if is_final or code != ExitCode.SAVED else EndKind.STOPPING,
+            step=self._parts.progress.step,
+            root=None if claimed is None else claimed.root,
+            committed=_point_of(lineage.own_commit),
+            restored=_point_of(lineage.restored_commit),
+            claim=None if claimed is None else claimed.claim.slot,
+            cause=cause if notice is None else self._announcements.cause or cause,
+            notice=None if notice is None else notice.source,
+            decision=ending.choice,
+            agreed_step=ending.stop_step if code == ExitCode.SAVED else None,
+            error=error,
+            first_failure=None if failure is None or not fails else f"rank {rank}: {_name(failure)}",
+            rank=rank,
+        )
+
+    def _on_first_notice(self, notice: Notice) -> None:
+        """Ask all ranks to stop. Runs in the thread where the notice came up."""
+        self._parts.steps.decider.request_stop(asked=not notice.kills)
+        # In case the process is killed before it has stopped.
+        self.write_message(ExitCode.SAVED, is_final=False)
+        self._parts.progress.record_notice(notice.source)
+        tell_briefly(partial(_log.warning, "notice (%s): all ranks save one step and stop", notice.source))
+
+    def _on_tick(self) -> None:
+        """Do what it is time for. Runs five times a second."""
+        if self._parts.steps.decider.stop_is_agreed:
+            # This rank hasn't reached that step yet, and may wait for something that the notice must end.
+            self.hear_of_stop()
+        if self._parts.steps.decider.heard_early_stop:
+            self.notices.hear(NoticeSource.PEER)
+        self._announcements.check()
+        stuck_since_s = self._parts.waits.stuck_since_s
+        if stuck_since_s is not None and self.notices.schedule.is_overdue(stuck_since_s):
+            why = self._parts.saver.failures.fence or self._parts.waits.loss
+            code = ExitCode.SAVED if why is None else exit_code_of(why)
+            said = None if why is None else str(why)
+            end_now(code, STUCK, partial(self.write_message, code, said, is_final=False))
+        self._parts.progress.send_latest_step()
+
+    def _on_fence(self, fence: FencedError) -> None:
+        """Write the message as soon as it is known that the root is lost. Runs in the thread that found it."""
+        if not self.ending.is_closed:
+            self.write_message(ExitCode.FENCED, str(fence))
+
+
+def _point_of(record: CommitRecord | None) -> CommitPoint | None:
+    return None if record is None else CommitPoint(sequence=record.slot, step=record.step)
+
+
+def _name(failure: BaseException) -> str:
+    """Return the kind of an exception and the first line of what it says, at most 200 characters."""
+    return traceback.format_exception_only(failure)[0].splitlines()[0][:200]

@@ -1,1 +1,0 @@
-"""The end of a process of the training: its exit code after a fence, and its last words."""

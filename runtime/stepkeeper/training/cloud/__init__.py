@@ -1,0 +1,1 @@
+"""Watch what the cloud announces for this machine: a preemption, or a maintenance."""

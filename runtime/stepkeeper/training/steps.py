@@ -1,0 +1,123 @@
+"""Record the steps of a training, and decide which are saved."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from stepkeeper.companion.progress import Progress
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract import Directive
+from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.coordination.waits import Waits
+from stepkeeper.log.store_times import RestartHistory
+from stepkeeper.loggers import logger
+from stepkeeper.policy.save import AnyOf, Disruptions, OnPreemption, SavePolicy, parts_of
+from stepkeeper.save.given_state import SaveRequest
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.saver import Saver
+from stepkeeper.training.last_step import LastStep
+from stepkeeper.training.save_decision import SaveConditions, SaveDecider
+
+__all__ = ["DisruptionHistory", "TrainSteps"]
+
+_log: Final = logger(__name__)
+
+
+class TrainSteps:
+    """Bring the save policy and the operator's requests to the train loop."""
+
+    def __init__(
+        self,
+        policy: SavePolicy,
+        rank_group: RankGroup,
+        saver: Saver,
+        *,
+        progress: Progress,
+        companion: Companion,
+        saves_on_notice: bool,
+        waits: Waits,
+        on_met: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Record no step yet.
+
+        Args:
+            policy: Decides which steps are saved.
+            rank_group: The ranks that save together.
+            saver: Makes the saves.
+            progress: Gets each step, for reports.
+            companion: The companion, which knows of earlier disruptions once it has claimed the root.
+            saves_on_notice: True if a notice makes all ranks save one step and stop.
+            waits: End the waits for other ranks.
+            on_met: Called in a thread of several ranks when all of them have come to the training.
+
+        Raises:
+            ValueError: `policy` saves on preemption, but `saves_on_notice` is False.
+
+        """
+        if OnPreemption() in parts_of(policy) and not saves_on_notice:
+            raise ValueError("OnPreemption() and chkpt_on_preemption=False contradict each other")
+        policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
+        self._saver = saver
+        self._progress = progress
+        self._companion = companion
+        self._disruptions = DisruptionHistory()
+        self.decider: Final = SaveDecider(policy, rank_group, self._read_conditions, waits, on_met)
+        self.last_step: Final = LastStep()
+
+    def record(self, request: SaveRequest) -> None:
+        """Record a finished step for reports."""
+        self._progress.record_step(request.step, request.metrics)
+
+    def should_save(self, step: int, *, stopping: bool) -> bool:
+        """Return True if the policy, a request, or an agreed stop (`stopping`) asks to save `step`."""
+        last = self._saver.newest_save
+        saved = last is not None and last.step >= (self.decider.stop_step or 0)
+        return self.decider.is_save_due(step, stopping=stopping and not saved)
+
+    def start_save(self, request: SaveRequest) -> InFlight:
+        """Start a save and restart the policy's clock."""
+        self.decider.on_save_started()
+        # If it can't be started the caller gets the error, and the end doesn't try it again.
+        return self._saver.start_save(self.last_step.follow_save(request))
+
+    def follow_save_request(self, directive: Directive) -> None:
+        """Ask all ranks for the save that the operator wants, if it wants one. Any thread may call this."""
+        if directive.checkpoint_now is None or not self.decider.request_save(directive.checkpoint_now):
+            return
+        left_s = directive.save_within_s
+        left = "" if left_s is None else f" within {left_s} s"
+        why = "" if directive.save_reason is None else f": {directive.save_reason}"
+        _log.warning("the operator asks for a save%s%s", left, why)
+
+    def _read_conditions(self) -> SaveConditions:
+        """Return the state of the saves, by which rank 0's policy decides."""
+        claimed = self._companion.claimed_root
+        past = None if claimed is None else claimed.past
+        return SaveConditions(
+            saving=self._saver.in_flight is not None,
+            cost=self._saver.cost,
+            disruptions=Disruptions()
+            if claimed is None or past is None
+            else self._disruptions.count_until_now(claimed.claim.slot, past),
+        )
+
+
+class DisruptionHistory:
+    """Count the disruptions of a training. Each hour without one counts too."""
+
+    def __init__(self) -> None:
+        self._claim: int | None = None
+        self._since_s = 0.0
+
+    def count_until_now(self, claim: int, past: RestartHistory) -> Disruptions:
+        """Add the time since `claim`, a log slot, to the past that was read at that claim.
+
+        Returns:
+            The disruptions so far; none if restarts are known but their times aren't.
+
+        """
+        if claim != self._claim:
+            self._claim, self._since_s = claim, time.monotonic()
+        if past.over_s is None:
+            return Disruptions()
+        return Disruptions(count=past.restarts, over_s=past.over_s + time.monotonic() - self._since_s)
