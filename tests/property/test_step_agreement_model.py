@@ -34,6 +34,7 @@ SETTINGS = {
     "nothing-to-save-at-the-end": Setting(steps=(1, 2), wishes=((1, "stop"),), is_last_unsaved=False),
     "asked-for-and-a-rank-is-lost": Setting(steps=(1, 2), wishes=ASKED_AND_TOLD, starts_apart=True, deaths=1),
 }
+WHOLE = [pytest.mark.long, pytest.mark.timeout(3600)]
 LONG = {
     "going-back-with-three-wishes": Setting(steps=(2, 3, 1), wishes=((1, "stop"), SAVE, (0, "save/b"))),
     "four-wishes": Setting(steps=(1, 2, 5), wishes=(*STOPS, (0, "save/a"), (1, "save/b"))),
@@ -56,7 +57,7 @@ LONG = {
     "setting",
     [
         *(pytest.param(setting, id=name) for name, setting in SETTINGS.items()),
-        *(pytest.param(setting, id=name, marks=pytest.mark.long) for name, setting in LONG.items()),
+        *(pytest.param(setting, id=name, marks=WHOLE) for name, setting in LONG.items()),
     ],
 )
 def test_all_ranks_act_after_the_same_steps_and_none_is_stuck(setting: Setting) -> None:

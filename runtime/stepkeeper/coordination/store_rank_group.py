@@ -155,9 +155,9 @@ class StoreRankGroup:
 
         self._ask(add, self.limits.store_answer_s)
 
-    def end_beats(self) -> None:
-        """Let the other ranks expect no beat until the next one."""
-        self._ask(lambda client: client.set(f"{_BEATS}/{self._rank}", "0"), self.limits.store_answer_s)
+    def end_beats(self, n_beats: int) -> None:
+        """Take `n_beats` back. The other ranks expect no more if another save has none of its own there by now."""
+        self._ask(lambda client: client.add(f"{_BEATS}/{self._rank}", -n_beats), self.limits.store_answer_s)
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         self._watch.announce_leave(error, timeout_s)
@@ -302,13 +302,13 @@ class StoreRankGroup:
 
 
 @contextmanager
-def _beating(beat: Callable[[int], None], end: Callable[[], None]) -> Iterator[Callable[[int], None]]:
+def _beating(beat: Callable[[int], None], end: Callable[[int], None]) -> Iterator[Callable[[int], None]]:
     """Beat in a thread of its own while the block runs. A process that is stopped doesn't.
 
     Args:
         beat: Publishes one beat and how many bytes were moved since the one before, and so promises more beats. A
             PeerLostError ends the thread: the store is gone.
-        end: Takes the promise back. It is called in the same thread, and so after the last beat.
+        end: Takes the promise of so many beats back. It is called in the same thread, and so after the last beat.
 
     Yields:
         What notes that more bytes were moved. Used by one thread.
@@ -322,16 +322,16 @@ def _beating(beat: Callable[[int], None], end: Callable[[], None]) -> Iterator[C
         moved_bytes += n_bytes
 
     def run() -> None:
-        told_bytes = 0
+        told_bytes = n_beats = 0
         with suppress(PeerLostError):
             while True:
                 now_bytes = moved_bytes
                 beat(now_bytes - told_bytes)
-                told_bytes = now_bytes
+                told_bytes, n_beats = now_bytes, n_beats + 1
                 if over.wait(_BEAT_EVERY_S):
                     break
         with suppress(PeerLostError):
-            end()
+            end(n_beats)
 
     # From Python 3.12 on no thread starts while the interpreter ends. Then nothing is promised.
     with suppress(RuntimeError):

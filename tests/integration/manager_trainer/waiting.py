@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from stepkeeper import CheckpointManager
+from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.ending import schedule
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper_testing.trainer import Mutex, environment_in, say, slow_shares
@@ -146,6 +147,11 @@ def stand_still(phase: str) -> None:
 
     def write_and_pause(write: Any, *args: Any, **options: Any) -> Any:
         written = write(*args, **options)
+        group = manager._parts.rank_group
+        assert isinstance(group, StoreRankGroup)
+        # Only a rank that has promised beats is missed soon.
+        while not group._read_beats(RANK)[0]:
+            time.sleep(0.01)
         pause()
         return written
 
