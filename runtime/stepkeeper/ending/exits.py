@@ -81,17 +81,17 @@ def find_known_cause(failure: BaseException | None) -> Cause | None:
     return None
 
 
-def end_now(code: int, why: str, *tells: Callable[[], object]) -> NoReturn:
+def end_now(code: int, why: str, *first: Callable[[], object]) -> NoReturn:
     """End the process at once, from any thread: write all threads' stacks to stderr, and log `why`.
 
     Args:
         code: The exit code.
         why: What to log, as an error.
-        tells: What else to do before. None of it holds up the end.
+        first: What else to do before. None of it holds up the end.
 
     """
     try:
-        tell_briefly(*tells, _show_stacks, partial(_log.critical, "%s; the process ends here", why))
+        tell_briefly(*first, _show_stacks, partial(_log.critical, "%s; the process ends here", why))
     finally:
         os._exit(code)
 

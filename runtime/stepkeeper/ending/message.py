@@ -64,7 +64,7 @@ def write(path: Path, message: Termination, *, is_for_killed: bool = False) -> N
 def write_for_killed(
     pod: Identity, rank: int, number: int, *, step: int | None, restored: CommitPoint | None
 ) -> None:
-    """Write the message of a rank that a signal has killed, unless it has left its own, or another one's tells more.
+    """Write the message of a rank that a signal has killed, unless it has left its own, or another one's has more.
 
     Args:
         pod: The rank's pod.

@@ -27,7 +27,7 @@ _log: Final = logger("stepkeeper")
 
 
 class EndWatch:
-    """Hold the `Ending` of this process, and what it is to be told of. Any thread may call this."""
+    """Hold the `Ending` of this process, and watch for what changes it. Any thread may call this."""
 
     def __init__(self, parts: EndingParts) -> None:
         """Listen to nothing before `start`."""
