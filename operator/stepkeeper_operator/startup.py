@@ -27,15 +27,15 @@ from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.endpoint.tokens import KubernetesTokens
 from stepkeeper_operator.handlers.resync import Resync
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry, run_watches
+from stepkeeper_operator.kinds.reconcile import Controller, Reconciler
+from stepkeeper_operator.kinds.work_queue import KindQueues
 from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
+from stepkeeper_operator.queued_resources.controller import QueuedResourceController
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.readiness import Readiness, is_kueue_installed
-from stepkeeper_operator.reconcile import Controller, Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.controller import JobController
-from stepkeeper_operator.work_queue import KindQueues
 
 __all__ = ["Operator", "run_operator"]
 
@@ -168,7 +168,7 @@ class Operator:
         )
         controllers: list[Controller] = [jobs]
         if cloud is not None:
-            resources = make_queued_resource_controller(
+            resources = QueuedResourceController(
                 cluster=self._cluster,
                 cache=self._cache,
                 cloud=cloud,

@@ -188,7 +188,7 @@ def test_a_program_that_exits_0_when_it_is_evicted_is_started_again(jobs: dict[s
     job.until_phase("Running", attempt=2)
     status = complete(job)
     assert causes(status) == ["Eviction", None]
-    assert status["attempts"][0]["message"].startswith("every pod exited 0 after it was told to stop")
+    assert status["attempts"][0]["message"].startswith("every pod exited 0 after it was asked to stop")
 
 
 def test_a_namespace_is_gone_within_a_minute_with_all_its_jobs(jobs: dict[str, ShellJob]) -> None:

@@ -54,7 +54,7 @@ def test_an_uninstallation_waits_for_the_machines(release: Cluster) -> None:
     assert uninstall(release)
     job = ("--namespace", NAMESPACE, f"job/{RELEASE}-stepkeeper-uninstall-check")
     said = release.kubectl("logs", *job)
-    assert "1 QueuedResource has machines in the cloud" in said
+    assert "1 QueuedResource needs the operator" in said
     assert "default/v5e" in said
     assert release.kubectl("get", "deployment", "--namespace", NAMESPACE, "-o", "name").strip(), (
         "the operator stays"

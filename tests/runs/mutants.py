@@ -81,8 +81,9 @@ CORES: Final = {
         ),
         floor=0.9,
     ),
-    "decide": _of_operator("decide", floor=0.80),
-    "policy": _of_operator("policy", floor=0.88),
+    "decide": _of_operator("training_jobs/decide", floor=0.80),
+    "attempts": _of_operator("training_jobs/attempts", floor=0.88),
+    "policy": _of_operator("training_jobs/policy", floor=0.88),
 }
 
 

@@ -125,15 +125,14 @@ class Cache:
         """List the keys of all CheckpointedTrainingJobs or QueuedResources."""
         return tuple(_key_of(kind, raw) for raw in self._get_objects(kind))
 
-    def get_training_job(self, key: ObjectKey) -> RawObject | None:
-        return self._training_jobs.get(key.namespace, key.name)
-
-    def get_queued_resource(self, key: ObjectKey) -> RawObject | None:
-        return self._queued_resources.get(key.namespace, key.name)
+    def get_object(self, key: ObjectKey) -> RawObject | None:
+        """Return the CheckpointedTrainingJob or QueuedResource with that key."""
+        raw: RawObject | None = self._get_objects(key.kind).get(key.namespace, key.name)
+        return raw
 
     def list_root_rivals(self, key: ObjectKey) -> tuple[JobRoot, ...]:
         """List the other jobs whose root is this job's, is inside of it or around it."""
-        raw = self.get_training_job(key)
+        raw = self.get_object(key)
         own = None if raw is None else self._roots.get(raw["metadata"]["uid"])
         if own is None:
             return ()

@@ -63,7 +63,7 @@ class ReportAuthenticator:
         return ReportingAttempt(job_uid=uid, ordinal=ordinal, pod_uid=pod.uid)
 
     def _find_job_uid(self, key: ObjectKey) -> str:
-        raw = self._cache.get_training_job(key)
+        raw = self._cache.get_object(key)
         if raw is None:
             # The operator has made the job's JobSet, so the watch has brought it. Anybody can make names up.
             raise ReportRefusedError(404, f"there is no CheckpointedTrainingJob {key.namespace}/{key.name}")

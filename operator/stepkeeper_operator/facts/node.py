@@ -41,6 +41,11 @@ class Node:
     """Unix time when its object was seen to be deleted."""
 
     @property
+    def takes_pods(self) -> bool:
+        """True if pods can come to it."""
+        return self.ready and not self.unschedulable
+
+    @property
     def lost(self) -> bool:
         return self.unknown_since is not None or self.gone_since is not None
 

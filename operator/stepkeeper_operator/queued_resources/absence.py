@@ -1,34 +1,23 @@
-"""Hold the lists of the cloud against the objects.
+"""Compare the lists of the cloud with the objects.
 
 What a list leaves out is asked for by name: one short list must destroy nothing, and let go of nothing. What it shows
-of an object that is gone is told.
+of an object that is gone is counted.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.cache.cache import Cache
-from stepkeeper_operator.cloud_tpu.cloud import (
-    ApiVersion,
-    CloudNode,
-    CloudTPU,
-    CloudTPUError,
-    Place,
-)
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPU, Place
 from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.cluster import QUEUED_RESOURCES
+from stepkeeper_operator.facts import Node
 from stepkeeper_operator.metrics import QueuedResourceMetrics
-from stepkeeper_operator.queued_resources.naming import (
-    CLUSTER_LABEL,
-    UID_LABEL,
-    make_cloud_id,
-    parse_number,
-)
-from stepkeeper_operator.queued_resources.observed import Member
+from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, UID_LABEL, make_cloud_id
 from stepkeeper_operator.queued_resources.sight import find_labels
 from stepkeeper_operator.queued_resources.subject import Subject
 
@@ -39,74 +28,47 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MOST_AT_ONCE: Final = 8
-_INVALID: Final = "INVALID_ARGUMENT"
+_CLOUD_ID: Final = re.compile(r"[a-z][a-z0-9-]*")
+"""What the cloud can name a node. The label of a Kubernetes node may name it something else."""
 
 
 async def complete_listing(
-    cloud: CloudTPU, listing: Listing, subject: Subject, members: Iterable[Member], place: Place
+    cloud: CloudTPU, listing: Listing, subject: Subject, members: Iterable[Node], place: Place
 ) -> Listing:
-    """Return the listing with everything that exists of an object, by the same version of the API.
+    """Return the listing with what it leaves out of an object, asked for by name and by the same version of the API.
 
-    What the list leaves out is asked for by name. Raises CloudTPUError.
+    That is the present resource, and what is being adopted; then their nodes, once they have some. Where the present
+    one is gone, it is the nodes that the cluster's nodes name. Raises CloudTPUError.
     """
-    bookkeeping = subject.status.bookkeeping
-    leaving = subject.meta.deletion_timestamp is not None or bool(bookkeeping.removing)
-    ids = {make_cloud_id(subject.meta.namespace, subject.meta.name, bookkeeping.number)}
-    known = listing.resources.keys() & ids and bookkeeping.created and not bookkeeping.adopting
-    names: set[str] = set()
-    if known:
-        (found,) = (listing.resources[name] for name in ids)
-        active = found.state == "ACTIVE" and bookkeeping.active_since is not None and not leaving
-        names.update(
-            found.node_ids if active or bookkeeping.adopted else ()
-        )  # an adopted one's label is on them
-    else:
-        names.update(member.cloud_node for member in members if member.cloud_node)
-        if not (names or leaving or bookkeeping.created or bookkeeping.identity or bookkeeping.released):
-            return listing  # nothing was asked for, as far as anybody knows
-        if bookkeeping.adopting:  # its label may be there
-            ids.add(bookkeeping.identity.partition("@")[0])
-        if leaving or bookkeeping.adopting:  # the labels of their nodes say whose they are
-            names |= _list_node_ids_of_name(subject.meta, listing)
-    nodes = await _get_nodes(cloud, listing, names, place)
-    ids |= {node.queued_resource.rpartition("/")[2] for node in nodes.values()} - {""}
-    resources = await _get_all(
+    meta, bookkeeping = subject.meta, subject.status.bookkeeping
+    known = bookkeeping.created and not bookkeeping.adopting
+    hosts = {each.cloud_node for each in members if _CLOUD_ID.fullmatch(each.cloud_node)}
+    asked = known or bookkeeping.adopting or bookkeeping.removing or meta.deletion_timestamp is not None
+    if not (asked or hosts):  # somebody may have emptied the status of one that has hosts
+        return listing
+    present = make_cloud_id(meta.namespace, meta.name, bookkeeping.number)
+    ids = {present, bookkeeping.identity.partition("@")[0] if bookkeeping.adopting else ""} - {""}
+    resources = listing.resources | await _get_all(
         ids - listing.resources.keys(), lambda name: cloud.get_queued_resource(place, name, listing.version)
     )
-    theirs = {name for each in resources.values() for name in each.node_ids}
-    nodes |= await _get_nodes(cloud, listing, theirs - nodes.keys(), place)
-    return replace(listing, resources=listing.resources | resources, nodes=listing.nodes | nodes)
+    had_nodes = {"ACTIVE"} if bookkeeping.active_since is not None else set[str]()
+    found = [resources[name] for name in ids & resources.keys()]
+    names = {name for each in found if not known or each.state in had_nodes for name in each.node_ids}
+    if present not in resources:
+        names |= hosts
+    nodes = listing.nodes | await _get_all(
+        names - listing.nodes.keys(), lambda name: cloud.get_node(place, name, listing.version)
+    )
+    return replace(listing, resources=resources, nodes=nodes)
 
 
-def _list_node_ids_of_name(meta: ObjectMeta, listing: Listing) -> set[str]:
-    found = listing.resources.values()
-    of_name = (each for each in found if parse_number(meta.namespace, meta.name, each.id) is not None)
-    return {name for each in of_name for name in each.node_ids}
-
-
-async def _get_nodes(
-    cloud: CloudTPU, listing: Listing, names: set[str], place: Place
-) -> dict[str, CloudNode]:
-    async def get(name: str) -> CloudNode | None:
-        try:
-            return await cloud.get_node(place, name, listing.version)
-        except CloudTPUError as error:
-            if error.code != _INVALID:
-                raise
-            return None  # a name from a label of a Kubernetes node, which no cloud node can have
-
-    return await _get_all(names - listing.nodes.keys(), get)
-
-
-async def read_by_name(
-    cloud: CloudTPU, place: Place, cloud_id: str, version: ApiVersion, *, at: float
-) -> Listing:
+async def read_by_name(cloud: CloudTPU, place: Place, cloud_id: str, version: ApiVersion) -> Listing:
     """Read a resource and its nodes: a listing of nothing else. Raises CloudTPUError."""
     found = await cloud.get_queued_resource(place, cloud_id, version)
     if found is None:
-        return Listing(asked_at=at, version=version)
+        return Listing(asked_at=0.0)
     nodes = await _get_all(found.node_ids, lambda name: cloud.get_node(place, name, version))
-    return Listing(asked_at=at, version=version, resources={cloud_id: found}, nodes=nodes)
+    return Listing(asked_at=0.0, resources={cloud_id: found}, nodes=nodes)
 
 
 async def _get_all(names: Iterable[str], get: Callable[[str], Awaitable[T | None]]) -> dict[str, T]:
@@ -122,32 +84,24 @@ async def _get_all(names: Iterable[str], get: Callable[[str], Awaitable[T | None
 
 
 class OrphanWatch:
-    """Tell of cloud resources of this cluster whose object is gone: they cost money, and nobody here deletes them."""
+    """Count cloud resources of this cluster whose object is gone: they cost money, and aren't deleted."""
 
     def __init__(self, cache: Cache, metrics: QueuedResourceMetrics) -> None:
         self._cache = cache
         self._metrics = metrics
-        self._told: dict[Place, frozenset[str]] = {}
+        self._logged: dict[Place, set[str]] = {}
 
     def look(self, place: Place, listing: Listing, *, cluster_id: str) -> None:
         """Count the orphans of a listing, and log each that is new."""
         uids = self._cache.list_uids(QUEUED_RESOURCES)
-        orphans = [
-            each
-            for each in listing.resources.values()
-            if each.state != "DELETING" and _is_orphan(find_labels(each, listing), uids, cluster_id)
-        ]
-        known = self._told.get(place, frozenset())
-        for orphan in (each for each in orphans if each.name not in known):
-            text = "cloud resource of this cluster whose object is gone: it costs money until somebody deletes it"
-            _log.warning(text, extra={"resource": orphan.name, "state": orphan.state})
-        self._told[place] = frozenset(orphan.name for orphan in orphans)
+        orphans, known = set[str](), self._logged.get(place, set())
+        for each in listing.resources.values():
+            labels = find_labels(each, listing)
+            ours = labels.get(CLUSTER_LABEL) == cluster_id and labels.get(UID_LABEL) not in uids
+            if ours and each.state != "DELETING":
+                orphans.add(each.name)
+                if each.name not in known:
+                    text = "cloud resource of this cluster whose object is gone: it costs money until it is deleted"
+                    _log.warning(text, extra={"resource": each.name, "state": each.state})
+        self._logged[place] = orphans
         self._metrics.record_orphans(place.project, place.zone, len(orphans))
-
-    def forget_place(self, place: Place) -> None:
-        """Forget a place that no object is in any more."""
-        self._told.pop(place, None)
-
-
-def _is_orphan(labels: Mapping[str, str], uids: frozenset[str], cluster_id: str) -> bool:
-    return labels.get(CLUSTER_LABEL) == cluster_id and labels.get(UID_LABEL) not in uids

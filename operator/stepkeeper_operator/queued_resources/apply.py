@@ -9,7 +9,9 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError, ErrorKind
 from stepkeeper_operator.cluster import NODES, Cluster
 from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
+from stepkeeper_operator.facts import Node
 from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.kinds.writing import ObjectWriter
 from stepkeeper_operator.labels import CORDONED_BY_ANNOTATION
 from stepkeeper_operator.queued_resources.absence import read_by_name
 from stepkeeper_operator.queued_resources.decision import (
@@ -23,14 +25,11 @@ from stepkeeper_operator.queued_resources.decision import (
     LabelNodes,
     Relabel,
     SetFinalizer,
-    Uncordon,
 )
-from stepkeeper_operator.queued_resources.memory import Memory
 from stepkeeper_operator.queued_resources.naming import FINALIZER, UID_LABEL, make_node_labels
-from stepkeeper_operator.queued_resources.observed import Member, Observed, Outcome, Refusal, Verb
+from stepkeeper_operator.queued_resources.observed import CORDON_REST_S, Memory, Observed, Outcome, Verb
 from stepkeeper_operator.queued_resources.sight import is_ours
 from stepkeeper_operator.queued_resources.subject import Subject
-from stepkeeper_operator.writing import ObjectWriter
 
 __all__ = ["Applier"]
 
@@ -73,26 +72,19 @@ class Applier:
         if decision.write_status:
             await self._write_status(subject, decision)
         if memory.outcome is observed.outcome:
-            memory.outcome = None  # the status tells of it now
+            memory.outcome = None  # it is in the status now
         for event in decision.events:
             await self._writer.create_event(meta, event)
         for action in decision.actions:
+            self._check_acting()
             await self._do_action(meta, action)
             self._writer.count_write(type(action).__name__, meta)
 
-    async def tell_unreadable(self, raw: RawObject, problems: Sequence[str]) -> None:
-        """Say which parts of the spec can't be read. What the cloud has stays as it is.
-
-        Raises:
-            ApiError: The write failed, but not because of the spec.
-        """
-        try:
-            told = await self._writer.tell_unreadable(raw, problems, initial={"state": "Pending"})
-        except InvalidObjectError as error:
-            _log.warning("cannot write status of unreadable object", extra={"error": str(error)})
-            return
-        if told is not None:
-            self._record(told)
+    async def report_unreadable(self, raw: RawObject, problems: Sequence[str]) -> None:
+        """Name the parts that can't be read in condition Accepted. Raises ApiError."""
+        changed = await self._writer.report_unreadable(raw, problems, initial={"state": "Pending"})
+        if changed is not None:
+            self._cache.record_queued_resource(changed)
 
     async def _write_status(self, subject: Subject, decision: Decision) -> None:
         memory = self._memory.get(subject.meta.uid)
@@ -101,22 +93,21 @@ class Applier:
         except InvalidObjectError as error:
             if subject.resource is not None:
                 raise
-            # Its spec isn't valid, and the API server keeps no status with it. Its removal goes on all the same.
+            # Its spec isn't valid, and the API server keeps no status with it. Its removal continues.
             _log.warning("cannot write status of unreadable object", extra={"error": str(error)})
             memory.unwritten = decision.status
         else:
             memory.unwritten = None
-            self._record(raw)
+            self._cache.record_queued_resource(raw)
 
     def _check_acting(self) -> None:
         """Look at the Lease before a write to the cloud, as the cluster does before its writes."""
         if not self._acting():
             raise LeaseLostError(
-                "the lease is over: another operator may act, and nothing more is asked of the cloud"
+                "the lease is over: nothing more is asked of the cloud, another operator may act"
             )
 
     async def _do_action(self, meta: ObjectMeta, action: Action) -> None:
-        self._check_acting()
         match action:
             case SetFinalizer():
                 await self._set_finalizer(meta, present=action.present)
@@ -127,16 +118,19 @@ class Applier:
                 await self._ask_cloud(meta, Verb.DELETE, self._delete(meta, action))
             case LabelNodes():
                 await self._ask_cloud(meta, Verb.LABEL, self._label(action))
-            case Cordon():
-                await self._try_to_cordon(meta, action.member)
-            case Uncordon():
+            case Cordon(undo=True):
                 await self._cordon(action.member, by=None)
+            case Cordon():
+                await self._cordon_for_removal(meta, action.member)
             case Relabel():
                 await self._change(action.member, labels=make_node_labels(meta))
-            case EvictPod():
-                await self._evict(action)
+            case EvictPod(pod=pod):
+                # A disruption budget forbids it, two budgets cover the pod, or a webhook refuses: the other pods are
+                # evicted all the same. The time for the drain is bounded, and this one is asked for again.
+                eviction = self._cluster.evict_pod(pod.namespace, pod.name, uid=pod.uid)
+                await _try(eviction, "evict pod", f"{pod.namespace}/{pod.name}")
             case DeleteNode():
-                await self._try_to_delete_node(meta, action.member)
+                await self._delete_node(meta, action.member)
             case _:
                 assert_never(action)
 
@@ -156,7 +150,7 @@ class Applier:
     async def _delete(self, meta: ObjectMeta, action: DeleteCloudResource) -> str | None:
         """Delete it, after another look: since the list, somebody else may have taken it over."""
         place, cloud_id, version = action.place, action.cloud_id, action.version
-        listing = await read_by_name(self._cloud, place, cloud_id, version, at=self._clock())
+        listing = await read_by_name(self._cloud, place, cloud_id, version)
         found = listing.resources.get(cloud_id)
         if found is None:
             return None
@@ -181,51 +175,44 @@ class Applier:
     async def _set_finalizer(self, meta: ObjectMeta, *, present: bool) -> None:
         others = [name for name in meta.finalizers if name != FINALIZER]
         raw = await self._writer.set_finalizers(meta, [*others, FINALIZER] if present else others)
-        if raw is not None and present:  # without it, the object goes, and the watch tells it
-            self._record(raw)
+        if raw is not None and present:  # without it, the object goes, and the watch brings that
+            self._cache.record_queued_resource(raw)
 
-    async def _cordon(self, member: Member, *, by: str | None) -> None:
+    async def _cordon_for_removal(self, meta: ObjectMeta, member: Node) -> None:
+        """Cordon a node. A refusal holds up no removal, since machines cost money. It is tried again after a minute."""
+        memory, now = self._memory.get(meta.uid), self._clock()
+        known = memory.cordon_refused_at is not None and now < memory.cordon_refused_at + CORDON_REST_S
+        level = logging.DEBUG if known else logging.INFO  # one of hundreds of nodes is enough
+        if not await _try(self._cordon(member, by=meta.uid), "cordon node", member.name, level=level):
+            memory.cordon_refused_at = now
+
+    async def _cordon(self, member: Node, *, by: str | None) -> None:
         """Cordon a node in the name of the object with uid `by`; None: uncordon it."""
         await self._change(member, unschedulable=by is not None, annotations={CORDONED_BY_ANNOTATION: by})
 
-    async def _try_to_cordon(self, meta: ObjectMeta, member: Member) -> None:
-        """Cordon a node. A refusal holds up no removal, as machines cost money; it is asked again a minute later."""
-        try:
-            await self._cordon(member, by=meta.uid)
-        except ApiError as error:
-            self._memory.get(meta.uid).cordon_refused_at = self._clock()
-            _log.warning("cannot cordon node", extra={"node": member.name, "error": str(error)})
+    async def _change(self, member: Node, **changes: Any) -> None:
+        raw = await self._cluster.change_node(member.name, uid=member.uid, **changes)
+        if raw is not None:
+            self._cache.record_node(raw)
 
-    async def _try_to_delete_node(self, meta: ObjectMeta, member: Member) -> None:
-        """Delete a Node object. A refusal is told with the next status; the other nodes don't wait for it."""
-        refused = self._memory.get(meta.uid).refused_deletions
+    async def _delete_node(self, meta: ObjectMeta, member: Node) -> None:
+        """Delete a Node object. A lasting refusal is in the next status; the other nodes don't wait for it."""
+        refusals = self._memory.get(meta.uid).refusals
         try:
             await self._cluster.delete(NODES, None, member.name, uid=member.uid)
         except ApiError as error:
             if not error.lasts:
                 raise
-            # The decision waits ever longer before it asks for the same again.
-            count = refused[member.uid].count + 1 if member.uid in refused else 1
-            refused[member.uid] = Refusal(text=str(error), at=self._clock(), count=count)
-            _log.warning("cannot delete node", extra={"node": member.name, "error": str(error)})
+            refusals[member.uid] = str(error)
         else:
-            refused.pop(member.uid, None)
+            refusals.pop(member.uid, None)
 
-    async def _change(self, member: Member, **changes: Any) -> None:
-        raw = await self._cluster.change_node(member.name, uid=member.uid, **changes)
-        if raw is not None:
-            self._cache.record_node(raw)
 
-    async def _evict(self, action: EvictPod) -> None:
-        pod = action.pod
-        try:
-            await self._cluster.evict_pod(pod.namespace, pod.name, uid=pod.uid)
-        except ApiError as error:
-            # A disruption budget forbids it, two budgets cover the pod, or a webhook says no: the other pods are told
-            # to save all the same. The time for the drain is bounded, and this one is asked for again.
-            _log.info(
-                "cannot evict pod yet", extra={"pod": f"{pod.namespace}/{pod.name}", "error": str(error)}
-            )
-
-    def _record(self, raw: RawObject) -> None:
-        self._cache.record_queued_resource(raw)
+async def _try(request: Awaitable[None], what: str, name: str, *, level: int = logging.INFO) -> bool:
+    """Send a request that a later look repeats if it is refused. Return whether it was accepted."""
+    try:
+        await request
+    except ApiError as error:
+        _log.log(level, "cannot %s", what, extra={"object": name, "error": str(error)})
+        return False
+    return True

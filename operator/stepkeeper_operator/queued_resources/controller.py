@@ -1,9 +1,10 @@
 """Reconcile one QueuedResource: parse, observe, decide, apply."""
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+
+from typing_extensions import override
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
@@ -14,89 +15,95 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import count_requests
-from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster, Resource
-from stepkeeper_operator.metrics import Metrics, QueuedResourceMetrics
+from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster
+from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.kinds.controller import KindController
+from stepkeeper_operator.kinds.writing import ObjectWriter
+from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.queued_resources.apply import Applier
-from stepkeeper_operator.queued_resources.decide.deletion import decide_deletion
 from stepkeeper_operator.queued_resources.decide.queued_resource import decide_queued_resource
 from stepkeeper_operator.queued_resources.decision import Decision
-from stepkeeper_operator.queued_resources.memory import Memory
 from stepkeeper_operator.queued_resources.observe import Observer
-from stepkeeper_operator.queued_resources.observed import Observed
+from stepkeeper_operator.queued_resources.observed import Memory, Observed
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.subject import Subject, read_subject
-from stepkeeper_operator.reconcile import RETRY_SOON_S
-from stepkeeper_operator.writing import ObjectWriter
 
-__all__ = ["QueuedResourceController", "make_queued_resource_controller"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["QueuedResourceController"]
 
 
-class QueuedResourceController:
-    """Implement `Controller` for QueuedResources."""
+class QueuedResourceController(KindController[Subject, Observed, Decision]):
+    """Reconcile QueuedResources."""
 
     def __init__(
         self,
         *,
+        cluster: Cluster,
         cache: Cache,
-        memory: Memory,
-        observer: Observer,
-        applier: Applier,
+        cloud: CloudTPU,
         settings: CloudSettings,
-        metrics: QueuedResourceMetrics,
+        metrics: Metrics,
+        identity: str,
         acting: Callable[[], bool],
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._cache = cache
-        self._metrics = metrics
-        self._memory = memory
-        self._observer = observer
-        self._applier = applier
+        super().__init__(QUEUED_RESOURCES, cache=cache, acting=acting, clock=clock)
+        self._metrics = metrics.queued_resources
         self._settings = settings
-        self._acting = acting
-        self._clock = clock
-        self._uids: dict[ObjectKey, str] = {}
+        self._memory = Memory(clock)
+        cloud = count_requests(cloud, self._metrics.count_request)
+        self._observer = Observer(
+            cluster=cluster,
+            cache=cache,
+            cloud=cloud,
+            memory=self._memory,
+            settings=settings,
+            metrics=self._metrics,
+            clock=clock,
+        )
+        self._applier = Applier(
+            cluster=cluster,
+            cache=cache,
+            cloud=cloud,
+            memory=self._memory,
+            writer=ObjectWriter(
+                QUEUED_RESOURCES, cluster=cluster, metrics=metrics, identity=identity, clock=clock
+            ),
+            acting=acting,
+            clock=clock,
+        )
 
-    @property
-    def resource(self) -> Resource:
-        return QUEUED_RESOURCES
-
-    async def reconcile(self, key: ObjectKey) -> float | None:
-        """Bring it to its wanted state, or return in how many seconds to look again. Raises to be tried again."""
-        raw = self._cache.get_queued_resource(key)
-        if raw is None:
-            self.forget(key)
-            return None
+    @override
+    def _read(self, key: ObjectKey, raw: RawObject) -> tuple[Subject | None, tuple[str, ...]]:
         subject = read_subject(raw)
-        uid = subject.meta.uid
-        if self._uids.setdefault(key, uid) != uid:  # another object has taken the name
-            self.forget(key)
-            self._uids[key] = uid
-        unwritten = self._memory.get(uid).unwritten
+        unwritten = self._memory.get(subject.meta.uid).unwritten
         if subject.resource is None and unwritten is not None:
             subject = replace(subject, status=unwritten)
-        if subject.unfindable or (subject.resource is None and subject.meta.deletion_timestamp is None):
-            extra = {**key.log_fields, "error": "; ".join(subject.problems)}
-            _log.error("cannot read QueuedResource; is its CRD newer?", extra=extra)
-            if self._acting():
-                await self._applier.tell_unreadable(raw, subject.problems)
-            return None
-        observed = await self._observer.observe(subject)
-        decision = self._decide(subject, observed)
-        # Requests take time: between two of them another operator may have taken over.
-        if not self._acting():
-            return RETRY_SOON_S
+        return None if subject.problems else subject, subject.problems
+
+    @override
+    async def _manage_unreadable(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
+        await self._applier.report_unreadable(raw, problems)
+
+    @override
+    async def _observe(self, key: ObjectKey, subject: Subject) -> Observed:
+        return await self._observer.observe(subject)
+
+    @override
+    def _decide(self, subject: Subject, observed: Observed, *, now: float) -> Decision:
+        return decide_queued_resource(subject, observed, self._settings, now=now)
+
+    @override
+    async def _apply(
+        self, key: ObjectKey, subject: Subject, observed: Observed, decision: Decision
+    ) -> float | None:
         await self._applier.apply_decision(subject, observed, decision)
         self._record_metrics(key, decision.status)
         return decision.requeue_after_s
 
-    def forget(self, key: ObjectKey) -> None:
-        """Drop what is remembered of a resource that is gone."""
-        uid = self._uids.pop(key, None)
-        if uid is not None:
-            self._observer.forget(uid)
-            self._metrics.forget(key.namespace, key.name)
+    @override
+    def _forget_object(self, key: ObjectKey, uid: str) -> None:
+        self._observer.forget(uid)
+        self._metrics.forget(key.namespace, key.name)
 
     def _record_metrics(self, key: ObjectKey, status: QueuedResourceStatus) -> None:
         joined, _, total = status.joined.partition("/")
@@ -110,50 +117,3 @@ class QueuedResourceController:
             recreations=status.recreations,
             quota_exhausted=any(c.type == exhausted and c.status == "True" for c in status.conditions),
         )
-
-    def _decide(self, subject: Subject, observed: Observed) -> Decision:
-        now = self._clock()
-        if subject.resource is not None:
-            return decide_queued_resource(subject.resource, observed, self._settings, now=now)
-        return decide_deletion(
-            subject.meta, subject.status, observed, self._settings, retain=subject.retain, now=now
-        )
-
-
-def make_queued_resource_controller(
-    *,
-    cluster: Cluster,
-    cache: Cache,
-    cloud: CloudTPU,
-    settings: CloudSettings,
-    metrics: Metrics,
-    identity: str,
-    acting: Callable[[], bool],
-    clock: Callable[[], float] = time.time,
-) -> QueuedResourceController:
-    """Put a controller together with an observer and an applier that share one memory of the resources."""
-    memory, figures = Memory(clock), metrics.queued_resources
-    cloud = count_requests(cloud, figures.count_request)
-    observer = Observer(
-        cluster=cluster,
-        cache=cache,
-        cloud=cloud,
-        memory=memory,
-        settings=settings,
-        metrics=figures,
-        clock=clock,
-    )
-    writer = ObjectWriter(QUEUED_RESOURCES, cluster=cluster, metrics=metrics, identity=identity, clock=clock)
-    applier = Applier(
-        cluster=cluster, cache=cache, cloud=cloud, memory=memory, writer=writer, acting=acting, clock=clock
-    )
-    return QueuedResourceController(
-        cache=cache,
-        memory=memory,
-        observer=observer,
-        applier=applier,
-        settings=settings,
-        metrics=figures,
-        acting=acting,
-        clock=clock,
-    )

@@ -7,11 +7,14 @@ from typing import TypeAlias
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceBookkeeping,
+    QueuedResourceConditionType,
     QueuedResourceStatus,
 )
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
 from stepkeeper_operator.events import ObjectEvent
-from stepkeeper_operator.queued_resources.observed import Member, MemberPod
+from stepkeeper_operator.facts import Node
+from stepkeeper_operator.kinds.decision import KindDecision
+from stepkeeper_operator.queued_resources.observed import MemberPod
 
 __all__ = [
     "Action",
@@ -26,7 +29,7 @@ __all__ = [
     "Problem",
     "Relabel",
     "SetFinalizer",
-    "Uncordon",
+    "judge_accepted",
 ]
 
 
@@ -51,7 +54,7 @@ class DeleteCloudResource:
     request_id: str
     version: ApiVersion
     bookkeeping: QueuedResourceBookkeeping = field(compare=False)
-    """It says whether the object has adopted it."""
+    """Whether the object has adopted it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +71,16 @@ class LabelNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cordon:
-    member: Member
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Uncordon:
+    member: Node
+    undo: bool = False
     """Let pods come to the node again."""
-
-    member: Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relabel:
     """Let the node's labels name this object: they name one that is gone, whose machines this one has adopted."""
 
-    member: Member
+    member: Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +94,7 @@ class EvictPod:
 class DeleteNode:
     """Delete the node's object: its machine is gone."""
 
-    member: Member
+    member: Node
 
 
 Action: TypeAlias = (
@@ -105,11 +103,16 @@ Action: TypeAlias = (
     | DeleteCloudResource
     | LabelNodes
     | Cordon
-    | Uncordon
     | Relabel
     | EvictPod
     | DeleteNode
 )
+
+
+def judge_accepted(reason: str, message: str, *, status: bool | None = False) -> ConditionUpdate:
+    """Make condition Accepted."""
+    kind = QueuedResourceConditionType.ACCEPTED
+    return ConditionUpdate(type=kind, status=status, reason=reason, message=message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,19 +140,10 @@ class Plan:
     """The thing that it waits for, for condition Active."""
 
     events: tuple[ObjectEvent, ...] = ()
-    """Told once, with the status that says the same."""
+    """Created once, together with the status."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """The result of a reconcile: the new status, what to do and to tell, and when to look again."""
+class Decision(KindDecision[QueuedResourceStatus, Action]):
+    """The result of a reconcile of one QueuedResource."""
 
-    status: QueuedResourceStatus
-    write_status: bool = False
-    """Write the status. It is written first: the actions use the names that it keeps."""
-
-    actions: tuple[Action, ...] = ()
-    events: tuple[ObjectEvent, ...] = ()
-    """Events to create once the status is written."""
-
-    requeue_after_s: float | None = None
+    __slots__ = ()

@@ -23,7 +23,6 @@ __all__ = [
     "STARTUP_SCRIPT_KEY",
     "UID_LABEL",
     "make_cloud_id",
-    "make_cloud_name",
     "make_labels",
     "make_node_ids",
     "make_node_labels",
@@ -73,26 +72,14 @@ def parse_number(namespace: str, name: str, cloud_id: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def make_cloud_name(place: Place, cloud_id: str) -> str:
-    """Make the full name of a queued resource."""
-    return f"{place.parent}/queuedResources/{cloud_id}"
-
-
-def parse_cloud_name(cloud_name: str) -> tuple[Place, str] | None:
-    """Return the place and the id in a full name. Return None if it isn't one."""
-    match = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/queuedResources/([^/]+)", cloud_name)
-    return None if match is None else (Place(project=match[1], zone=match[2]), match[3])
+def parse_cloud_name(cloud_name: str) -> Place | None:
+    """Return the place in a full name. Return None if it isn't one."""
+    match = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/queuedResources/[^/]+", cloud_name)
+    return None if match is None else Place(project=match[1], zone=match[2])
 
 
 def make_request_id(uid: str, number: int, verb: str, detail: str) -> str:
-    """Make the id by which the API knows a repeated request.
-
-    Args:
-        uid: Uid of the QueuedResource.
-        number: Number of its cloud resource.
-        verb: create or delete.
-        detail: What makes it another request: the digest of what is created, the count of failed deletions.
-    """
+    """Make the id by which the API knows a repeated request. `detail` is what makes it another one."""
     return str(uuid.uuid5(_NAMES, f"{uid}/{number}/{verb}/{detail}"))
 
 
@@ -105,7 +92,7 @@ def make_node_ids(resource: QueuedResource, cloud_id: str) -> tuple[tuple[str, .
 
 
 def make_labels(meta: ObjectMeta, cluster_id: str) -> dict[str, str]:
-    """Make the labels that say whose a cloud node is."""
+    """Make the labels that name the owner of a cloud node."""
     return {
         CLUSTER_LABEL: cluster_id,
         NAMESPACE_LABEL: meta.namespace,
@@ -115,7 +102,7 @@ def make_labels(meta: ObjectMeta, cluster_id: str) -> dict[str, str]:
 
 
 def make_node_labels(meta: ObjectMeta) -> dict[str, str]:
-    """Make the labels that say on a node of the cluster whose machine it is."""
+    """Make the labels that name the owner of a node of the cluster."""
     return {
         QUEUED_RESOURCE_UID_LABEL: meta.uid,
         QUEUED_RESOURCE_LABEL: meta.name,

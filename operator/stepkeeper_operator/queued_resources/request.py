@@ -11,6 +11,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource import (
     TierSpec,
 )
 from stepkeeper_operator.api.v1alpha1.queuedresource_node import DiskMode, NetworkSpec, NodeSpec
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.naming import (
@@ -23,7 +24,7 @@ from stepkeeper_operator.queued_resources.naming import (
     make_request_id,
 )
 
-__all__ = ["build_request", "choose_api_version", "hash_spec", "place_of", "was_changed"]
+__all__ = ["build_request", "choose_api_version", "hash_spec", "place_of", "read_api_version", "was_changed"]
 
 _DEFAULT_NETWORKS: Final = {"default", "global/networks/default"}
 _DISK_MODES: Final = {DiskMode.READ_WRITE: "READ_WRITE", DiskMode.READ_ONLY: "READ_ONLY"}
@@ -37,7 +38,7 @@ def place_of(spec: QueuedResourceSpec) -> Place:
 def hash_spec(spec: QueuedResourceSpec) -> str:
     """Hash the fields that the cloud can't change on a live resource, in the words of the request that they make.
 
-    So a default doesn't count, written out or not, and an operator with a new field doesn't make everything anew.
+    So a default doesn't count, written out or not, and an operator with a new field doesn't recreate everything.
     """
     script = spec.node.startup_script_secret_ref
     asked = [
@@ -51,7 +52,7 @@ def hash_spec(spec: QueuedResourceSpec) -> str:
 
 def was_changed(spec: QueuedResourceSpec, made_with: str) -> bool:
     """Return True if the spec is known to ask for something else than the one that was hashed to `made_with`."""
-    return made_with != hash_spec(spec) and not spec.hides_changes()
+    return bool(made_with) and made_with != hash_spec(spec) and not spec.hides_changes()
 
 
 def choose_api_version(spec: QueuedResourceSpec) -> ApiVersion:
@@ -59,6 +60,11 @@ def choose_api_version(spec: QueuedResourceSpec) -> ApiVersion:
     reserved = spec.tier.guaranteed is not None and spec.tier.guaranteed.reserved
     needs_alpha = spec.autocheckpoint or spec.tier.best_effort is not None or reserved
     return ApiVersion.V2ALPHA1 if needs_alpha else ApiVersion.V2
+
+
+def read_api_version(status: QueuedResourceStatus) -> ApiVersion:
+    """Return the version by which the present one was made."""
+    return ApiVersion.V2ALPHA1 if status.api_version == ApiVersion.V2ALPHA1 else ApiVersion.V2
 
 
 def build_request(
@@ -144,22 +150,16 @@ def _build_tier(tier: TierSpec) -> dict[str, Any]:
 def _build_queueing(spec: QueueingSpec | None) -> dict[str, Any]:
     if spec is None:
         return {}
-    interval = spec.valid_interval
-    fields: dict[str, Any] = {
-        "valid_until_duration": _render_seconds(spec.valid_until_seconds),
-        "valid_until_time": _render_moment(spec.valid_until_time),
-        "valid_after_duration": _render_seconds(spec.valid_after_seconds),
-        "valid_after_time": _render_moment(spec.valid_after_time),
-        "valid_interval": None
-        if interval is None
-        else {"start_time": render_time(interval.start_time), "end_time": render_time(interval.end_time)},
+    durations = {
+        "valid_until_duration": spec.valid_until_seconds,
+        "valid_after_duration": spec.valid_after_seconds,
     }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _render_seconds(seconds: int | None) -> str | None:
-    return None if seconds is None else f"{seconds}s"
-
-
-def _render_moment(at: int | None) -> str | None:
-    return None if at is None else render_time(at)
+    moments = {"valid_until_time": spec.valid_until_time, "valid_after_time": spec.valid_after_time}
+    queueing: dict[str, Any] = {
+        **{name: f"{seconds}s" for name, seconds in durations.items() if seconds is not None},
+        **{name: render_time(at) for name, at in moments.items() if at is not None},
+    }
+    if spec.valid_interval is not None:
+        start, end = spec.valid_interval.start_time, spec.valid_interval.end_time
+        queueing["valid_interval"] = {"start_time": render_time(start), "end_time": render_time(end)}
+    return queueing

@@ -1,11 +1,23 @@
-"""Define how often the cloud is asked, and how long things may take."""
+"""Define how often the cloud is asked, and how long things may take. Pure."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
+from stepkeeper_operator.cloud_tpu.cloud import ErrorKind
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["CloudSettings"]
+
+_QUOTA_LIMIT_S: Final = 1800.0
+_MOST_DOUBLINGS: Final = 20
+_WAITING: Final = {
+    QueuedResourceState.ACCEPTED,
+    QueuedResourceState.WAITING,
+    QueuedResourceState.FAILED,
+    QueuedResourceState.SUSPENDED,
+    QueuedResourceState.GONE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +59,7 @@ class CloudSettings:
 
     @classmethod
     def from_settings(cls, settings: OperatorSettings) -> Self:
-        """Take over what the operator's settings say."""
+        """Take the times from the operator's settings."""
         idle_s = settings.cloud_tpu_idle_poll_s
         return cls(
             poll_fast_s=settings.cloud_tpu_poll_s,
@@ -55,3 +67,25 @@ class CloudSettings:
             poll_waiting_s=2 * idle_s,
             quota_retry_s=settings.cloud_tpu_quota_retry_s,
         )
+
+    def compute_poll_s(self, status: QueuedResourceStatus) -> float:
+        """Compute the seconds until the cloud is looked at again: the sooner, the sooner something can have changed."""
+        if status.operation is not None or status.bookkeeping.removing:
+            return self.poll_fast_s
+        if status.state in _WAITING:
+            return self.poll_waiting_s
+        rests = status.state is QueuedResourceState.ACTIVE or status.error is not None
+        return self.poll_active_s if rests else self.poll_fast_s
+
+    def compute_retry_s(self, kind: ErrorKind, n_errors: int) -> float:
+        """Compute the wait after the `n_errors`th error in a row."""
+        factor = 2.0 ** min(max(0, n_errors - 1), _MOST_DOUBLINGS)
+        match kind:
+            case ErrorKind.QUOTA:
+                return min(max(_QUOTA_LIMIT_S, self.quota_retry_s), self.quota_retry_s * factor)
+            case ErrorKind.TERMINAL | ErrorKind.NOT_FOUND:
+                return self.refused_retry_s
+            case ErrorKind.CREDENTIALS:
+                return self.longest_retry_s
+            case ErrorKind.BUSY | ErrorKind.ALREADY_EXISTS | ErrorKind.TRANSIENT:
+                return min(self.longest_retry_s, self.first_retry_s * factor)

@@ -10,10 +10,15 @@ from typing import Any, Final, assert_never
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
-from stepkeeper_operator.cache.memory import Memory, Rejection
 from stepkeeper_operator.cluster import CONFIG_MAPS, JOBSETS, PODS, TRAINING_JOBS, Cluster
-from stepkeeper_operator.decide.refusals import is_refused
-from stepkeeper_operator.decision import (
+from stepkeeper_operator.errors import ApiError, ConflictError
+from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.facts import JobSet, read_config_map, read_jobset
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.kinds.writing import ObjectWriter
+from stepkeeper_operator.labels import NODE_LOST_REASON
+from stepkeeper_operator.training_jobs.decide.refusals import is_refused
+from stepkeeper_operator.training_jobs.decision import (
     RELYING_ON_STATUS,
     Action,
     ApplyConfigMap,
@@ -24,12 +29,7 @@ from stepkeeper_operator.decision import (
     GiveUpPod,
     SetSuspend,
 )
-from stepkeeper_operator.errors import ApiError, ConflictError
-from stepkeeper_operator.events import ObjectEvent
-from stepkeeper_operator.facts import JobSet, read_config_map, read_jobset
-from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.labels import NODE_LOST_REASON
-from stepkeeper_operator.writing import ObjectWriter
+from stepkeeper_operator.training_jobs.memory import Memory, Rejection
 
 __all__ = ["Applier", "Outcome", "suspend_manifest"]
 

@@ -3,33 +3,47 @@
 import logging
 import time
 from collections.abc import Callable
+from typing import NamedTuple
+
+from typing_extensions import override
 
 from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
-from stepkeeper_operator.cache.memory import Memory
 from stepkeeper_operator.cache.reports import ReportCache
-from stepkeeper_operator.cluster import TRAINING_JOBS, Cluster, Resource
-from stepkeeper_operator.decide.job import decide_job
-from stepkeeper_operator.decide.progressing import is_stalled
-from stepkeeper_operator.decide.stuck_pods import is_pod_stuck
-from stepkeeper_operator.decision import Decision
+from stepkeeper_operator.cluster import TRAINING_JOBS, Cluster
+from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.kinds.controller import KindController
+from stepkeeper_operator.kinds.reconcile import RETRY_SOON_S
+from stepkeeper_operator.kinds.writing import ObjectWriter
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.reconcile import RETRY_SOON_S
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.apply import Applier
+from stepkeeper_operator.training_jobs.decide.job import decide_job
+from stepkeeper_operator.training_jobs.decide.progressing import is_stalled
+from stepkeeper_operator.training_jobs.decide.save_requests import find_open_request
+from stepkeeper_operator.training_jobs.decide.stuck_pods import is_pod_stuck
+from stepkeeper_operator.training_jobs.decision import Decision
+from stepkeeper_operator.training_jobs.memory import Memory
 from stepkeeper_operator.training_jobs.observe import Observer
+from stepkeeper_operator.training_jobs.observed import Observed
 from stepkeeper_operator.training_jobs.unreadable import UnreadableJobs
-from stepkeeper_operator.writing import ObjectWriter
 
 __all__ = ["JobController"]
 
 _log = logging.getLogger(__name__)
 
 
-class JobController:
-    """Implement `Controller` for CheckpointedTrainingJobs."""
+class JobReading(NamedTuple):
+    """A job as far as it can be read."""
+
+    job: CheckpointedTrainingJob
+    problems: tuple[str, ...]
+
+
+class JobController(KindController[JobReading, Observed, Decision]):
+    """Reconcile CheckpointedTrainingJobs."""
 
     def __init__(
         self,
@@ -43,12 +57,10 @@ class JobController:
         acting: Callable[[], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._cache = cache
+        super().__init__(TRAINING_JOBS, cache=cache, acting=acting, clock=clock)
         self._reports = reports
         self._settings = settings
         self._metrics = metrics
-        self._acting = acting
-        self._clock = clock
         self._memory = Memory(started_at=clock())
         writer = ObjectWriter(
             TRAINING_JOBS, cluster=cluster, metrics=metrics, identity=settings.identity, clock=clock
@@ -66,47 +78,47 @@ class JobController:
         self._unreadable = UnreadableJobs(
             cluster=cluster, cache=cache, reports=reports, writer=writer, clock=clock
         )
-        self._uids: dict[ObjectKey, str] = {}
 
-    @property
-    def resource(self) -> Resource:
-        return TRAINING_JOBS
-
-    async def reconcile(self, key: ObjectKey) -> float | None:
-        """Bring the job to its wanted state, or return in how many seconds to look again. Raises to be tried again."""
-        raw = self._cache.get_training_job(key)
-        assert raw is not None  # the cache knows the key
+    @override
+    def _read(self, key: ObjectKey, raw: RawObject) -> tuple[JobReading | None, tuple[str, ...]]:
         reading = read_object(CheckpointedTrainingJob, raw)
         if reading.problems:
             _log.warning("cannot read job", extra={**key.log_fields, "error": "; ".join(reading.problems)})
-        job = reading.value
-        if job is None:
-            if self._acting():
-                self._metrics.forget_judgements(key.namespace, key.name)
-                await self._unreadable.manage(key, raw, reading.problems)
-            return None
-        self._uids[key] = job.metadata.uid
-        observed = await self._observer.observe(key, job, reading.problems)
-        decision = decide_job(job, observed, self._settings, now=self._clock())
-        # Requests take time: between two of them another operator may have taken over.
-        if not self._acting():
-            return RETRY_SOON_S
-        outcome = await self._applier.apply_decision(key, job, decision)
+        job, problems = reading.value, reading.problems
+        return None if job is None else JobReading(job, problems), problems
+
+    @override
+    async def _manage_unreadable(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
+        self._metrics.forget_judgements(key.namespace, key.name)
+        await self._unreadable.manage(key, raw, problems)
+
+    @override
+    async def _observe(self, key: ObjectKey, subject: JobReading) -> Observed:
+        return await self._observer.observe(key, subject.job, subject.problems)
+
+    @override
+    def _decide(self, subject: JobReading, observed: Observed, *, now: float) -> Decision:
+        return decide_job(subject.job, observed, self._settings, now=now)
+
+    @override
+    async def _apply(
+        self, key: ObjectKey, subject: JobReading, observed: Observed, decision: Decision
+    ) -> float | None:
+        outcome = await self._applier.apply_decision(key, subject.job, decision)
         if outcome.told:
-            # Only what the status says is asked for: a restarted operator goes on with the same request.
-            self._reports.set_save_request(job.metadata.uid, decision.save_request)
-            self._update_metrics(key, job, decision)
+            # Only a request that the status has is made: a restarted operator makes the same one.
+            request = find_open_request(decision.status)
+            self._reports.set_save_request(subject.job.metadata.uid, request)
+            self._update_metrics(key, subject.job, decision)
         if outcome.failures:
             raise outcome.failures[0]
         return decision.requeue_after_s if outcome.settled else RETRY_SOON_S
 
-    def forget(self, key: ObjectKey) -> None:
-        """Drop the reports, the memory and the gauges of a job that is gone."""
-        uid = self._uids.pop(key, None)
-        if uid is not None:
-            self._reports.forget_job(uid)
-            self._memory.forget_job(uid)
-            self._metrics.forget_job(key.namespace, key.name)
+    @override
+    def _forget_object(self, key: ObjectKey, uid: str) -> None:
+        self._reports.forget_job(uid)
+        self._memory.forget_job(uid)
+        self._metrics.forget_job(key.namespace, key.name)
 
     def _update_metrics(self, key: ObjectKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
         progress, checkpoint = decision.status.progress, decision.status.checkpoint

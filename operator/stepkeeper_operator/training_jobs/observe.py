@@ -8,14 +8,11 @@ from dataclasses import replace
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.build import config_map_name
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.keys import ObjectKey, queued_resource_key
-from stepkeeper_operator.cache.memory import JobMemory, Memory
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import BATCH_JOBS, CONFIG_MAPS, JOBSETS, PODS, Cluster
-from stepkeeper_operator.decision import CreateJobSet
 from stepkeeper_operator.facts import (
     BatchJob,
     ConfigMap,
@@ -28,9 +25,12 @@ from stepkeeper_operator.facts import (
     read_queued_machines,
 )
 from stepkeeper_operator.labels import JOB_UID_LABEL
-from stepkeeper_operator.observed import Leftover, Observed, compute_recheck_s, find_end
-from stepkeeper_operator.policy.starts import NO_WORKLOAD
 from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.training_jobs.build import config_map_name
+from stepkeeper_operator.training_jobs.decide.conditions import NO_WORKLOAD
+from stepkeeper_operator.training_jobs.decision import CreateJobSet
+from stepkeeper_operator.training_jobs.memory import JobMemory, Memory
+from stepkeeper_operator.training_jobs.observed import Leftover, Observed, compute_recheck_s, find_end
 
 __all__ = ["Observer"]
 
@@ -113,7 +113,7 @@ class Observer:
         name = job.spec.placement.queued_resource_name
         if name is None:
             return None
-        raw = self._cache.get_queued_resource(queued_resource_key(key.namespace, name))
+        raw = self._cache.get_object(queued_resource_key(key.namespace, name))
         return None if raw is None else read_queued_machines(raw)
 
     async def _read_jobset(self, key: ObjectKey, job: CheckpointedTrainingJob) -> JobSet | None:

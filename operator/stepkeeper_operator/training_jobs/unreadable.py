@@ -12,14 +12,14 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import JOBSETS, Cluster
-from stepkeeper_operator.decide.status import mirror_storage
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.facts.raw import RawObject, read_in
-from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.budgets import reset_failures
+from stepkeeper_operator.kinds.writing import UNREADABLE, ObjectWriter, renew_condition
 from stepkeeper_operator.training_jobs.apply import suspend_manifest
-from stepkeeper_operator.writing import UNREADABLE, ObjectWriter, renew_condition
+from stepkeeper_operator.training_jobs.attempts.budgets import reset_failures
+from stepkeeper_operator.training_jobs.decide.status import mirror_storage
+from stepkeeper_operator.training_jobs.observed import Observed
 
 __all__ = ["UnreadableJobs"]
 
@@ -69,7 +69,7 @@ class UnreadableJobs:
         evidence = self._cache.list_evidence(meta.uid)
         judged = _stop_judging(raw, now=self._clock())
         shown = _show_commits(judged, Observed(report=self._reports.get_report(meta.uid), evidence=evidence))
-        told = await self._writer.tell_unreadable(shown, problems, initial={"phase": "Pending"})
+        told = await self._writer.report_unreadable(shown, problems, initial={"phase": "Pending"})
         if told is None and shown.get("status") != raw.get("status"):
             told = await self._writer.write_status(meta, shown["status"])
         if told is not None:

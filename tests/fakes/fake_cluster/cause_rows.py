@@ -5,13 +5,11 @@ from typing import Any, Final
 import pytest
 
 from fake_cluster.facts import make_ended_pod
-from stepkeeper.contract import Termination
-from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper.contract import AttemptKind, Termination, Verdict
 from stepkeeper_operator.facts import BatchJob, Node, Pod
 from stepkeeper_operator.facts.pod import ContainerEnd
-from stepkeeper_operator.policy.causes.find_cause import find_cause
-from stepkeeper_operator.policy.circumstances import Circumstances
-from stepkeeper_operator.policy.history import Finding, Verdict
+from stepkeeper_operator.training_jobs.attempts.evidence import Evidence
+from stepkeeper_operator.training_jobs.attempts.verdict import judge
 
 __all__ = [
     "EARLIER",
@@ -46,20 +44,20 @@ NODES: Final = {
 }
 
 
-def find(*pods: Pod, jobs: tuple[BatchJob, ...] = (), **known: Any) -> Finding:
-    """Find the cause of an end. `known` replaces any of its circumstances."""
+def find(*pods: Pod, jobs: tuple[BatchJob, ...] = (), **known: Any) -> Verdict:
+    """Judge an end. `known` replaces any other part of the evidence."""
     base: dict[str, Any] = {
         "nodes": NODES,
-        "spot": False,
-        "committed": False,
+        "on_spot": False,
+        "has_committed": False,
         "notice": None,
         "fatal_codes": frozenset({42, 137}),
         "counted": None,
         "rule": None,
         "n_hosts": 1,
     }
-    evidence = AttemptEvidence(ordinal=(0, 0), pods=pods, failed_batch_jobs=jobs)
-    return find_cause(evidence, Circumstances(**(base | known)))
+    messages = tuple(each.failure_message for each in jobs)
+    return judge(Evidence(pods=pods, job_messages=messages, **(base | known)))
 
 
 def word(code: int, **more: Any) -> dict[str, Any]:
@@ -80,20 +78,22 @@ def killed(rank: int, at: float = 401.0) -> Pod:
 
 def case(name: str, cause: str, *pods: Pod, said: str = "", **more: Any) -> Any:
     """Make a row. `guess` is for an end that later evidence may explain better."""
-    verdict = Verdict.FATAL if more.pop("fatal", False) else Verdict.RESTART
-    verdict = Verdict.FENCED if cause == "Fenced" else verdict
-    judged = cause, not more.pop("guess", False), verdict
+    kind = AttemptKind.of(cause) if cause else AttemptKind.COMPLETED
+    kind = AttemptKind.UNRECOVERABLE if more.pop("fatal", False) else kind
+    kind = AttemptKind.MACHINES_UNAVAILABLE if more.pop("by_machines", False) else kind
+    kind = AttemptKind.OVER_LIMITS if more.pop("over_limits", False) else kind
+    judged = cause or None, more.pop("guess", False), kind
     return pytest.param(pods, more, judged, said, id=name)
 
 
 def check_cause(
-    pods: tuple[Pod, ...], known: dict[str, Any], judged: tuple[str, bool, Verdict], said: str
+    pods: tuple[Pod, ...], known: dict[str, Any], judged: tuple[str | None, bool, str], said: str
 ) -> None:
     """Check a row, with its pods in both orders."""
     for order in (pods, pods[::-1]):
-        finding = find(*order, **known)
-        assert (finding.cause, finding.explained, finding.verdict) == judged
-        assert said in finding.message
+        verdict = find(*order, **known)
+        assert (verdict.cause, verdict.inferred, verdict.kind) == judged
+        assert said in verdict.message
 
 
 PEER: Final = word(75, notice="peer")

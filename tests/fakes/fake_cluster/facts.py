@@ -10,11 +10,12 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     CauseCount,
     RestartsStatus,
 )
-from stepkeeper_operator.build import template_hash
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import BatchJob, JobSet, Pod, QueuedMachines
-from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.history import Finding, JobHistory
+from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.build import template_hash
+from stepkeeper_operator.training_jobs.observed import Observed, View
 
 ON_MACHINES: Final[dict[str, Any]] = {
     "placement": {"tpu": {"accelerator": "v5p", "topology": "2x2x1", "queuedResourceName": "tpu"}}
@@ -31,9 +32,7 @@ def make_job(
     return CheckpointedTrainingJob.model_validate(raw | {"metadata": meta, "status": status or {}})
 
 
-def make_history(
-    *attempts: Attempt, finding: Finding | None = None, failures: int = 0, evictions: int = 0, **more: Any
-) -> JobHistory:
+def make_history(*attempts: Attempt, failures: int = 0, evictions: int = 0, **more: Any) -> JobHistory:
     """Make the history of a job that runs on its first JobSet. `more` replaces any field of its bookkeeping."""
     counts = {"ApplicationError": failures, "Eviction": evictions}
     by_cause = tuple(
@@ -45,7 +44,6 @@ def make_history(
         attempts=attempts,
         restarts=RestartsStatus(total=failures + evictions, by_cause=by_cause),
         bookkeeping=Bookkeeping(**({"job_sets": 1, "started": True} | more)),
-        finding=finding,
     )
 
 
@@ -134,6 +132,11 @@ def make_observed(*pods: Pod, jobs: tuple[BatchJob, ...] = (), **more: Any) -> O
     evidence = AttemptEvidence(ordinal=(0, 0), pods=pods, failed_batch_jobs=jobs)
     base: dict[str, Any] = {"evidence": (evidence,), "pods": pods, "jobset": make_unedited_jobset()}
     return Observed(**(base | more))
+
+
+def make_view(job: CheckpointedTrainingJob, observed: Observed, *, now: float = 1000.0) -> View:
+    """Make what a rule judges, with the operator's default settings."""
+    return View(job=job, observed=observed, settings=OperatorSettings(identity="operator-1"), now=now)
 
 
 def make_machines(**more: Any) -> QueuedMachines:

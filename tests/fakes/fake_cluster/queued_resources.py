@@ -13,6 +13,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource, Place
 from stepkeeper_operator.cloud_tpu.polling import Listing
+from stepkeeper_operator.facts import Node
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.queued_resources.decide.queued_resource import decide_queued_resource
 from stepkeeper_operator.queued_resources.decision import Decision
@@ -20,6 +21,7 @@ from stepkeeper_operator.queued_resources.naming import FINALIZER
 from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.queued_resources.request import build_request, hash_spec
 from stepkeeper_operator.queued_resources.settings import CloudSettings
+from stepkeeper_operator.queued_resources.subject import Subject
 
 CLUSTER_ID: Final = "cluster-uid"
 NOW: Final = 10_000.0
@@ -93,6 +95,11 @@ def make_node(cloud: CloudQueuedResource, index: int = 0, state: str = "READY", 
     return replace(node, **changes)
 
 
+def make_member(name: str, uid: str, **changes: Any) -> Node:
+    """Make a Ready node of the cluster, a host of the resource."""
+    return replace(Node(name=name, uid=uid, spot=True, unknown_since=None), **changes)
+
+
 def list_cloud(
     resources: Iterable[CloudQueuedResource], nodes: Iterable[CloudNode] = (), *, asked_at: float = 0.0
 ) -> Listing:
@@ -111,7 +118,9 @@ def observe(*resources: CloudQueuedResource, nodes: Iterable[CloudNode] = (), **
 
 def decide(resource: QueuedResource, observed: Observed, now: float = NOW) -> Decision:
     """Decide at NOW, or at another time."""
-    return decide_queued_resource(resource, observed, SETTINGS, now=now)
+    retain = resource.spec.deletion_policy == "Retain"
+    subject = Subject(meta=resource.metadata, status=resource.status, resource=resource, retain=retain)
+    return decide_queued_resource(subject, observed, SETTINGS, now=now)
 
 
 def created(state: QueuedResourceState = QueuedResourceState.PENDING, **spec: Any) -> QueuedResource:

@@ -8,6 +8,7 @@ from fake_cluster.queued_resources import (
     NOW,
     created,
     make_cloud_resource,
+    make_member,
     make_node,
     make_resource,
     noted,
@@ -23,7 +24,7 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     CloudTPUError,
     ErrorKind,
 )
-from stepkeeper_operator.queued_resources.observed import Member, Observed, Outcome, Verb
+from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
 
 __all__ = ["STATES", "WISHES", "WORDS", "Cell", "Wish", "make_cell"]
 
@@ -76,13 +77,17 @@ def _new(spec: dict[str, Any]) -> _Parts:
 
 
 def _found(
-    labels: dict[str, str | None] | None, *, adopt: str | None = None, differs: bool = False
+    labels: dict[str, str | None] | None,
+    *,
+    state: str = "ACTIVE",
+    adopt: str | None = None,
+    differs: bool = False,
 ) -> _Builder:
     """Build one that is new, under whose name the cloud has something with other labels; None: without any."""
 
     def build(spec: dict[str, Any]) -> _Parts:
         resource = make_resource(adopt=adopt, **spec)
-        made = make_cloud_resource(resource, "ACTIVE")
+        made = make_cloud_resource(resource, state)
         known = {} if labels is None else {**made.node["labels"], **labels}
         node = {**made.node, "labels": {key: value for key, value in known.items() if value is not None}}
         if differs:
@@ -100,6 +105,22 @@ def _stray(spec: dict[str, Any]) -> _Parts:
     cloud = make_cloud_resource(resource, "ACTIVE")
     nodes = tuple(make_node(cloud, index) for index in range(len(cloud.node_ids)))
     return resource, (cloud, earlier), nodes
+
+
+def _stray_of_a_failed_creation(spec: dict[str, Any]) -> _Parts:
+    _, (_, earlier), _ = _stray(spec)
+    resource = created(**spec)
+    return noted(resource, number=1, not_before=int(NOW) + 500), (earlier,), ()
+
+
+def _taken_name(state: str) -> _Builder:
+    """Build one that was in this state when it was last seen; now something of somebody else has its name."""
+
+    def build(spec: dict[str, Any]) -> _Parts:
+        resource, (cloud,), _ = _present(state, removing="Preempted", removing_since=int(NOW) - 5)(spec)
+        return resource, (replace(cloud, node={**cloud.node, "labels": {"stepkeeper-uid": "another"}}),), ()
+
+    return build
 
 
 def _unseen_nodes(spec: dict[str, Any]) -> _Parts:
@@ -126,6 +147,10 @@ SITUATIONS: Final[dict[str, _Builder]] = {
     ),
     "somebody else's": _found({"stepkeeper-cluster": "another", "stepkeeper-uid": "another"}),
     "of an earlier object": _found({"stepkeeper-uid": "uid-0"}),
+    "of an earlier object, going": _found({"stepkeeper-uid": "uid-0"}, state="DELETING"),
+    "of no name, to be adopted": _found(
+        {"stepkeeper-uid": "uid-0", "stepkeeper-namespace": None, "stepkeeper-name": None}, adopt="team-v5e"
+    ),
     "unlabelled": _found(None),
     "of an earlier object, to be adopted": _found({"stepkeeper-uid": "uid-0"}, adopt="team-v5e"),
     "unlabelled, to be adopted": _found(None, adopt="team-v5e"),
@@ -133,6 +158,9 @@ SITUATIONS: Final[dict[str, _Builder]] = {
     "unlabelled, another id to be adopted": _found(None, adopt="v5e"),
     "ours, the status lost": _found({}),
     "a stray": _stray,
+    "a stray, the next one waits": _stray_of_a_failed_creation,
+    "being replaced, gone, its name is taken": _taken_name("DELETING"),
+    "being replaced, its name is taken": _taken_name("ACTIVE"),
 }
 
 WORDS: Final = "the cloud's own words"
@@ -213,7 +241,7 @@ def make_cell(situation: str, answer: str, wish: Wish) -> Cell:
         operation = CloudOperation(name=f"op-{verb}", verb=verb, start_time=int(NOW) - 30)
         resource = with_status(resource, operation=operation)
     members = tuple(
-        Member(name=f"{node.id}-w0", uid=node.id, cloud_node=node.id, ready=node.state == "READY")
+        make_member(f"{node.id}-w0", node.id, cloud_node=node.id, ready=node.state == "READY")
         for node in nodes
         if node.state in {"READY", "PREEMPTED"}
         and node.labels == make_cloud_resource(resource, "").node["labels"]

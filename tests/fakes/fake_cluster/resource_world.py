@@ -14,12 +14,12 @@ from stepkeeper_operator.cache.keys import queued_resource_key
 from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudTPU
 from stepkeeper_operator.facts.raw import RawObject, parse_time, render_time
+from stepkeeper_operator.kinds.reconcile import Reconciler
 from stepkeeper_operator.labels import ADOPT_ANNOTATION, CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.queued_resources.controller import make_queued_resource_controller
+from stepkeeper_operator.queued_resources.controller import QueuedResourceController
 from stepkeeper_operator.queued_resources.naming import UID_LABEL
 from stepkeeper_operator.queued_resources.settings import CloudSettings
-from stepkeeper_operator.reconcile import Reconciler
 from tpuapi.cloud import FakeCloud
 from tpuapi.nodes import Timings
 
@@ -222,7 +222,7 @@ class ResourceWorld:
         self.cache = Cache(lambda: self.now)
         self.cluster.on_change = self._record_change
         self.metrics = Metrics()
-        controller = make_queued_resource_controller(
+        controller = QueuedResourceController(
             cluster=self.cluster,
             cache=self.cache,
             cloud=self._service,

@@ -10,8 +10,8 @@ from fake_cluster.world import World, training_job
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.facts import ConfigMap, read_job_root
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.acceptance import NAME_TAKEN, check_acceptance
+from stepkeeper_operator.training_jobs.decide.acceptance import NAME_TAKEN, check_acceptance
+from stepkeeper_operator.training_jobs.observed import Observed
 
 TRAINER: Final[dict[str, Any]] = {"name": "trainer", "image": "trainer:1"}
 

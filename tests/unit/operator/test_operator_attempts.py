@@ -8,23 +8,24 @@ import pytest
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_history as history
+from fake_cluster.facts import make_job, make_view
 from fake_cluster.facts import make_jobset as jobset
 from fake_cluster.facts import make_pod as pod
 from fake_cluster.stories import table
-from stepkeeper.contract import Termination
+from stepkeeper.contract import Termination, Verdict
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_ATTEMPTS, Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import BatchJob, JobSet, Pod
-from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy import attempt_evidence, attempts
-from stepkeeper_operator.policy.attempts import open_if_started
-from stepkeeper_operator.policy.history import Finding, JobHistory
+from stepkeeper_operator.training_jobs.attempts.attempt_pods import AttemptPods, find_pods
+from stepkeeper_operator.training_jobs.attempts.ends import close_by, open_attempt, open_if_started
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.observed import Observed
 
 NOW: Final = 1000.0
-ENDED: Final = Attempt(number=1, start=100, end=500, cause="Eviction", message="evicted")
+ENDED: Final = Attempt(number=1, start=100, end=500, kind="Disrupted", cause="Eviction", message="evicted")
 RUNNING: Final = Attempt(number=1, start=100)
-SUSPENDED: Final = ENDED.model_copy(update={"cause": "Requested", "message": attempts.SUSPENDED})
-NOTHING: Final = Finding(cause="", message="")
+SUSPENDED: Final = ENDED.model_copy(update={"cause": "Requested", "kind": "Suspended"})
+NOTHING: Final = Verdict(kind="Completed", cause=None, message="é" * 5000)
 EVICTED: Final[dict[str, Any]] = {"disruption": "EvictionByEvictionAPI"}
 
 
@@ -35,9 +36,8 @@ def seen(*pods: Pod, jobs: tuple[BatchJob, ...] = ()) -> Observed:
 
 def found_uids(since: int | None, *pods: Pod, jobs: tuple[BatchJob, ...] = ()) -> set[str]:
     known = history(RUNNING, resumed_at=since)
-    evidence = attempt_evidence.find_attempt_evidence(known, seen(*pods, jobs=jobs))
-    assert evidence is not None
-    return {each.uid for each in evidence.pods} | {each.uid for each in evidence.failed_batch_jobs}
+    found = find_pods(known, seen(*pods, jobs=jobs))
+    return {each.uid for each in found.pods} | {each.uid for each in found.failed_batch_jobs}
 
 
 NEW: Final = pod(created_at=300.0, uid="new")
@@ -71,7 +71,6 @@ def test_a_pod_whose_place_another_took_is_evidence_unless_it(before: Pod, *, ke
     },
 )
 def test_a_pod_is_of_the_attempt_after_a_resumption_if_it(other: Pod, *, own: bool) -> None:
-    assert attempt_evidence.is_of_attempt(other, 200) is own
     assert found_uids(200, NEW, other) == {"new"} | ({"p1"} if own else set())
 
 
@@ -84,10 +83,10 @@ def test_a_job_that_was_made_again_since_has_not_failed() -> None:
 
 def test_only_so_many_attempts_are_kept_and_messages_are_cut() -> None:
     known = tuple(Attempt(number=n, start=n, end=n, cause="Eviction") for n in range(1, MAX_ATTEMPTS + 1))
-    opened = attempts.open_attempt(history(*known), Observed(), now=NOW)
+    opened = open_attempt(history(*known), make_view(make_job(), Observed()))
     assert [attempt.number for attempt in opened.attempts] == list(range(2, MAX_ATTEMPTS + 2))
-    closed = attempts.close_attempt(opened, None, Finding(cause="Eviction", message="é" * 5000), now=NOW)
-    assert closed.attempts[-1].message == "é" * attempts.MESSAGE_LIMIT
+    closed = close_by(NOTHING, opened, AttemptPods(), now=NOW)
+    assert closed.attempts[-1].message == "é" * 1024
 
 
 @table(
@@ -105,12 +104,12 @@ def test_only_so_many_attempts_are_kept_and_messages_are_cut() -> None:
     },
 )
 def test_an_attempt_ends_with(pods: tuple[Pod, ...], end: int) -> None:
-    evidence = AttemptEvidence(ordinal=(0, 0), pods=pods)
-    assert attempts.close_attempt(history(RUNNING), evidence, NOTHING, now=NOW).attempts[-1].end == end
+    own = AttemptPods(pods=pods, present=pods, ordinal=(0, 0))
+    assert close_by(NOTHING, history(RUNNING), own, now=NOW).attempts[-1].end == end
 
 
 def resumed(*known: Attempt, of: JobSet, observed: Observed | None = None, **more: Any) -> JobHistory:
-    return open_if_started(history(*known, **more), observed or Observed(), of, now=NOW)
+    return open_if_started(history(*known, **more), make_view(make_job(), observed or Observed()), of)
 
 
 @pytest.mark.parametrize("state", ["deleting", "completed", "suspend", "suspended"])

@@ -72,7 +72,7 @@ def test_a_change_of_a_queued_resource_concerns_the_jobs_that_name_it() -> None:
 def test_a_queued_resource_that_is_gone_unnoticed_concerns_its_jobs() -> None:
     cache = known(job_on("slice"))
     assert set(cache.forget_objects(frozenset({"qr-1"}))) == {QR, JOB}
-    assert cache.get_queued_resource(QR) is None
+    assert cache.get_object(QR) is None
     assert cache.list_uids(QUEUED_RESOURCES) == {"qr-2"}
 
 
@@ -137,7 +137,7 @@ async def test_what_a_watch_brings_late_does_not_undo_what_a_write_was_answered_
     old = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
     world.edit(totalSteps=5)
     assert world.cache.record_training_job(old) == ()
-    raw = world.cache.get_training_job(JOB)
+    raw = world.cache.get_object(JOB)
     assert raw is not None
     assert raw["spec"]["totalSteps"] == 5
 
@@ -180,7 +180,7 @@ async def test_a_jobset_and_a_job_that_are_gone_unnoticed_are_found_by_a_sweep()
     assert world.cache.get_jobset(JOB) is None
     silently(world, "checkpointedtrainingjobs", "default", "lm")
     assert await world.sweep() == {JOB}
-    assert world.cache.get_training_job(JOB) is None
+    assert world.cache.get_object(JOB) is None
 
 
 async def test_a_pod_of_a_lost_node_that_is_gone_unnoticed_is_given_up_once() -> None:
@@ -228,6 +228,6 @@ def test_a_late_answer_to_a_write_of_a_deleted_job_does_not_displace_the_job_mad
     cache.record_training_job(job_on(None, version=12), deleted=True)
     cache.record_training_job(job_on(None, uid="job-2", version=13))
     assert cache.record_training_job(job_on(None, version=11)) == ()
-    job = cache.get_training_job(JOB)
+    job = cache.get_object(JOB)
     assert job is not None
     assert job["metadata"]["uid"] == "job-2"

@@ -25,8 +25,7 @@ from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_pod as pod
 from stepkeeper.contract import Cause, CommitPoint
 from stepkeeper_operator.facts import BatchJob, Pod
-from stepkeeper_operator.policy.history import Verdict
-from stepkeeper_operator.policy.machines import MachinesLoss
+from stepkeeper_operator.training_jobs.attempts.machines import MachinesLoss
 
 COMMIT: Final = CommitPoint(sequence=4, step=40)
 MAINTAINED: Final = MachinesLoss(cause=Cause.MAINTENANCE, message="maintenance")
@@ -43,7 +42,9 @@ DISRUPTIONS: Final = (
     ),
     case("a machine shut down that isn't spot", "Maintenance", ended(75, disruption=KUBELET)),
     case("a machine that is not known", "Maintenance", ended(75, disruption=KUBELET, node="n7")),
-    case("the machine of a spot job", "SpotPreemption", ended(75, disruption=KUBELET, node="n7"), spot=True),
+    case(
+        "the machine of a spot job", "SpotPreemption", ended(75, disruption=KUBELET, node="n7"), on_spot=True
+    ),
     case("want of memory on the node", "Eviction", ended(137, disruption=KUBELET, reason="Evicted")),
     case("a drain", "Eviction", ended(143, disruption=EVICTION, **EARLIER), said=f"{EVICTION} on node n1"),
     case("a pod of higher priority", "SchedulerPreemption", ended(75, disruption=SCHEDULER, **EARLIER)),
@@ -94,23 +95,14 @@ DISRUPTIONS: Final = (
     case("a made-up end without a code", "Requested", pod(exit_reason="Unknown"), guess=True),
     case("a pod deleted before it began", FAILURE, ended(1), ended(137, 1, exit_reason=MADE_UP, **TOLD)),
 )
-DECISION: Final = "at step 8, 6.9 s are left: only the one in flight is finished"
-CHOSEN: Final = word(75, notice="sigterm", decision=DECISION)
 SPOT: Final = word(75, notice="sigterm", cause="SpotPreemption")
 STOPS: Final = (
     case("a save after a notice", "Requested", ended(75, **FILE), said="'file'"),
     case("a save for a known cause", "Maintenance", ended(75, **KNOWS)),
     case("a save behind a shell that exits 1", "Requested", ended(1, **SIGTERM)),
-    case("a save and what was chosen", "Requested", ended(75, **CHOSEN), said=DECISION),
-    case(
-        "a disruption and what was chosen",
-        "Maintenance",
-        ended(75, disruption=KUBELET, **CHOSEN),
-        said=DECISION,
-    ),
     case("a save without a notice", "Requested", ended(75), killed(1), guess=True),
     case("a save after a reported notice", "Requested", ended(75), notice="sigterm", said="'sigterm'"),
-    case("a save after a commit", "Requested", ended(75), committed=True),
+    case("a save after a commit", "Requested", ended(75), has_committed=True),
     case("a save that names a commit", "Requested", ended(75, **word(75, committed=COMMIT))),
     case(
         "a save after a restored commit",
@@ -137,7 +129,13 @@ STOPS: Final = (
     ),
     case("saves, one heard of a peer", "Requested", ended(75, at=300.0), ended(75, 1, **PEER), said="'peer'"),
     case("deletions", "Requested", killed(0, 400.0), killed(1)),
-    case("maintenance and SIGTERM", "Maintenance", ended(75, **SIGTERM), maintenance=MAINTAINED),
+    case(
+        "maintenance and SIGTERM",
+        "Maintenance",
+        ended(75, **SIGTERM),
+        maintenance=MAINTAINED,
+        by_machines=True,
+    ),
     case("maintenance and a notice by file", "Requested", ended(75, **FILE), maintenance=MAINTAINED),
     case("maintenance and a better cause", "SpotPreemption", ended(75, **SPOT), maintenance=MAINTAINED),
     case(
@@ -146,7 +144,14 @@ STOPS: Final = (
         ended(75, at=401.0, **SIGTERM, **TOLD),
         maintenance=MAINTAINED,
     ),
-    case("lost machines", "SpotPreemption", ended(1), loss=TAKEN_BACK, said="the machines are gone"),
+    case(
+        "lost machines",
+        "SpotPreemption",
+        ended(1),
+        loss=TAKEN_BACK,
+        by_machines=True,
+        said="the machines are gone",
+    ),
 )
 
 
@@ -161,10 +166,12 @@ UNSEEN: Final = (
     case("a Job that names a longer code", "Requested", jobs=job_says(421), guess=True),
     case("a Job that names another claim", "Fenced", jobs=job_says(77)),
     case("a failure that JobSet counted", FAILURE, counted=True, guess=True),
-    case("JobSet's rule for a hang", "Hang", counted=False, rule="hang", spot=True, guess=True),
-    case("JobSet's rule for a save", "Requested", counted=False, rule="saved", spot=True, guess=True),
+    case("JobSet's rule for a hang", "Hang", counted=False, rule="hang", on_spot=True, guess=True),
+    case("JobSet's rule for a save", "Requested", counted=False, rule="saved", on_spot=True, guess=True),
     case("JobSet's rule for a disruption", "Disruption", counted=False, rule="disruption", guess=True),
-    case("JobSet's rule for spot", "SpotPreemption", counted=False, rule="disruption", spot=True, guess=True),
+    case(
+        "JobSet's rule for spot", "SpotPreemption", counted=False, rule="disruption", on_spot=True, guess=True
+    ),
     case("JobSet's rule for all else", "Disruption", counted=False, rule="default", guess=True),
 )
 DONE: Final = word(0, step=40)
@@ -209,6 +216,6 @@ COMPLETIONS: Final = (
 
 @pytest.mark.parametrize(("pods", "known", "judged", "said"), [*DISRUPTIONS, *STOPS, *UNSEEN, *COMPLETIONS])
 def test_the_cause_of(
-    pods: tuple[Pod, ...], known: dict[str, Any], judged: tuple[str, bool, Verdict], said: str
+    pods: tuple[Pod, ...], known: dict[str, Any], judged: tuple[str | None, bool, str], said: str
 ) -> None:
     check_cause(pods, known, judged, said)

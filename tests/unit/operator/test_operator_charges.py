@@ -5,14 +5,15 @@ from typing import Any, Final
 
 import pytest
 
-from fake_cluster.kubelets import training_report
+from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.stories import count_restarts, end_pods, fail, message_of, run_job
 from fake_cluster.world import World
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import BackoffSpec, RestartsSpec
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import CauseCount, RestartsStatus
-from stepkeeper_operator.policy import budgets
+from stepkeeper_operator.errors import ApiError
+from stepkeeper_operator.training_jobs.attempts import budgets
 
 NO_RESTART: Final = {"maxFailures": 0}
 ONE: Final = {"maxFailures": 1}
@@ -45,8 +46,9 @@ def test_each_disruption_uses_up_max_disruptions_and_nothing_where_there_is_no_l
 
 
 def test_a_back_off_doubles_up_to_its_limit() -> None:
-    spec = BackoffSpec(initial_seconds=10, max_seconds=60)
-    assert [budgets.compute_backoff_s(spec, n) for n in (0, 1, 2, 3, 99)] == [10, 20, 40, 60, 60]
+    spec = RestartsSpec(backoff=BackoffSpec(initial_seconds=10, max_seconds=60))
+    limits = budgets.limits_of(spec)
+    assert [limits.compute_wait_s(n) for n in (0, 1, 2, 3, 99)] == [10, 20, 40, 60, 60]
 
 
 async def test_a_spot_preemption_restarts_in_place_and_costs_no_failure() -> None:
@@ -212,15 +214,21 @@ async def test_of_two_restarts_that_came_at_once_each_is_charged_to_its_own_caus
     delayed: tuple[str, ...],
 ) -> None:
     world = await two_ends_at_once(*delayed)
-    assert (world.causes[0] == "ApplicationError") is bool(delayed), "it was a guess"
+    # Of the first nothing was seen, and the second is corrected while its evidence can come.
+    first = "Disruption" if delayed else "SpotPreemption"
     if delayed:
         world.deliver_watches()
         await world.run_until_settled(rounds=3)
         assert world.phase() is Phase.RUNNING
     world.now += 2
     await world.reconcile()
-    assert world.causes == ["SpotPreemption", "ApplicationError", None]
-    assert count_restarts(world) == {"ApplicationError": (1, int(not delayed)), "SpotPreemption": (1, 0)}
+    assert world.causes == [first, "ApplicationError", None]
+    assert [bool(attempt.inferred) for attempt in world.status.attempts] == [
+        bool(delayed),
+        not delayed,
+        False,
+    ]
+    assert count_restarts(world) == {"ApplicationError": (1, int(not delayed)), first: (1, 0)}
 
 
 async def test_a_failure_is_charged_once_though_the_watch_of_jobsets_is_behind() -> None:
@@ -301,3 +309,79 @@ async def test_a_disruption_of_a_pod_that_is_being_deleted_for_a_failure_does_no
     await world.run_until_settled(rounds=30)
     assert world.causes == ["ApplicationError"]
     assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")
+
+
+async def test_an_edit_that_is_taken_back_before_the_jobset_is_deleted_leaves_an_attempt_that_is_charged() -> (
+    None
+):
+    world = await run_job(restarts=NO_RESTART)
+    before = world.job.spec.template
+    world.edit(template={"spec": {"containers": [{"name": "trainer", "image": "typo:2"}]}})
+    world.cluster.refusals["delete", "jobsets"] = ApiError(500, "etcdserver: leader changed")
+    with pytest.raises(ApiError):
+        await world.reconcile()
+    del world.cluster.refusals["delete", "jobsets"]
+    world.edit(template=before)
+    world.restart_operator()
+    await world.run_until_settled()
+    assert (world.phase(), world.causes) == (Phase.RUNNING, ["Requested", None])
+    fail(world)
+    await world.run_until_settled()
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")
+
+
+async def test_a_failure_that_is_counted_while_the_job_is_suspended_is_charged_and_delays_nothing() -> None:
+    world = await run_job(restarts={"maxFailures": 3, "backoff": {"initialSeconds": 600, "maxSeconds": 3600}})
+    fail(world)
+    await world.reconcile()
+    world.edit(suspend=True)
+    await world.run_until_settled(rounds=4)
+    world.edit(suspend=False)
+    await world.reconcile()
+    assert world.jobset is not None
+    assert not world.jobset["spec"]["suspend"]
+    world.stop_operator()
+    world.controllers.sync()
+    fail(world)
+    for _ in range(3):
+        world.controllers.sync()
+    world.restart_operator()
+    await world.run_until_settled()
+    assert count_restarts(world) == {"ApplicationError": (2, 2)}
+
+
+async def test_a_lost_node_that_explains_an_unseen_failure_charges_no_other_end() -> None:
+    world = await run_job(placement=TWO_SLICES, spot=True, restarts=ONE)
+    world.stop_operator()
+    world.preempt()
+    for _ in range(3):
+        world.controllers.sync()
+    world.now += 60
+    world.controllers.stuck.add("n4")  # its kubelet is dead, its Node is still Ready
+    for index in (0, 1):
+        fail(world, index=index)
+    world.controllers.sync()
+    world.restart_operator()
+    await world.reconcile()
+    world.now += 35
+    world.lose_node("n4")
+    await world.reconcile()
+    assert world.causes == ["Disruption", "NodeFailure", None]
+    assert "ApplicationError" not in count_restarts(world)
+
+
+async def test_a_fatal_code_of_another_slice_ends_the_job_after_jobset_has_restarted_it() -> None:
+    world = await run_job(placement=TWO_SLICES, restarts=FATAL)
+    world.controllers.kubelets.stop_s, world.controllers.kubelets.stop_code = 8, 42
+    for pod in world.pods[:2]:
+        message = termination_message(75, notice="peer", step=120)
+        world.controllers.end_pod(pod, 75, message=message)
+    await world.run_until_settled(rounds=30)
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "FatalExitCode")
+
+
+async def test_a_notice_that_is_longer_than_the_status_can_hold_is_cut() -> None:
+    world = await run_job()
+    world.receive_report(training_report(1, 100, notice="x" * 131))
+    await world.reconcile()
+    assert world.status.attempts[0].notice == "x" * 64

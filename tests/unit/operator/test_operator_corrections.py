@@ -8,20 +8,19 @@ import pytest
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_history as history
-from fake_cluster.facts import make_job, make_machines
+from fake_cluster.facts import make_job, make_machines, make_view
 from fake_cluster.facts import make_pod as pod
-from stepkeeper.contract import Termination
+from stepkeeper.contract import AttemptKind, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import Pod
-from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import DELETED, EDITED, MESSAGE_LIMIT, SUSPENDED
-from stepkeeper_operator.policy.corrections import correct_cause
-from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.training_jobs.attempts.corrections import correct_verdict
+from stepkeeper_operator.training_jobs.attempts.ends import DELETED, EDITED, SUSPENDED
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.observed import Observed
 
 NOW: Final = 1000.0
-OPEN_S: Final = 120
 RUNNING: Final = Attempt(number=9, start=990)
 JOB: Final = make_job()
 TPU: Final = {"tpu": {"accelerator": "v5p", "topology": "2x2x2", "queuedResourceName": "tpu"}}
@@ -29,15 +28,16 @@ TPU_JOB: Final = make_job(placement=TPU)
 LOST: Final = make_machines(active=False)
 EVICTED: Final[dict[str, Any]] = {"disruption": "EvictionByEvictionAPI", "node": "n7"}
 FAILURE: Final = "ApplicationError"
-GUESS: Final = "it ended unseen; JobSet took it for no failure of the application"
 
 
-def closed(end: int = 990, cause: str | None = FAILURE, message: str | None = "exit 1") -> Attempt:
-    return Attempt(number=1, start=100, end=end, cause=cause, message=message)
+def closed(end: int = 990, cause: str | None = FAILURE, message: str = "exit 1", **more: Any) -> Attempt:
+    kind = AttemptKind.COMPLETED if cause is None else AttemptKind.of(cause)
+    fields: dict[str, Any] = {"kind": kind.value, "cause": cause, "message": message} | more
+    return Attempt(number=1, start=100, end=end, **fields)
 
 
-def unseen(end: int = 990) -> Attempt:
-    return closed(end, "Eviction", GUESS)
+def unseen(end: int = 990, cause: str = "Eviction") -> Attempt:
+    return closed(end, cause, "nothing was seen of it", inferred=True)
 
 
 def evidence(restarts: int, *pods: Pod, number: int = 0, **more: Any) -> AttemptEvidence:
@@ -47,7 +47,7 @@ def evidence(restarts: int, *pods: Pod, number: int = 0, **more: Any) -> Attempt
 def correct(
     known: JobHistory, *seen: AttemptEvidence, job: CheckpointedTrainingJob = JOB, **more: Any
 ) -> JobHistory:
-    return correct_cause(known, job, Observed(evidence=seen, **more), now=NOW, reattribution_s=OPEN_S)
+    return correct_verdict(known, make_view(job, Observed(evidence=seen, **more), now=NOW))
 
 
 def causes(known: JobHistory) -> list[str | None]:
@@ -101,39 +101,23 @@ def before(**more: Any) -> JobHistory:
     return history(closed(), RUNNING, **more)
 
 
-STOPPED: Final = closed(500, "Requested", SUSPENDED)
-THREE: Final = history(unseen(900), unseen(950), unseen(), RUNNING, restarts_seen=3)
-SEEN: Final = closed(950, "Eviction", "pod p0 was evicted")
-BEFORE_SEEN: Final = history(unseen(900), SEEN, unseen(), RUNNING, restarts_seen=3)
-NEWEST_SEEN: Final = history(unseen(900), SEEN, RUNNING, restarts_seen=2)
-TWO_STOPPED: Final = history(STOPPED, unseen(900), unseen(), RUNNING, restarts_seen=2)
-STALE: Final = ended(1, uid="a", at=480.0, hang=True)
-OTHER: Final = evidence(1, ended(1, uid="b", created_at=500.0, at=600.0))
-LATER: Final = ended(1, 1, uid="b", created_at=510.0, at=880.0)
+BY_USER: Final[dict[str, Any]] = {"kind": AttemptKind.SUSPENDED}
+STOPPED: Final = closed(500, "Requested", SUSPENDED, **BY_USER)
 REPLACED: Final = evidence(0, ended(1, uid="a", **EVICTED), ended(1, uid="b", created_at=700.0))
-HUNG: Final = history(closed(900, "Hang", GUESS), unseen(), RUNNING, restarts_seen=2)
-ON_TPU: Final[dict[str, Any]] = {"job": TPU_JOB, "machines": make_machines()}
 GUESSES: Final = [
-    case("the first of two", two(), "failure eviction runs", failure(0)),
-    case("the second of two", two(), "eviction failure runs", failure(1)),
+    case("the newest of two", two(), "eviction failure runs", failure(1)),
+    case("not the one before it", two(), "eviction eviction runs", failure(0)),
     case("not what runs", two(), "eviction eviction runs", failure(2)),
     case(
-        "of two that ended", history(unseen(900), unseen(), restarts_seen=1), "failure eviction", failure(0)
+        "not after two minutes", history(unseen(880), RUNNING, restarts_seen=1), "eviction runs", failure(0)
     ),
-    case("the first within two minutes", two(881), "failure eviction runs", failure(0)),
-    case("not after two minutes", two(880), "eviction eviction runs", failure(0)),
-    case("all in a row", THREE, "failure failure failure runs", *map(failure, range(4))),
-    case("not by another guess", THREE, "eviction eviction eviction runs"),
-    case("with pods of the newest", two(), "failure failure runs", failure(0), OTHER),
     case(
-        "not before one that was seen", BEFORE_SEEN, "eviction eviction eviction runs", failure(0), failure(1)
+        "the newest that ended",
+        history(unseen(900), unseen(), restarts_seen=1),
+        "eviction failure",
+        failure(1),
     ),
-    case("before the newest that was seen", NEWEST_SEEN, "failure eviction runs", failure(0)),
-    case("not before a suspension", two(resumed_at=990), "eviction eviction runs", failure(0)),
-    case("not on machines", two(), "eviction eviction runs", failure(0), **ON_TPU),
-    case("not by older pods", TWO_STOPPED, "stop eviction eviction runs", evidence(0, STALE)),
-    case("beside older pods", TWO_STOPPED, "stop failure eviction runs", evidence(0, STALE, LATER)),
-    case("without pods that others replaced", HUNG, "failure eviction runs", REPLACED),
+    case("not by another guess", two(), "eviction eviction runs", evidence(1, ended(78))),
 ]
 SUSPENDED_NEXT: Final = before(job_sets=2, resumed_at=995)
 SECOND: Final = history(closed(), job_sets=2, started=False)
@@ -152,7 +136,7 @@ OWN: Final = [
     case("pods made at its end", one(), "eviction", evidence(0, replace(MADE_LATER, created_at=990.0))),
     case("no pods made later", one(), "failure", evidence(0, MADE_LATER)),
     case("pods whose places were taken", before(resumed_at=995), "eviction runs", evidence(0, *TAKEN)),
-    case("no pods that were replaced", before(restarts_seen=1), "failure runs", REPLACED),
+    case("pods that were replaced", before(restarts_seen=1), "eviction runs", REPLACED),
     case("its Job", before(restarts_seen=1), "fenced runs", evidence(0, failed_batch_jobs=(FENCED,))),
 ]
 STOPPING: Final = pod(1, "late", started=True, deadline=1010.0)
@@ -164,7 +148,7 @@ NEXT: Final = (pod(1, "next"),)
 SETTLED: Final = [
     case("not after two minutes", one(880), "failure", STILL),
     case("within two minutes", one(881), "eviction", STILL),
-    case("while a pod of it stops", one(880), "eviction", STILL, pods=(STOPPING,)),
+    case("not while a pod of it stops", one(880), "failure", STILL, pods=(STOPPING,)),
     case("not once that has ended", one(880), "failure", STILL, pods=(ended(143, 1, "late"),)),
     case("not while other pods run", one(880), "failure", STILL, pods=NEXT),
     case("not without evidence", one(880), "failure", pods=NEXT),
@@ -220,36 +204,59 @@ def test_pods_of_the_attempts_before_and_after_explain_nothing() -> None:
 def test_the_newest_end_is_corrected_with_all_that_is_known_of_it() -> None:
     found = correct(history(closed(), RUNNING, restarts_seen=1, failures=1), gone(0))
     first = found.attempts[0]
-    assert (first.cause, first.node) == ("Eviction", "n7")
+    assert (first.cause, first.kind, first.node) == ("Eviction", "Disrupted", "n7")
     assert first.message == "pod p0 was ended by EvictionByEvictionAPI on node n7"
-    assert (counts(found), found.finding is None) == ({"Eviction": 1}, False)
-    assert correct(replace(found, finding=None), gone(0)).finding is None, "it is judged"
+    assert counts(found) == {"Eviction": 1}
     before = correct(history(closed(), failures=1), gone(0))
     assert (causes(before), counts(before)) == (["Eviction"], {FAILURE: 1}), "no restart yet"
-    first_of_two = correct(replace(two(), restarts=history(evictions=2).restarts), failure(0))
-    assert counts(first_of_two) == {FAILURE: 1, "Eviction": 1}
 
 
 def test_a_guess_that_was_right_gets_the_words_of_the_evidence_and_costs_no_more() -> None:
-    known = history(
-        closed(message="it ended unseen; JobSet counted it"), RUNNING, restarts_seen=1, failures=1
-    )
+    known = history(unseen(cause=FAILURE), RUNNING, restarts_seen=1, failures=1)
     found = correct(known, evidence(0, ended(3, last_words="x" * 2000)))
-    message = found.attempts[0].message or ""
-    assert message.startswith("pod p0 exited with code 3: xxx")
-    assert len(message) == MESSAGE_LIMIT
+    first = found.attempts[0]
+    assert (first.message or "").startswith("pod p0 exited with code 3: xxx")
+    assert (len(first.message or ""), first.inferred) == (1024, None)
     assert (causes(found), counts(found)) == ([FAILURE, None], {FAILURE: 1})
-    assert found.finding is not None
-    silent = correct(known)
-    assert (silent.attempts, silent.finding) == (known.attempts, None), "nothing is known yet"
+    assert correct(known) == known, "nothing is known yet"
 
 
-SAVED: Final = ended(75, termination=Termination(code=75, decision="at step 8, both are saved"))
+def test_a_guess_that_was_wrong_is_passed_on_to_an_end_that_nobody_saw() -> None:
+    one_failed = history(
+        unseen(900), unseen(cause=FAILURE), RUNNING, restarts_seen=2, failures=1, evictions=1
+    )
+    found = correct(one_failed, gone(1))
+    assert causes(found) == [FAILURE, "Eviction", None], "JobSet has counted one failure"
+    assert (counts(found), found.attempts[0].inferred) == ({FAILURE: 1, "Eviction": 1}, True)
+    assert correct(found, gone(1)) == found
+    newest_failed = history(unseen(900, FAILURE), unseen(), RUNNING, restarts_seen=2, failures=1, evictions=1)
+    assert causes(correct(newest_failed, failure(1))) == ["Eviction", FAILURE, None]
+    seen_before = history(closed(900, "Eviction"), unseen(cause=FAILURE), RUNNING, restarts_seen=2)
+    late = evidence(1, ended(1, created_at=960.0, at=970.0, **EVICTED))
+    assert causes(correct(seen_before, late)) == ["Eviction", "Eviction", None], "what was seen stays"
+
+
+def test_a_kind_of_a_newer_operator_stays() -> None:
+    newer = history(closed(cause="Requested", kind="Migrated"))
+    assert correct(newer, evidence(0, ended(1))) == newer
+
+
+def test_a_fatal_code_that_is_seen_late_is_final_unless_the_next_attempt_runs() -> None:
+    job, seen = make_job(restarts={"fatalExitCodes": [42]}), evidence(0, ended(1), ended(42, 1))
+    assert correct(history(closed()), seen, job=job).attempts[0].kind == AttemptKind.UNRECOVERABLE
+    known = history(closed(), RUNNING, restarts_seen=1)
+    assert correct(known, seen, job=job) == known, "fatal codes may have been edited since"
+
+
+SAVED: Final = ended(75, termination=Termination(code=75, decision="both are saved"))
 UNCHANGED: Final = {
     "no end": (history(), (failure(0),)),
     "what runs": (history(RUNNING), (failure(0),)),
-    "a deletion": (history(closed(cause="Requested", message=DELETED)), (broken(0), gone(0))),
-    "a suspension": (history(closed(cause="Requested", message=SUSPENDED)), (gone(0),)),
+    "a deletion": (
+        history(closed(500, "Requested", DELETED, kind=AttemptKind.STOPPED)),
+        (broken(0), gone(0)),
+    ),
+    "a suspension": (history(STOPPED), (gone(0),)),
     "completion": (history(closed(cause=None, message="every pod exited 0")), (gone(0),)),
     "the message of a cause that stays": (history(closed()), (evidence(0, ended(3)),)),
 }
@@ -260,28 +267,25 @@ def test_evidence_does_not_change(known: JobHistory, seen: tuple[AttemptEvidence
     assert correct(known, *seen).attempts == known.attempts
 
 
-def test_maintenance_that_was_told_of_stays() -> None:
-    known = history(closed(cause="Maintenance", message="QueuedResource tpu has maintenance"))
+def test_an_end_that_the_machines_explain_stays() -> None:
+    known = history(closed(cause="Maintenance", kind=AttemptKind.MACHINES_UNAVAILABLE))
     assert correct(known, evidence(0, ended(1)), job=TPU_JOB) == known
 
 
-@pytest.mark.parametrize("asked_for", [DELETED, EDITED])
-def test_what_pods_say_of_their_last_save_is_added_to_an_end_that_was_asked_for(asked_for: str) -> None:
-    seen = evidence(0, ended(1, 1), SAVED)
-    said = correct(history(closed(500, "Requested", asked_for)), seen)
-    assert said.attempts[0].message == f"{asked_for}; at step 8, both are saved"
-    assert correct(said, seen) == said, "once"
+@pytest.mark.parametrize("kind", [AttemptKind.STOPPED, AttemptKind.DISRUPTED])
+def test_what_pods_report_of_their_last_save_is_added_while_it_can_come(kind: AttemptKind) -> None:
+    seen, stopped = evidence(0, ended(75, 1), SAVED), closed(990, "Requested", EDITED, kind=kind)
+    reported = correct(history(stopped), seen)
+    assert (reported.attempts[0].message, reported.attempts[0].decision) == (EDITED, "both are saved")
+    assert correct(reported, seen) == reported
     for end, added in ((880, False), (881, True)):
-        known = history(closed(end, "Requested", asked_for), RUNNING, job_sets=2)
+        known = history(stopped.model_copy(update={"end": end}), RUNNING, job_sets=2)
         found = correct(known, evidence(0, SAVED), evidence(0, pod(uid="next"), number=1))
-        assert (found.attempts[0].message != asked_for) is added, "not to one long ago once the next one runs"
+        assert (found.attempts[0].decision is not None) is added, "not to one long ago once the next one runs"
         assert found.attempts[1] == known.attempts[1]
 
 
 def test_an_end_whose_cause_is_kept_stays_on_its_node() -> None:
-    known = closed().model_copy(update={"node": "n5"})
+    known = closed(node="n5")
     lost = correct(history(known), evidence(0, ended(78)), **ON_LOST)
     assert (lost.attempts[0].cause, lost.attempts[0].node) == ("NodeFailure", "n5")
-    settled = correct(history(known.model_copy(update={"end": 880})), gone(0)).finding
-    assert settled is not None
-    assert settled.node == "n5"

@@ -1,6 +1,5 @@
 """Test which ends are failures of the application, and what is said of each."""
 
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -22,14 +21,12 @@ from fake_cluster.cause_rows import (
 )
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_pod as pod
-from stepkeeper.contract import Cause, ExitCode
+from stepkeeper.contract import AttemptKind, Cause, ExitCode, Verdict
 from stepkeeper_operator.cache.evidence import EvidenceCache
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.facts.pod import read_pod
-from stepkeeper_operator.policy import pod_ends
-from stepkeeper_operator.policy.causes.find_cause import attribute_to_loss
-from stepkeeper_operator.policy.history import Finding, Verdict
-from stepkeeper_operator.policy.machines import MachinesLoss
+from stepkeeper_operator.training_jobs.attempts.machines import MachinesLoss
+from stepkeeper_operator.training_jobs.attempts.verdict import attribute_to_loss
 
 BAD: Final = word(1, error="ValueError: bad")
 OWNED: Final = word(ExitCode.FENCED, error="Traceback\nFencedError: owned by default/other")
@@ -39,10 +36,15 @@ FAILURES: Final = (
     case("an exit code", FAILURE, ended(1), killed(1), said="pod p0 exited with code 1"),
     case("an exit code and a peer that lost it", FAILURE, ended(1), ended(78, 1, at=399.0)),
     case(
-        "out of memory", FAILURE, ended(137, exit_reason="OOMKilled", **EARLIER), said="OOMKilled", **NO_FATAL
+        "out of memory",
+        FAILURE,
+        ended(137, exit_reason="OOMKilled", **EARLIER),
+        said="OOMKilled",
+        over_limits=True,
+        **NO_FATAL,
     ),
     case("a liveness probe, a deletion later", FAILURE, ended(137, deadline=410.0, grace_s=0), **NO_FATAL),
-    case("its own limits", FAILURE, ended(137, reason="Evicted"), said="was evicted"),
+    case("its own limits", FAILURE, ended(137, reason="Evicted"), said="was evicted", over_limits=True),
     case("its own limits and no end yet", "Requested", pod(reason="Evicted"), guess=True),
     case(
         "two failures, the second first", FAILURE, ended(3, at=402.0), ended(4, 1, at=401.0), said="p1 exited"
@@ -55,7 +57,7 @@ FAILURES: Final = (
         "NodeFailure",
         ended(78),
         ended(75, 1, at=402.0, **TOLD),
-        committed=True,
+        has_committed=True,
         guess=True,
     ),
     case(
@@ -89,6 +91,7 @@ FAILURES: Final = (
         "out of memory while it is stopped",
         FAILURE,
         ended(137, at=401.0, exit_reason="OOMKilled", **TOLD),
+        over_limits=True,
         **NO_FATAL,
     ),
     case("a signal's code while it is stopped", "Requested", ended(137, at=401.0, **TOLD)),
@@ -123,7 +126,11 @@ FAILURES: Final = (
     ),
     case("another container beside a failure", FAILURE, ended(5, **side(3)), said="exited with code 5"),
     case(
-        "another container beside lost peers", "NodeFailure", ended(78, **side(3)), committed=True, guess=True
+        "another container beside lost peers",
+        "NodeFailure",
+        ended(78, **side(3)),
+        has_committed=True,
+        guess=True,
     ),
     case("another container beside a save", "Requested", ended(75, **SIGTERM, **side(1))),
     case("an init container that is stopped", "Requested", pod(**side(143), **TOLD)),
@@ -142,7 +149,7 @@ FAILURES: Final = (
         "NodeFailure",
         ended(78, last_words="rank 3 left"),
         said=": rank 3 left",
-        committed=True,
+        has_committed=True,
         guess=True,
     ),
     case(
@@ -157,7 +164,7 @@ FAILURES: Final = (
 
 @pytest.mark.parametrize(("pods", "known", "judged", "said"), FAILURES)
 def test_a_failure_is_found_and_blamed_for(
-    pods: tuple[Pod, ...], known: dict[str, Any], judged: tuple[str, bool, Verdict], said: str
+    pods: tuple[Pod, ...], known: dict[str, Any], judged: tuple[str | None, bool, str], said: str
 ) -> None:
     check_cause(pods, known, judged, said)
 
@@ -169,29 +176,35 @@ def test_the_first_failure_is_blamed_with_its_node_and_its_last_words() -> None:
 
 
 LOSS: Final = MachinesLoss(cause=Cause.SPOT_PREEMPTION, message="the machines are gone")
-FATAL: Final = Finding(cause=FAILURE, message="42", verdict=Verdict.FATAL)
-OWN: Final = Finding(cause=FAILURE, message=pod_ends.describe_eviction(pod()))
+
+
+def ended_by(cause: str, **more: Any) -> Verdict:
+    return Verdict(**({"kind": AttemptKind.of(cause), "cause": cause, "message": "it ended"} | more))
 
 
 @pytest.mark.parametrize(
     ("known", "by_loss"),
     [
         *(
-            (Finding(cause=cause, message="it ended"), True)
+            (ended_by(cause), True)
             for cause in ("NodeFailure", "Eviction", "Requested", FAILURE, "Disruption")
         ),
-        *((Finding(cause=cause, message="it ended"), False) for cause in ("Maintenance", "Hang")),
-        (Finding(cause="Hang", message="it ended", explained=False), True),
-        (FATAL, False),
-        (OWN, False),
+        *((ended_by(cause), False) for cause in ("Maintenance", "Hang", "Fenced")),
+        (ended_by("Hang", inferred=True), True),
+        (ended_by(FAILURE, kind=AttemptKind.UNRECOVERABLE), False),
+        (ended_by(FAILURE, kind=AttemptKind.OVER_LIMITS), False),
     ],
 )
-def test_lost_machines_explain_what_comes_of_them(known: Finding, *, by_loss: bool) -> None:
+def test_lost_machines_explain_what_comes_of_them(known: Verdict, *, by_loss: bool) -> None:
     judged = attribute_to_loss(known, LOSS)
-    assert judged == (
-        replace(known, cause=LOSS.cause, message=judged.message, explained=True) if by_loss else known
-    )
+    found = (judged.cause, judged.kind, judged.inferred)
+    assert found == (LOSS.cause, AttemptKind.MACHINES_UNAVAILABLE, False) if by_loss else judged == known
     assert attribute_to_loss(known, None) is known
+
+
+@pytest.mark.parametrize("own", [ended(137, exit_reason="OOMKilled"), ended(137, reason="Evicted")])
+def test_lost_machines_explain_no_end_by_the_pods_own_limits(own: Pod) -> None:
+    assert find(own, loss=LOSS, **NO_FATAL).cause == FAILURE
 
 
 def status(name: str, code: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from fake_cluster.facts import ON_MACHINES, make_job, make_machines
+from fake_cluster.facts import ON_MACHINES, make_job, make_machines, make_view
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_history as history
@@ -16,21 +16,22 @@ from fake_cluster.stories import table
 from stepkeeper.contract import CommitPoint, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping
-from stepkeeper_operator.build import template_hash
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import JobSet, Pod
-from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import DELETED, SUSPENDED
-from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.history_update import update_history
-from stepkeeper_operator.policy.restarts_in_place import record_restarts
+from stepkeeper_operator.training_jobs.attempts.ends import DELETED, SUSPENDED
+from stepkeeper_operator.training_jobs.attempts.following import update_history
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.attempts.restarts_in_place import record_restarts
+from stepkeeper_operator.training_jobs.build import template_hash
+from stepkeeper_operator.training_jobs.observed import Observed
 
-NOW: Final = 1000.0
 RUNNING: Final = Attempt(number=1, start=100)
 STEPPED: Final = RUNNING.model_copy(update={"to_step": 20})
-FAILED: Final = Attempt(number=1, start=100, end=990, cause="ApplicationError", message="exit 1")
-EVICTED: Final = FAILED.model_copy(update={"cause": "Eviction"})
+FAILED: Final = Attempt(
+    number=1, start=100, end=990, kind="Failed", cause="ApplicationError", message="exit 1"
+)
+EVICTED: Final = FAILED.model_copy(update={"kind": "Disrupted", "cause": "Eviction"})
 JOB: Final = make_job()
 TWO_HOSTS: Final[dict[str, Any]] = {
     "placement": {"tpu": ON_MACHINES["placement"]["tpu"] | {"topology": "2x2x2"}}
@@ -45,7 +46,7 @@ def evidence(restarts: int, *pods: Pod, **more: Any) -> AttemptEvidence:
 def record(
     known: JobHistory, *seen: AttemptEvidence, of: JobSet, job: CheckpointedTrainingJob = JOB, **more: Any
 ) -> JobHistory:
-    return record_restarts(known, job, Observed(evidence=seen, jobset=of, **more), of, now=NOW)
+    return record_restarts(known, make_view(job, Observed(evidence=seen, jobset=of, **more)), of)
 
 
 def causes(known: JobHistory) -> list[str | None]:
@@ -62,7 +63,7 @@ ONE_SEEN: Final = history(RUNNING, restarts_seen=1, counted_restarts_seen=1)
     {
         "an attempt too": (history(started=False), (), jobset(restarts=1), ["Disruption", None]),
         "a hang": (history(RUNNING), (), jobset(restarts=1, rule="hang"), ["Hang", None]),
-        "one of two": (history(RUNNING), (), TWO, ["ApplicationError", "Disruption", None]),
+        "one of two": (history(RUNNING), (), TWO, ["Disruption", "ApplicationError", None]),
         "the known one": (history(FAILED), (), TWO, ["ApplicationError", "Disruption", None]),
         "the other one": (history(EVICTED), (), TWO, ["Eviction", "ApplicationError", None]),
         "one counted before": (ONE_SEEN, (), TWO, ["Disruption", None]),
@@ -149,7 +150,7 @@ def updated(
     job = make_job(status=own | (status or {}), **spec)
     base: dict[str, Any] = {"jobset": of or jobset(), "pods": pods, "evidence": (evidence(0, *pods),)}
     observed = Observed(**(base | (seen or {})))
-    return update_history(job, observed, new_commit=commit, now=NOW, reattribution_s=120)
+    return update_history(make_view(job, observed), new_commit=commit)
 
 
 FIVE: Final[dict[str, Any]] = {"starts_without_checkpoint": 5}
@@ -298,9 +299,9 @@ UNCLEAR: Final = ended(0, at=401.0, exit_reason="Completed", deadline=430.0)
         "for a known cause": ((BY_FILE, KNOWS), None, "Maintenance", " after notice 'file'"),
         "as reported": ((ended(0),), report(notice="sigterm"), "Requested", " after notice 'sigterm'"),
         "after an older report": ((ended(0),), report(ordinal=(0, 9), notice="sigterm"), None, ""),
-        "deleted": ((STOPPED_WITH_0,), None, "Requested", " after it was told to stop: pod p0 was deleted"),
+        "deleted": ((STOPPED_WITH_0,), None, "Requested", " after it was asked to stop: pod p0 was deleted"),
         "evicted": ((DISRUPTED,), None, "Eviction", ""),
-        "unclear": ((UNCLEAR,), None, "Requested", " after it was told to stop: its pods were deleted"),
+        "unclear": ((UNCLEAR,), None, "Requested", " after it was asked to stop: its pods were deleted"),
         "deleted, one knows": ((STOPPED_WITH_0, KNOWS), None, "Maintenance", " after notice 'metadata'"),
     },
 )

@@ -15,9 +15,9 @@ from stepkeeper_operator.cache.keys import job_key
 from stepkeeper_operator.cluster import WORKLOADS, Resource
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import read_jobset
-from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import Operator
+from stepkeeper_operator.training_jobs.observed import Observed
 
 
 class WithoutKueue(FakeCluster):

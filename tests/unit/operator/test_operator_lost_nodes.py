@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from fake_cluster.facts import make_ended_pod, make_pod
+from fake_cluster.facts import make_ended_pod, make_job, make_pod, make_view
 from fake_cluster.kubelets import training_report
 from fake_cluster.stories import run_job
 from fake_cluster.world import World
@@ -14,8 +14,8 @@ from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.facts import Node
-from stepkeeper_operator.observed import Leftover, Observed
-from stepkeeper_operator.policy.lost_pods import find_lost_pods
+from stepkeeper_operator.training_jobs.decide.lost_pods import find_lost_pods
+from stepkeeper_operator.training_jobs.observed import Leftover, Observed, View
 
 NOW: Final = 10_000.0
 DYING: Final = make_pod(deadline=NOW - 10)
@@ -63,22 +63,22 @@ KEPT: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def scene(**more: Any) -> Observed:
+def scene(**more: Any) -> View:
     """One node of nine is lost, with a pod on it that has to end."""
     base: dict[str, Any] = {"pods": (DYING,), "nodes": {"n1": SILENT}, "n_nodes": 9, "n_unknown_nodes": 1}
-    return Observed(**(base | more))
+    return make_view(make_job(), Observed(**(base | more)), now=NOW)
 
 
 @pytest.mark.parametrize("more", LOST.values(), ids=LOST)
 def test_a_pod_is_lost_when(more: dict[str, Any]) -> None:
-    pods, again_s = find_lost_pods(scene(**more), now=NOW, uptime_s=60)
+    pods, again_s = find_lost_pods(scene(**more))
     assert pods
     assert again_s is None
 
 
 @pytest.mark.parametrize("more", KEPT.values(), ids=KEPT)
 def test_a_pod_is_not_lost_while(more: dict[str, Any]) -> None:
-    pods, again_s = find_lost_pods(scene(**more), now=NOW, uptime_s=60)
+    pods, again_s = find_lost_pods(scene(**more))
     assert not pods
     assert again_s is not None, "it is looked at again"
 
@@ -89,7 +89,7 @@ def test_a_pod_is_not_lost_while(more: dict[str, Any]) -> None:
     ids=["runs", "was never on a node", "has ended"],
 )
 def test_nothing_waits_for_a_pod_that(pod: Any) -> None:
-    assert find_lost_pods(scene(pods=(pod,)), now=NOW, uptime_s=60) == ((), None)
+    assert find_lost_pods(scene(pods=(pod,))) == ((), None)
 
 
 def test_reports_show_which_pods_live_and_whether_the_training_moves() -> None:

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import pytest
 
-from fake_cluster.facts import ON_MACHINES, make_ended_pod, make_job, make_machines
+from fake_cluster.facts import ON_MACHINES, make_ended_pod, make_job, make_machines, make_view
 from fake_cluster.kubelets import training_report
 from fake_cluster.stories import table
 from stepkeeper.contract import CommitPoint, Termination
@@ -15,13 +15,13 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     CommitStatus,
     SaveRequest,
 )
-from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import MaintenanceWindow, Pod
-from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy import machines as rules
-from stepkeeper_operator.policy.circumstances import Circumstances, gather_circumstances
-from stepkeeper_operator.policy.save_requests import compute_lead_s
+from stepkeeper_operator.training_jobs.attempts.attempt_pods import AttemptPods
+from stepkeeper_operator.training_jobs.attempts.evidence import Evidence, gather_evidence
+from stepkeeper_operator.training_jobs.attempts.machines import explain_loss, find_maintenance
+from stepkeeper_operator.training_jobs.decide.save_requests import compute_lead_s
+from stepkeeper_operator.training_jobs.observed import Observed
 
 NOW: Final = 10_000.0
 RUNNING: Final = Attempt(number=3, start=9000, to_step=70)
@@ -54,14 +54,9 @@ UNMANAGED: Final = Observed(queued_resources_managed=False)
     ],
 )
 def test_the_loss_of_machines(observed: Observed, cause: str | None) -> None:
-    loss = rules.explain_loss(JOB, observed, now=NOW)
+    loss = explain_loss(make_view(JOB, observed, now=NOW))
     assert (None if loss is None else loss.cause) == cause
-    assert rules.explain_loss(PLAIN, observed, now=NOW) is None
-    if loss is not None:
-        assert rules.is_explained_by_machines(JOB, f"pod p0 failed; {loss.message}")
-        assert not rules.is_explained_by_machines(PLAIN, loss.message)
-    assert not rules.is_explained_by_machines(JOB, "pod p0 failed")
-    assert not rules.is_explained_by_machines(JOB, None)
+    assert explain_loss(make_view(PLAIN, observed, now=NOW)) is None
 
 
 @table(
@@ -79,8 +74,8 @@ def test_the_loss_of_machines(observed: Observed, cause: str | None) -> None:
 )
 def test_maintenance_goes_on_in_a_window_that(announced: MaintenanceWindow, *, goes_on: bool) -> None:
     observed = on(windows=(announced,))
-    assert (rules.find_maintenance(JOB, observed, now=NOW) is not None) is goes_on
-    assert rules.find_maintenance(PLAIN, observed, now=NOW) is None
+    assert (find_maintenance(make_view(JOB, observed, now=NOW)) is not None) is goes_on
+    assert find_maintenance(make_view(PLAIN, observed, now=NOW)) is None
 
 
 def commit(sequence: int = 7, step: int = 60, **more: Any) -> CommitStatus:
@@ -106,11 +101,9 @@ def test_the_time_before_maintenance_follows_the_last_save() -> None:
 
 def gather(
     job: CheckpointedTrainingJob = JOB, *pods: Pod, attempt: Attempt = RUNNING, **observed: Any
-) -> Circumstances:
-    evidence = AttemptEvidence(ordinal=(0, 0), pods=pods)
-    return gather_circumstances(
-        job, Observed(**observed), attempt, evidence, counted=None, rule=None, now=NOW
-    )
+) -> Evidence:
+    own = AttemptPods(pods=pods, present=pods, ordinal=(0, 0))
+    return gather_evidence(make_view(job, Observed(**observed), now=NOW), attempt, own)
 
 
 def heard(ordinal: tuple[int, int] = (0, 0), **more: Any) -> LastReport:
@@ -140,5 +133,5 @@ RESUMED: Final = RUNNING.model_copy(update={"from_step": 50})
         "not the step it restored": (gather(with_latest(time=8999, step=50), attempt=RESUMED), False),
     },
 )
-def test_an_attempt_has_committed_by(found: Circumstances, *, committed: bool) -> None:
-    assert found.committed is committed
+def test_an_attempt_has_committed_by(found: Evidence, *, committed: bool) -> None:
+    assert found.has_committed is committed

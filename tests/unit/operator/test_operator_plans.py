@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from fake_cluster.facts import ON_MACHINES, make_job, make_jobset, make_machines
+from fake_cluster.facts import ON_MACHINES, make_job, make_jobset, make_machines, make_view
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_history as history
 from fake_cluster.facts import make_observed as seen
@@ -11,38 +11,36 @@ from fake_cluster.facts import make_unedited_jobset as jobset
 from fake_cluster.stories import table
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping
-from stepkeeper_operator.build import machines_hash, template_hash
 from stepkeeper_operator.cache.evidence import AttemptEvidence
-from stepkeeper_operator.decision import DeleteJobSet, SetSuspend
 from stepkeeper_operator.facts import JobSet, Pod
-from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import NOT_ALLOWED
-from stepkeeper_operator.policy.history import Finding, JobHistory, Verdict
-from stepkeeper_operator.policy.planning.next_step import find_change, plan_next, plan_without_jobset
-from stepkeeper_operator.policy.planning.plan import Plan
-from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.training_jobs.attempts.ends import NOT_ALLOWED
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.build import machines_hash, template_hash
+from stepkeeper_operator.training_jobs.decision import DeleteJobSet, SetSuspend
+from stepkeeper_operator.training_jobs.observed import Observed
+from stepkeeper_operator.training_jobs.policy.next_step import find_change, plan_next, plan_without_jobset
+from stepkeeper_operator.training_jobs.policy.plan import Plan
 
 NOW: Final = 1000.0
-SETTINGS: Final = OperatorSettings(identity="operator-1")
 RUNNING: Final = Attempt(number=1, start=900)
 SECOND: Final = Attempt(number=2, start=995)
-FAILED: Final = Attempt(number=1, start=900, end=990, cause="ApplicationError", message="exit 1")
-EVICTED: Final = Attempt(number=1, start=900, end=990, cause="Eviction", message="drained")
+ENDED: Final = Attempt(number=1, start=900, end=990)
+FAILED: Final = ENDED.model_copy(update={"kind": "Failed", "cause": "ApplicationError", "message": "exit 1"})
+FATAL: Final = FAILED.model_copy(update={"kind": "Unrecoverable"})
+EVICTED: Final = ENDED.model_copy(update={"kind": "Disrupted", "cause": "Eviction", "message": "drained"})
 JOB: Final = make_job()
 TPU_JOB: Final = make_job(**ON_MACHINES)
 FEW: Final = make_job(restarts={"maxStartsWithoutCheckpoint": 2})
 NONE_LEFT: Final = make_job(restarts={"maxFailures": 0, "maxDisruptions": 0})
 ONE_LEFT: Final = make_job(restarts={"maxFailures": 1, "maxDisruptions": 1})
 STOPPED: Final = make_job(suspend=True)
-USUAL: Final = Finding(cause="ApplicationError", message="exit 1")
-FATAL: Final = Finding(cause="ApplicationError", message="42", verdict=Verdict.FATAL)
 QUEUED: Final[dict[str, Any]] = {"queue_labels": {"kueue.x-k8s.io/queue-name": "default"}}
 IDLE: Final[dict[str, Any]] = {"suspend": True, "suspended": True}
 MINUTE: Final[dict[str, Any]] = {"initialSeconds": 60, "maxSeconds": 60}
 
 
 def plan(known: JobHistory, observed: Observed, job: CheckpointedTrainingJob = JOB) -> Plan:
-    return plan_next(job, observed, known, settings=SETTINGS, now=NOW)
+    return plan_next(make_view(job, observed), known)
 
 
 def recorded(*known: Attempt, max_failures: int = 1) -> CheckpointedTrainingJob:
@@ -90,11 +88,12 @@ OTHERS: Final = make_jobset(suspended=True, machines_hash="others", **ON_READY)
 def test_a_jobset_is_replaced_for(
     job: CheckpointedTrainingJob, of: JobSet, observed: dict[str, Any], attempt: Attempt, *, changed: bool
 ) -> None:
-    assert (find_change(job, of, Observed(**observed), history(attempt)) is not None) is changed
+    view = make_view(job, Observed(**observed))
+    assert (find_change(view, of, history(attempt)) is not None) is changed
 
 
 def make(known: JobHistory, job: CheckpointedTrainingJob = JOB, **observed: Any) -> Plan:
-    return plan_without_jobset(job, Observed(**observed), known, settings=SETTINGS, now=NOW)
+    return plan_without_jobset(make_view(job, Observed(**observed)), known)
 
 
 def test_a_jobset_gets_a_number_of_its_own() -> None:
@@ -111,14 +110,14 @@ def test_a_jobset_gets_a_number_of_its_own() -> None:
 
 BEGUN: Final = history(FAILED, SECOND, failures=1)
 TWICE: Final = history(FAILED, SECOND, failures=2)
-FATAL_BEGUN: Final = replace(BEGUN, finding=FATAL)
+FATAL_BEGUN: Final = history(FATAL, SECOND, failures=1)
 
 
 @table(
     "job, known, pods, message",
     {
-        "not before JobSet acts": (NONE_LEFT, history(FAILED, finding=USUAL), (ended(1),), None),
-        "at once if it is fatal": (NONE_LEFT, history(FAILED, finding=FATAL), (ended(1),), "exit 1"),
+        "not before JobSet acts": (NONE_LEFT, history(FAILED), (ended(1),), None),
+        "at once if it is fatal": (NONE_LEFT, history(FATAL), (ended(1),), "exit 1"),
         "with a restart that JobSet began": (NONE_LEFT, BEGUN, (), NOT_ALLOWED),
         "with one whose cause was corrected": (recorded(EVICTED, SECOND), TWICE, (), NOT_ALLOWED),
         "not with one that is allowed": (ONE_LEFT, BEGUN, (), None),

@@ -20,8 +20,8 @@ from stepkeeper_operator.cluster import JOBSETS, QUEUED_RESOURCES, WORKLOADS, Re
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
 from stepkeeper_operator.handlers.resync import Resync
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry
+from stepkeeper_operator.kinds.reconcile import RETRY_SOON_S, Reconciler
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.reconcile import RETRY_SOON_S, Reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import Operator
 

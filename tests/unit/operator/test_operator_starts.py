@@ -9,7 +9,7 @@ import pytest
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_history as history
-from fake_cluster.facts import make_job
+from fake_cluster.facts import make_job, make_view
 from fake_cluster.facts import make_observed as seen
 from fake_cluster.facts import make_unedited_jobset as jobset
 from fake_cluster.kubelets import training_report
@@ -19,18 +19,17 @@ from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy import starts
-from stepkeeper_operator.policy.attempts import DELETED
-from stepkeeper_operator.policy.history import JobHistory
-from stepkeeper_operator.policy.planning.plan import BACKING_OFF, Plan, hold_next_start
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.observed import Observed
+from stepkeeper_operator.training_jobs.policy import starts
+from stepkeeper_operator.training_jobs.policy.plan import BACKING_OFF, Plan, hold_next_start
 
 NOW: Final = 1000.0
 RUNNING: Final = Attempt(number=1, start=900)
 FAILED: Final = Attempt(number=1, start=900, end=990, cause="ApplicationError", message="exit 1")
 EVICTED: Final = Attempt(number=1, start=900, end=990, cause="Eviction", message="drained")
 EARLY: Final = EVICTED.model_copy(update={"end": 910})
-ASKED_FOR: Final = EARLY.model_copy(update={"cause": "Requested", "message": DELETED})
+ASKED_FOR: Final = EARLY.model_copy(update={"cause": "Requested", "kind": "Stopped"})
 DONE: Final = Attempt(number=1, start=900, end=990, message="every pod exited 0")
 FEW: Final = make_job(restarts={"maxStartsWithoutCheckpoint": 2})
 
@@ -67,7 +66,7 @@ def test_a_start_in_place_waits_or_not_for(
     known: JobHistory, observed: Observed, now: float, until: int | None
 ) -> None:
     job, plan = make_job(restarts={"backoff": MINUTE}), Plan(history=known, job_set=None)
-    held = hold_next_start(job, observed, plan, now=now)
+    held = hold_next_start(make_view(job, observed, now=now), plan)
     assert until is None or held.history.bookkeeping.not_before == until
     assert held.waiting == (None if until is None else BACKING_OFF)
     assert held.look_again_s == (None if until is None else until - now)
@@ -100,9 +99,10 @@ def test_a_new_operator_lets_more_starts_run_for_a_minute_until_it_hears_of_a_ro
     known = history(attempt, starts_without_checkpoint=n_starts)
     base: dict[str, Any] = {"jobset": jobset(), "operator_started_at": NOW - 20}
     observed = Observed(**(base | more))
-    assert starts.compute_report_wait_s(FEW, observed, known, now=NOW) == wait_s
+    view = make_view(FEW, observed, now=NOW)
+    assert starts.compute_report_wait_s(view, known) == wait_s
     if wait_s:
-        assert not starts.is_limit_reached(FEW, observed, known, now=NOW)
+        assert not starts.is_limit_reached(view, known)
 
 
 SUSPENDED: Final = (ConditionStatus.TRUE, "NoNewCheckpoint")

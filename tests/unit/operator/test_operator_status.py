@@ -11,9 +11,9 @@ from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT, Bookkeeping, RestartsStatus
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
-from stepkeeper_operator.decide.status import Mirror, derive_progress, mirror_storage
-from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.decide.status import Mirror, derive_progress, mirror_storage
+from stepkeeper_operator.training_jobs.observed import Observed
 
 NO_HISTORY: Final = JobHistory(attempts=(), restarts=RestartsStatus(), bookkeeping=Bookkeeping())
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from stepkeeper_operator.cache.keys import ObjectKey
-from stepkeeper_operator.work_queue import KindQueues, WorkQueue
+from stepkeeper_operator.kinds.work_queue import KindQueues, WorkQueue
 
 Work = Callable[[str], Awaitable[float | None]]
 

@@ -10,8 +10,8 @@ from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.cluster import QUEUED_RESOURCES
 from stepkeeper_operator.errors import ApiError, ConflictError
 from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.kinds.writing import ObjectWriter
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.writing import ObjectWriter
 
 EVENT = ObjectEvent(warning=True, reason="QuotaExhausted", message="no quota" + "!" * 2000)
 PLACE = ("queuedresources", "default", "slice")

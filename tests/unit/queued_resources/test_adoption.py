@@ -272,7 +272,6 @@ async def label_after_a_refused_creation(world: ResourceWorld) -> None:
     ("before", "cloud_id", "looks", "unlisted"),
     [
         (adopt_and_lose_status, "team-v5e", 0, True),
-        (adopt_and_lose_status, "team-v5e-r3", 0, False),
         (label, "team-v5e", 0, False),
         (label, "team-v5e-r3", 0, True),
         (label_and_change_mind, "team-v5e", 0, False),

@@ -12,6 +12,7 @@ from fake_cluster.queued_resources import (
     decide,
     find,
     make_cloud_resource,
+    make_member,
     make_node,
     noted,
     observe,
@@ -19,10 +20,11 @@ from fake_cluster.queued_resources import (
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_NODES, QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode, CloudTPUError, ErrorKind
+from stepkeeper_operator.facts import Node
 from stepkeeper_operator.facts.queued_resource import read_queued_machines
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decision import Decision
-from stepkeeper_operator.queued_resources.observed import Member, Observed
+from stepkeeper_operator.queued_resources.observed import Observed
 
 TWO: dict[str, Any] = {"node": {"count": 2}}
 
@@ -37,7 +39,7 @@ def slices(resource: QueuedResource, **changes: Any) -> list[CloudNode]:
 
 
 def judge(
-    resource: QueuedResource, *members: Member, nodes: list[CloudNode] | None = None, now: float = NOW
+    resource: QueuedResource, *members: Node, nodes: list[CloudNode] | None = None, now: float = NOW
 ) -> Decision:
     """Decide about an active one, with nodes that are as its spec says, or are these."""
     shown = slices(resource) if nodes is None else nodes
@@ -45,15 +47,15 @@ def judge(
     return decide(resource, observe(cloud, nodes=shown, members=members), now=now)
 
 
-def member(index: int, **changes: Any) -> Member:
+def member(index: int, **changes: Any) -> Node:
     """Make a host of one of several slices."""
-    made = Member(name=f"host-{index}", uid=f"n{index}", cloud_node=f"team-v5e-{index}")
+    made = make_member(f"host-{index}", f"n{index}", cloud_node=f"team-v5e-{index}")
     return replace(made, **changes)
 
 
 HOST = member(0, cloud_node="team-v5e", addresses=("10.0.0.0",))
 SILENT = replace(HOST, ready=False)
-CORDONED = replace(HOST, cordoned=True)
+CORDONED = replace(HOST, unschedulable=True)
 
 
 def reason(decision: Decision, kind: str = "NodesJoined") -> str:
@@ -77,7 +79,7 @@ def test_fields_that_are_not_known_are_named_and_change_nothing_else() -> None:
     ],
     ids=["two slices", "one", "known by its address"],
 )
-def test_hosts_have_joined(resource: QueuedResource, members: tuple[Member, ...], joined: str) -> None:
+def test_hosts_have_joined(resource: QueuedResource, members: tuple[Node, ...], joined: str) -> None:
     decision = judge(resource, *members)
     assert find(decision, "NodesJoined").status == "True"
     assert decision.status.joined == joined
@@ -92,7 +94,7 @@ NOT_JOINED = {
 
 
 @pytest.mark.parametrize(("members", "text"), NOT_JOINED.values(), ids=NOT_JOINED)
-def test_a_host_is_missing_while(members: tuple[Member, ...], text: str) -> None:
+def test_a_host_is_missing_while(members: tuple[Node, ...], text: str) -> None:
     resource = active(**TWO)
     joining = judge(resource, *members)
     condition = find(joining, "NodesJoined")
@@ -112,7 +114,7 @@ def test_a_slice_that_is_not_listed_has_not_joined() -> None:
 
 
 @pytest.mark.parametrize("members", [(), (HOST,)], ids=["none", "one host"])
-def test_hosts_that_the_cloud_does_not_count_are_unknown_and_not_one(members: tuple[Member, ...]) -> None:
+def test_hosts_that_the_cloud_does_not_count_are_unknown_and_not_one(members: tuple[Node, ...]) -> None:
     uncounted = slices(active(), n_hosts=0, addresses=())
     decision = judge(active(), *members, nodes=uncounted)
     condition = find(decision, "NodesJoined")
@@ -135,7 +137,7 @@ def test_a_cordoned_host_has_not_joined_and_the_message_says_what_to_do() -> Non
 @pytest.mark.parametrize(
     ("shown", "words"), [(CORDONED, "kubectl uncordon host-0"), (SILENT, "host-0 not Ready")]
 )
-def test_no_host_hides_one_that_never_came(shown: Member, words: str) -> None:
+def test_no_host_hides_one_that_never_came(shown: Node, words: str) -> None:
     two_hosts = slices(active(), n_hosts=2, addresses=("10.0.0.0", "10.0.0.1"))
     condition = find(judge(active(), shown, nodes=two_hosts, now=NOW + 5000), "NodesJoined")
     assert condition.reason == "JoinTimeout"
@@ -287,7 +289,12 @@ PAST = f"began at {render_time(START - 7200)} and ended at {render_time(START - 
 @pytest.mark.parametrize(
     ("announced", "said", "words", "promised"),
     [
-        (AHEAD, "True/Pending", f"{render_time(START + 900)} to {render_time(START + 4500)}", True),
+        (
+            AHEAD,
+            "True/Pending",
+            f"begins at {render_time(START + 900)} and ends at {render_time(START + 4500)}",
+            True,
+        ),
         (window("PENDING", None), "True/Pending", "", False),
         (window("PENDING", START - 600, START + 60), "True/Pending", "began at", False),
         (window("ONGOING", START - 600, START + 60), "True/Ongoing", "began at", False),

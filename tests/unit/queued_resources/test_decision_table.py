@@ -35,8 +35,7 @@ from stepkeeper_operator.queued_resources.decision import (
     LabelNodes,
     SetFinalizer,
 )
-from stepkeeper_operator.queued_resources.observed import Observed
-from stepkeeper_operator.queued_resources.pacing import compute_retry_s
+from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
 
 CREATE, DELETE, LET_GO, CORDON, LABEL = (
     CreateCloudResource,
@@ -103,6 +102,8 @@ SITUATIONS: tuple[Row, ...] = (
     ("unlabelled", ANEW, NOTHING, "", "Accepted=False/NotOurs", WAITING_S),
     ("unlabelled", DELETED, (LET_GO,), "", "", NEVER),
     ("of an earlier object", ANEW, NOTHING, "", "Accepted=False/NotOurs", WAITING_S),
+    ("of an earlier object, going", ANEW, NOTHING, "", "Accepted=False/NotOurs", FAST_S),
+    ("of no name, to be adopted", ANEW, NOTHING, "", "Accepted=False/NotOurs", WAITING_S),
     ("unlabelled, to be adopted", ANEW, (LABEL,), "", "Accepted=Unknown/Adopting", FAST_S),
     ("unlabelled, to be adopted", DELETED, (LET_GO,), "", "", NEVER),
     ("of an earlier object, to be adopted", ANEW, (LABEL,), "", "Accepted=Unknown/Adopting", FAST_S),
@@ -110,6 +111,9 @@ SITUATIONS: tuple[Row, ...] = (
     ("unlabelled, another id to be adopted", ANEW, NOTHING, "", "Accepted=False/NotOurs", WAITING_S),
     ("ours, the status lost", ANEW, NOTHING, "", "Active=True/Active", AT_ONCE),
     ("a stray", ANEW, (DELETE,), "", "Degraded=True/Stray", FAST_S),
+    ("a stray, the next one waits", ANEW, (DELETE,), "", "Degraded=True/Stray", FAST_S),
+    ("being replaced, gone, its name is taken", ANEW, NOTHING, "", "Active=False/Pending", AT_ONCE),
+    ("being replaced, its name is taken", ANEW, NOTHING, "", "Accepted=False/NotOurs", WAITING_S),
 )
 
 # the object's situation, the answer, the condition, seconds to the next look; no such answer destroys or makes anything
@@ -163,6 +167,7 @@ def test_what_follows_from_a_situation(
         kind, _, value = said.partition("=")
         condition = find(decision, kind)
         assert f"{condition.status}/{condition.reason}" == value
+        assert "None" not in condition.message
     if look_s is None:
         assert decision.requeue_after_s is None
     else:
@@ -206,6 +211,24 @@ def test_a_stray_that_may_not_be_deleted_is_told_with_the_clouds_words() -> None
     assert "PERMISSION_DENIED: may not delete" in find(decision, "Degraded").message
 
 
+def test_a_name_that_is_taken_as_soon_as_the_deletion_is_accepted_is_passed_over() -> None:
+    cell = make_cell("being replaced, its name is taken", "Delete: taken", _WISHES[ANEW])
+    taken = Outcome(verb=Verb.DELETE, at=NOW - 1)
+    assert decide(cell.resource, replace(cell.observed, outcome=taken)).status.bookkeeping.number == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [None, CloudError(code="RESOURCE_EXHAUSTED", message="no", kind="Quota", verb="Create", time=9000)],
+    ids=["after an end", "after a refusal"],
+)
+def test_a_stray_that_is_deleted_leaves_the_time_of_the_next_creation_alone(error: CloudError | None) -> None:
+    cell = make_cell("a stray, the next one waits", "Delete: taken", _WISHES[ANEW])
+    decision = decide(with_status(cell.resource, error=error), cell.observed)
+    assert decision.status.bookkeeping.not_before == int(NOW) + 500
+    assert decision.status.error == error
+
+
 RETRIES = {
     (ErrorKind.QUOTA, 1): 300,
     (ErrorKind.QUOTA, 2): 600,
@@ -220,7 +243,7 @@ RETRIES = {
 
 @pytest.mark.parametrize(("kind", "retries"), RETRIES)
 def test_waits_double_up_to_a_bound(kind: ErrorKind, retries: int) -> None:
-    assert compute_retry_s(kind, retries, SETTINGS) == RETRIES[kind, retries]
+    assert SETTINGS.compute_retry_s(kind, retries) == RETRIES[kind, retries]
 
 
 def test_nothing_is_asked_of_the_cloud_before_the_finalizer_is_seen() -> None:
@@ -321,8 +344,9 @@ def test_an_hour_of_being_active_refills_the_budget() -> None:
     assert decide(resource, observe(cloud)).status.bookkeeping.streak == 0
 
 
-def test_a_later_number_that_somebody_has_taken_is_passed_over() -> None:
-    resource = noted(make_resource(QueuedResourceStatus(observed_generation=1)), number=2)
+@pytest.mark.parametrize("asked", [True, False], ids=["also once it was asked for", "before it is asked for"])
+def test_a_later_number_that_somebody_has_taken_is_passed_over(*, asked: bool) -> None:
+    resource = noted(created() if asked else make_resource(QueuedResourceStatus()), number=2)
     foreign = make_cloud_resource(resource, "ACTIVE", node={"labels": {"stepkeeper-uid": "x"}})
     decision = decide(resource, observe(foreign))
     assert decision.status.bookkeeping.number == 3

@@ -15,6 +15,7 @@ from fake_cluster.queued_resources import (
     find,
     kinds,
     make_cloud_resource,
+    make_member,
     make_node,
     make_resource,
     noted,
@@ -42,12 +43,11 @@ from stepkeeper_operator.queued_resources.decision import (
     DeleteNode,
     EvictPod,
     SetFinalizer,
-    Uncordon,
 )
-from stepkeeper_operator.queued_resources.observed import Member, MemberPod, Observed, Outcome, Verb
+from stepkeeper_operator.queued_resources.observed import MemberPod, Observed, Outcome, Verb
 from stepkeeper_operator.queued_resources.subject import read_subject
 
-MEMBER = Member(name="host-0", uid="n0", cloud_node="team-v5e", addresses=("10.0.0.0",))
+MEMBER = make_member("host-0", "n0", cloud_node="team-v5e", addresses=("10.0.0.0",))
 POD = MemberPod(namespace="team", name="lm-w-0-0", uid="p0", node="host-0")
 LETS_GO = (SetFinalizer(present=False),)
 NO_CREDENTIALS = Observed(
@@ -65,7 +65,7 @@ def test_a_deletion_drains_then_deletes_then_removes_nodes_then_lets_go() -> Non
     first = decide(resource, observe(cloud, nodes=[node], members=(MEMBER,)))
     assert first.actions == (Cordon(member=MEMBER),)
     assert first.status.bookkeeping.removing == "Deleted"
-    resource, cordoned = after(resource, first), replace(MEMBER, cordoned=True)
+    resource, cordoned = after(resource, first), replace(MEMBER, unschedulable=True)
     draining = observe(cloud, nodes=[node], members=(cordoned,), pods=(POD,))
     assert decide(resource, draining).actions == (EvictPod(pod=POD),)
     stopping = replace(draining, pods=(replace(POD, stopping=True),))
@@ -222,6 +222,17 @@ def test_a_blocked_deletion_is_a_problem_until_it_is_accepted(kind: ErrorKind, r
     assert find(decide(resource, seen, now=NOW + 5), "Degraded").status == "False"
 
 
+@every_removal
+def test_a_list_that_is_refused_does_not_hide_why_a_deletion_is(removed: Removed) -> None:
+    resource, told = refuse(*removed, ErrorKind.TERMINAL)
+    lists = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "tpu.nodes.list denied")
+    unlisted = Observed(cluster_id=CLUSTER_ID, error=lists, pods=(), listed_at=NOW)
+    decision = decide(resource, unlisted, now=NOW + 1)
+    assert decision.status.error == told.status.error
+    assert find(decision, "Degraded").reason == "DeletionBlocked"
+    assert decision.events == ()
+
+
 @pytest.mark.parametrize("status", ["empty", "older"])
 def test_a_lost_or_older_status_is_filled_from_what_is_ours_and_costs_no_machine(status: str) -> None:
     resource = make_resource() if status == "empty" else created(QueuedResourceState.ACTIVE)
@@ -234,6 +245,19 @@ def test_a_lost_or_older_status_is_filled_from_what_is_ours_and_costs_no_machine
     deleted = [a.cloud_id for a in settled.actions if isinstance(a, DeleteCloudResource)]
     assert deleted == ([] if status == "empty" else [earlier.id])
     assert settled.status.state is QueuedResourceState.ACTIVE
+
+
+@pytest.mark.parametrize("state", [QueuedResourceState.ACTIVE, QueuedResourceState.DELETING])
+def test_what_an_older_status_was_removing_is_no_reason_to_remove_the_newest(
+    state: QueuedResourceState,
+) -> None:
+    resource = noted(created(state), removing="Preempted", removing_since=int(NOW) - 5)
+    theirs = make_cloud_resource(resource, "ACTIVE", node={"labels": {}})
+    present = make_cloud_resource(noted(resource, number=3), "ACTIVE")
+    taken = decide(resource, observe(theirs, present, nodes=[make_node(present)], pods=()))
+    book = taken.status.bookkeeping
+    assert (book.number, book.removing, book.removing_since) == (3, "", None)
+    assert decide(after(resource, taken), observe(theirs, present, nodes=[make_node(present)])).actions == ()
 
 
 def test_nodes_of_an_earlier_one_are_removed_before_the_next_is_asked_for_and_living_ones_are_told() -> None:
@@ -259,8 +283,8 @@ def test_the_status_beside_a_spec_of_another_version_still_names_what_is_to_be_d
 
 def test_a_retained_resource_stays_and_the_nodes_that_we_cordoned_take_pods_again() -> None:
     resource = noted(deleting(deletion_policy="Retain"), removing="Deleted")
-    ours = replace(MEMBER, cordoned=True, cordoned_by_us=True)
-    members = (ours, replace(ours, name="host-1", cordoned_by_us=False))
+    ours = replace(MEMBER, unschedulable=True, cordoned_by="uid-1")
+    members = (ours, replace(ours, name="host-1", cordoned_by=""))
     decision = decide(resource, observe(make_cloud_resource(resource, "ACTIVE"), members=members))
-    assert decision.actions == (Uncordon(member=ours), *LETS_GO)
+    assert decision.actions == (Cordon(member=ours, undo=True), *LETS_GO)
     assert decision.events[0].reason == "Retained"

@@ -234,7 +234,7 @@ async def test_all_jobs_that_name_a_resource_are_looked_at_when_it_changes() -> 
     other = training_job(placement={"tpu": TPU}, checkpoint={"uri": "gs://b/o", "interval": {"steps": 1}})
     other["metadata"]["name"] = "other"
     world.cluster.put("checkpointedtrainingjobs", other)
-    raw = world.cache.get_queued_resource(queued_resource_key("default", "pod-a"))
+    raw = world.cache.get_object(queued_resource_key("default", "pod-a"))
     assert raw is not None
     keys = (job_key("default", "lm"), job_key("default", "other"))
     assert world.cache.record_queued_resource(raw)[1:] == keys

@@ -6,6 +6,7 @@ import pytest
 
 from fake_cluster.resource_world import ResourceWorld, active
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.errors import InvalidObjectError
 
 NEWER_STATUSES: dict[str, dict[str, Any]] = {
     "a state": {"state": "Repairing"},
@@ -73,6 +74,18 @@ async def test_what_can_not_be_read_is_told_and_its_machines_are_left_alone(
     change(world, part, readable)
     await world.run(4)
     assert world.condition("Accepted") == ("True", "Accepted")
+
+
+async def test_an_unreadable_object_with_which_no_status_is_kept_is_logged_and_not_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = await active()
+    change(world, "spec", {"node": {"acceleratorType": ["v9"]}})
+    world.cluster.refusals["apply", "queuedresources"] = InvalidObjectError(422, "spec.node: Invalid value")
+    assert await world.reconcile() is None
+    (record,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert "spec.node.acceleratorType" in record.__dict__["problems"]
+    assert accepted(world)["status"] == "True"
 
 
 @pytest.mark.parametrize("between_two", [True, False], ids=["between two cloud resources", "active"])

@@ -73,41 +73,25 @@ async def test_a_passing_error_of_a_nodes_deletion_is_tried_again_and_not_told()
     assert world.raw is None
 
 
-async def play_hours(world: ResourceWorld, verb: str) -> list[float]:
-    """Let the operator work for two hours, a look whenever it wants one; return when it asked for changes of nodes."""
-    asked_s: list[float] = []
-    began = world.now
-    while world.now - began < 7_200:
-        world.cluster.writes.clear()
-        wait_s = await world.reconcile()
-        n_asked = sum((write.verb, write.plural) == (verb, "nodes") for write in world.cluster.writes)
-        asked_s += [world.now - began] * n_asked
-        world.step(max(1.0, wait_s or 60.0))
-    return asked_s
-
-
-async def test_refused_deletions_of_nodes_are_asked_for_ever_less_often() -> None:
-    world = await active(hosts_per_node=N_HOSTS)
-    world.cluster.refusals["delete", "nodes"] = NODE_REFUSALS["forbidden"]
-    world.delete()
-    asked_s = await play_hours(world, "delete")
-    at_first = [at_s for at_s in asked_s if at_s <= asked_s[0] + 30]
-    assert len(at_first) >= 3 * N_HOSTS, "a right that comes late is used soon"
-    in_last_hour = [at_s for at_s in asked_s if at_s > 3_600]
-    assert 10 * N_HOSTS <= len(in_last_hour) <= 13 * N_HOSTS, "each every five minutes"
-
-
-async def test_refused_cordons_are_asked_for_again_each_minute() -> None:
+@pytest.mark.parametrize(("verb", "least", "most"), [("delete", 100, 250), ("patch", 10, 15)])
+async def test_refused_writes_to_nodes_are_asked_for_again(
+    verb: str, least: int, most: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "stepkeeper_operator")
     world = await active(hosts_per_node=N_HOSTS)
     world.add_pod(world.hosts[0])
-    world.cluster.refusals["patch", "nodes"] = NODE_REFUSALS["forbidden"]
+    world.cluster.refusals[verb, "nodes"] = NODE_REFUSALS["forbidden"]
     world.cluster.refusals["evict", "pods"] = ApiError(429, "disruption budget")
     world.delete()
-    asked_s = await play_hours(world, "patch")
-    assert world.raw is None
-    minutes = asked_s[-1] // 60 + 1
-    assert minutes >= 5, "while its pod has time to end"
-    assert (minutes - 2) * N_HOSTS <= len(asked_s) <= (minutes + 1) * N_HOSTS, "all nodes, each minute"
+    asked, began = 0, world.now
+    while world.now - began < 1_800:
+        world.cluster.writes.clear()
+        wait_s = await world.reconcile()
+        asked += sum((write.verb, write.plural) == (verb, "nodes") for write in world.cluster.writes)
+        world.step(max(1.0, wait_s or 60.0))
+    assert least * N_HOSTS <= asked <= most * N_HOSTS
+    assert sum("cannot cordon" in text for text in caplog.messages) == (verb == "patch") * asked / N_HOSTS
+    assert (world.raw is None) is (verb == "patch"), "a cordon holds nothing up"
 
 
 async def test_a_last_look_that_fails_is_taken_again_before_anything_is_deleted() -> None:

@@ -53,7 +53,7 @@ def test_names_are_stable_bounded_and_readable_back() -> None:
     assert long != make_cloud_id("n" * 63, "q" * 39, 999)
     parsed = parse_cloud_name("projects/p/locations/z/queuedResources/i")
     assert parsed is not None
-    assert (parsed[0].project, parsed[0].zone, parsed[1]) == ("p", "z", "i")
+    assert (parsed.project, parsed.zone) == ("p", "z")
 
 
 def test_the_request_names_owner_labels_and_script() -> None:

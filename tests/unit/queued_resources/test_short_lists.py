@@ -59,20 +59,28 @@ async def test_a_deletion_lets_go_of_nothing_that_lists_leave_out(*, before: boo
     assert world.hosts == []
 
 
-async def test_an_emptied_status_and_a_short_list_cost_no_machine() -> None:
+@pytest.mark.parametrize("silent", [False, True], ids=["hosts are Ready", "hosts are silent"])
+async def test_an_emptied_status_and_a_short_list_cost_no_machine(*, silent: bool) -> None:
     world = await active()
     world.cloud.set_nodes("PREEMPTED")
     await world.run(40)
     assert world.status.bookkeeping.number == 1
+    await world.run(40, 120)  # until the API has forgotten the first request
     raw = world.raw
     assert raw is not None
+    if silent:
+        world.sync_hosts([])
+        world.sync_hosts = lambda *_: None  # type: ignore[method-assign]
     world.cloud.unlisted |= {"team-v5e-r1"}
     world.cluster.put("queuedresources", {key: raw[key] for key in raw if key != "status"})
     world.restart_operator()
     await world.run(10)
     assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
     assert world.hosts == ["team-v5e-r1-w0"]
+    world.cloud.unlisted.clear()
+    await world.run(2)
     assert world.status.bookkeeping.number == 1
+    assert [cloud_id for _, cloud_id in world.cloud.resources] == ["team-v5e-r1"]
 
 
 async def test_a_label_that_can_name_no_slice_holds_nothing_up() -> None:

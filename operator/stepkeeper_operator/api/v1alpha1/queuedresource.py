@@ -139,7 +139,7 @@ class QueueingSpec(SpecPart):
 
 
 class RecreateBackoff(SpecPart):
-    """Wait before a cloud resource is made anew. The wait doubles each time, until one has been active for an hour."""
+    """Wait before a cloud resource is recreated. The wait doubles each time, until one has been active for an hour."""
 
     initial_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
     """First wait."""
@@ -196,8 +196,8 @@ class QueuedResourceSpec(SpecPart):
 
     update_policy: UpdatePolicy = UpdatePolicy.REFUSE
     """Reaction to a change of node, tier, reservationName or queueing, which the cloud can't change on a live
-    resource. Refuse: the API server refuses the change. Recreate: the operator deletes the cloud resource and makes it
-    anew; jobs on it save, wait, and resume."""
+    resource. Refuse: the API server refuses the change. Recreate: the operator deletes the cloud resource and creates
+    it again; jobs on it save, wait, and resume."""
 
     deletion_policy: DeletionPolicy = DeletionPolicy.DELETE
     """With the deletion of this object, delete the cloud resource and its machines. Retain: leave both, and what they

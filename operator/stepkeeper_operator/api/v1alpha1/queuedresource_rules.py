@@ -42,7 +42,7 @@ def _pattern(at: str, pattern: str, message: str) -> CelRule:
 
 
 def _fixed(field: str, *, optional: bool) -> CelRule:
-    """Make the rule that a field of spec changes only where the cloud resource may be made anew."""
+    """Make the rule that a field of spec changes only where the cloud resource may be recreated."""
     same = f"self.{field} == oldSelf.{field}"
     if optional:  # the API server can't bound the cost of self.?field == oldSelf.?field
         same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})"
@@ -50,7 +50,7 @@ def _fixed(field: str, *, optional: bool) -> CelRule:
         at="spec",
         cel=f"self.updatePolicy == 'Recreate' || ({same})",
         message=f"{field}: the cloud can't change it on a live resource; set updatePolicy: Recreate to have the"
-        " resource deleted and made anew (jobs on it save, wait and resume), or make another QueuedResource",
+        " resource recreated (jobs on it save, wait and resume), or make another QueuedResource",
     )
 
 

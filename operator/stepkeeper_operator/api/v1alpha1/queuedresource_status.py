@@ -18,7 +18,6 @@ __all__ = [
     "QueuedResourceConditionType",
     "QueuedResourceState",
     "QueuedResourceStatus",
-    "StateInitiator",
 ]
 
 MAX_NODES: Final = 64
@@ -49,10 +48,10 @@ class QueuedResourceState(StrEnum):
     """The state of the cloud resource. The first two are states in which the cloud has none."""
 
     PENDING = "Pending"
-    """The operator hasn't created one yet, or waits before it makes it anew."""
+    """The operator hasn't created one yet, or waits before it recreates it."""
 
     GONE = "Gone"
-    """It was removed and isn't made anew."""
+    """It was removed and isn't recreated."""
 
     CREATING = "Creating"
     ACCEPTED = "Accepted"
@@ -65,13 +64,6 @@ class QueuedResourceState(StrEnum):
     DELETING = "Deleting"
     UNKNOWN = "Unknown"
     """The API names a state that this version doesn't know."""
-
-
-class StateInitiator(StrEnum):
-    """The side that brought the cloud resource into its state."""
-
-    USER = "User"
-    SERVICE = "Service"
 
 
 class MaintenanceStatus(StatusPart):
@@ -172,29 +164,23 @@ class QueuedResourceBookkeeping(StatusPart):
 
     adopting: Annotated[str, Field(max_length=64)] = ""
     """Set while the label of something that the annotation names is rewritten: the uid that it named before, or
-    nobody."""
+    none. The object's own uid: another one has taken it over since, and the annotation still names it."""
 
     adopted: bool = False
-    """The present one was not made for this object, which has its label on the nodes; or has had it, if created is
-    false."""
+    """The present one was not made for this object, which has its label on the nodes."""
 
     identity: Annotated[str, Field(max_length=128)] = ""
-    """The id and creation time, as id@seconds, of what is being adopted, or was adopted last."""
-
-    released: Annotated[tuple[Annotated[str, Field(max_length=128)], ...], Field(max_length=16)] = ()
-    """What was let go last, as in identity: the label of its request names this object, and counts no more."""
+    """The id and creation time, as id@seconds, of what is being adopted or was adopted last, or of what another object
+    has taken over."""
 
     asked_at: Timestamp | None = None
     """When the present one was asked for, while a request may still be on its way."""
-
-    asked_again: bool = False
-    """A request before that one had no known answer: it may be on its way, too."""
 
     spec_hash: Annotated[str, Field(max_length=64)] = ""
     """Hash of the fields that the present one was created with."""
 
     removing: Annotated[str, Field(max_length=128)] = ""
-    """Why the present one is being removed before it is made anew; empty while it isn't."""
+    """Why the present one is being removed before it is recreated; empty while it isn't."""
 
     removing_since: Timestamp | None = None
     """Since when it is being removed: pods on its machines have a bounded time from then."""
@@ -213,13 +199,15 @@ class QueuedResourceBookkeeping(StatusPart):
     activeSince on if it is absent."""
 
     retries: Count = 0
-    """Errors in a row."""
-
-    failed_deletions: Count = 0
-    """Deletions that were refused or came to nothing, since the removal began: the next wait and request id follow."""
+    """Errors in a row: the next wait follows, and the next request to delete. One that is accepted and fails counts."""
 
     quota_failures: Count = 0
     """Failures for lack of quota since it was active: the next wait follows."""
+
+    @property
+    def lost(self) -> bool:
+        """True once another object has taken the present one over."""
+        return self.created and bool(self.identity) and not self.adopted
 
 
 class QueuedResourceStatus(StatusPart):
@@ -230,9 +218,6 @@ class QueuedResourceStatus(StatusPart):
 
     state: QueuedResourceState | None = None
     """State of the cloud resource."""
-
-    state_initiator: StateInitiator | None = None
-    """Who brought it into that state."""
 
     cloud_name: Annotated[str, Field(max_length=512)] = ""
     """Full name of the cloud resource: projects/<project>/locations/<zone>/queuedResources/<id>."""
@@ -250,10 +235,11 @@ class QueuedResourceStatus(StatusPart):
     """Hosts that are Ready nodes of this cluster and not cordoned, of all: 3/4; 3/? while the cloud doesn't tell."""
 
     autocheckpoint: Annotated[str, Field(max_length=16)] = ""
-    """Autocheckpoint as the cloud has it: On, Off, or Mixed; empty while nobody can tell."""
+    """Autocheckpoint as the cloud has it: On, Off, or Mixed; empty while that isn't known."""
 
     next_maintenance_time: Timestamp | None = None
-    """Earliest beginning of announced maintenance that is ahead; if none is, the latest one that was."""
+    """Earliest known beginning of announced maintenance that is ahead. If the cloud gives a time for none of that, it
+    is absent; if none is ahead, it is the latest beginning."""
 
     node_count: Count = 0
     """Cloud nodes of the resource."""
@@ -268,7 +254,12 @@ class QueuedResourceStatus(StatusPart):
     """Last error of the Cloud TPU API; absent once it has passed."""
 
     recreations: Count = 0
-    """Times that the cloud resource was made anew."""
+    """Times that the cloud resource was recreated."""
 
     bookkeeping: QueuedResourceBookkeeping = QueuedResourceBookkeeping()
     """The operator's own state."""
+
+    @property
+    def was_seen(self) -> bool:
+        """True once the cloud has shown the present cloud resource, or has taken the request for it."""
+        return self.state not in {None, QueuedResourceState.PENDING, QueuedResourceState.GONE}

@@ -12,6 +12,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import MAX_CONDITIONS, Conditio
 
 __all__ = [
     "MAX_ATTEMPTS",
+    "MAX_NOTICE",
     "MAX_RECENT",
     "Attempt",
     "Bookkeeping",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 MAX_ATTEMPTS = 10
+MAX_NOTICE = 64
 _MAX_METRICS = 16
 MAX_RECENT = 10
 
@@ -134,9 +136,16 @@ class Attempt(StatusPart):
     end: Timestamp | None = None
     """Time when it ended. Unset: it is the current attempt."""
 
+    kind: Annotated[str, Field(max_length=64)] | None = None
+    """Kind of its end: Completed, Failed, OverLimits, Unrecoverable, Disrupted, Requested, MachinesUnavailable,
+    Suspended or Stopped. There may be more."""
+
     cause: Annotated[str, Field(max_length=64)] | None = None
     """Cause of its end: ApplicationError, SpotPreemption, NodeFailure, … The operator can still correct it for
     two minutes."""
+
+    inferred: bool | None = None
+    """True if nothing that was seen proves the cause."""
 
     from_step: Step | None = None
     """Step of the checkpoint that it resumed from. Unset: it started from scratch, or has not reported yet."""
@@ -144,11 +153,17 @@ class Attempt(StatusPart):
     to_step: Step | None = None
     """Last step that it reported as finished."""
 
+    notice: Annotated[str, Field(max_length=MAX_NOTICE)] | None = None
+    """The notice that asked its pods to stop, as they reported it: sigterm, file, …"""
+
     node: Annotated[str, Field(max_length=253)] | None = None
     """Node where its end began."""
 
     message: Annotated[str, Field(max_length=1024)] | None = None
     """The evidence of its end."""
+
+    decision: Annotated[str, Field(max_length=512)] | None = None
+    """What its pods chose to save as they stopped, and why."""
 
 
 class CauseCount(StatusPart):

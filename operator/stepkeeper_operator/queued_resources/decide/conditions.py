@@ -1,24 +1,32 @@
-"""Derive the conditions of a QueuedResource. Pure."""
+"""Derive what people are shown of a QueuedResource: its conditions, and events about what has changed. Pure."""
 
+from collections.abc import Iterable
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
+from stepkeeper_operator.api.v1alpha1.conditions import (
+    ConditionStatus,
+    ConditionUpdate,
+    find_condition,
+    merge_conditions,
+)
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, CloudNode, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, ErrorKind
+from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.queued_resources.decide.answers import error_kind
-from stepkeeper_operator.queued_resources.decide.joining import derive_joined
+from stepkeeper_operator.kinds.pacing import find_soonest
+from stepkeeper_operator.queued_resources.decide.answers import describe_error, error_kind
 from stepkeeper_operator.queued_resources.decide.mirror import find_next_maintenance, to_word
 from stepkeeper_operator.queued_resources.decide.problems import degraded, find_problems, name_some
-from stepkeeper_operator.queued_resources.decision import Plan
-from stepkeeper_operator.queued_resources.sight import Presence, Scene, Sight
+from stepkeeper_operator.queued_resources.decision import Decision, Plan, judge_accepted
+from stepkeeper_operator.queued_resources.observed import Verb
+from stepkeeper_operator.queued_resources.sight import Scene, Sight
 
-__all__ = ["derive_conditions"]
+__all__ = ["conclude", "derive_conditions"]
 
 _TYPES: Final = QueuedResourceConditionType
 
@@ -27,11 +35,10 @@ _STATE_TEXTS: Final = {
     QueuedResourceState.ACCEPTED: "the request waits in the queue for machines",
     QueuedResourceState.WAITING: "the request waits in the queue for machines",
     QueuedResourceState.PROVISIONING: "the machines are being provided",
-    QueuedResourceState.ACTIVE: "all machines are provided",
     QueuedResourceState.SUSPENDING: "the cloud takes the machines back",
     QueuedResourceState.SUSPENDED: "the machines are gone",
     QueuedResourceState.DELETING: "it is being deleted",
-    QueuedResourceState.GONE: "it was removed and isn't made anew",
+    QueuedResourceState.GONE: "it was removed and isn't recreated",
 }
 _REFUSALS: Final = {
     ErrorKind.TERMINAL: "Refused",
@@ -50,64 +57,59 @@ _ADVICE: Final = {
     " chart's values (examples/queued_resource/README.md)",
 }
 _ONGOING: Final = "ONGOING"
-_QUOTA_IS_ENOUGH: Final = {
-    QueuedResourceState.WAITING,
-    QueuedResourceState.PROVISIONING,
-    QueuedResourceState.ACTIVE,
-    QueuedResourceState.SUSPENDING,
+_GRANTED: Final = {"WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE", "SUSPENDING", "SUSPENDED"}
+_BAD_STATES: Final = {
+    QueuedResourceState.FAILED,
     QueuedResourceState.SUSPENDED,
+    QueuedResourceState.SUSPENDING,
 }
+_BAD: Final = {
+    _TYPES.ACCEPTED: ConditionStatus.FALSE,
+    _TYPES.DEGRADED: ConditionStatus.TRUE,
+    _TYPES.QUOTA_EXHAUSTED: ConditionStatus.TRUE,
+    _TYPES.MAINTENANCE_SCHEDULED: ConditionStatus.TRUE,
+}
+_GOOD: Final = {_TYPES.NODES_JOINED: ConditionStatus.TRUE}
+_TIMEOUT: Final = "JoinTimeout"
+_TELLING: Final = 200
+"""Characters of an error by which it is known again in a longer message, which may be cut."""
 
 
 def derive_conditions(
     resource: QueuedResource, plan: Plan, status: QueuedResourceStatus, scene: Scene
-) -> tuple[tuple[ConditionUpdate, ...], float | None]:
-    """Derive the conditions that can be told now; the others stay as they are.
-
-    Returns:
-        The conditions, and the seconds until a deadline of theirs; None if there is none.
-
-    """
-    sight = scene.sight
-    joined, look_s = derive_joined(resource, status, scene)
-    findings = [
-        _derive_accepted(plan, sight, status),
-        _derive_active(plan, sight, status),
-        joined,
+) -> Iterable[ConditionUpdate]:
+    """Derive the conditions that can be judged now, besides NodesJoined; the others stay as they are."""
+    findings = (
+        plan.accepted or _derive_accepted(plan, scene.sight, status),
+        _derive_active(plan, scene.sight, status),
         degraded((*plan.problems, *find_problems(resource, scene))),
         _derive_maintenance(scene),
-        _derive_quota(sight, status),
-    ]
-    return tuple(finding for finding in findings if finding is not None), look_s
+        _derive_quota(scene.sight, status),
+    )
+    return (finding for finding in findings if finding is not None)
 
 
 def _derive_accepted(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> ConditionUpdate | None:
-    kind = _TYPES.ACCEPTED
-    if plan.accepted is not None:
-        return plan.accepted
-    error = error_kind(status)
-    if status.error is not None and error in _REFUSALS and status.error.verb != "Delete":
-        text = f"{status.error.code}: {status.error.message}. {_ADVICE[error]}"
-        return ConditionUpdate(type=kind, status=False, reason=_REFUSALS[error], message=text)
-    if sight.is_ours and sight.resource is not None and sight.resource.state != "FAILED":
-        return ConditionUpdate(
-            type=kind, status=True, reason="Accepted", message=f"the cloud has {sight.resource.name}"
-        )
-    if any(condition.type == kind for condition in status.conditions) and not plan.actions:
+    error, kind = status.error, error_kind(status)
+    if error is not None and error.verb != Verb.DELETE and kind in _REFUSALS:
+        return judge_accepted(_REFUSALS[kind], f"{error.code}: {error.message}. {_ADVICE[kind]}")
+    if sight.resource is not None and sight.resource.state != "FAILED":
+        return judge_accepted("Accepted", f"the cloud has {sight.resource.name}", status=True)
+    if find_condition(status.conditions, _TYPES.ACCEPTED) is not None and not plan.actions:
         return None
-    return ConditionUpdate(type=kind, status=None, reason="NotAnswered", message=plan.waiting)
+    return judge_accepted("NotAnswered", plan.waiting, status=None)
 
 
 def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> ConditionUpdate | None:
     kind, state = _TYPES.ACTIVE, status.state or QueuedResourceState.PENDING
-    removing = status.bookkeeping.removing
+    removing, found = status.bookkeeping.removing, sight.resource
     if removing:
         return ConditionUpdate(type=kind, status=False, reason=removing, message=plan.waiting)
-    if sight.presence is Presence.UNKNOWN and status.conditions:
+    if not sight.known and status.conditions:
         return None
     if state is QueuedResourceState.ACTIVE:
-        return ConditionUpdate(type=kind, status=True, reason="Active", message=_STATE_TEXTS[state])
-    text, found = plan.waiting or _STATE_TEXTS.get(state, ""), sight.resource if sight.is_ours else None
+        return ConditionUpdate(type=kind, status=True, reason="Active", message="all machines are provided")
+    text = plan.waiting or _STATE_TEXTS.get(state, "")
     if state is QueuedResourceState.UNKNOWN and found is not None:
         text = (
             f"the cloud says {found.state}, which this version of the operator doesn't know: jobs wait, and nothing is "
@@ -121,69 +123,126 @@ def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Co
 
 
 def _derive_maintenance(scene: Scene) -> ConditionUpdate | None:
-    kind, sight, listing = _TYPES.MAINTENANCE_SCHEDULED, scene.sight, scene.observed.listing
+    kind, now = _TYPES.MAINTENANCE_SCHEDULED, scene.now
+    nodes, listing = scene.sight.nodes, scene.observed.listing
     if listing is None:
         return None
-    told = listing.version is ApiVersion.V2ALPHA1
-    found = find_next_maintenance(sight.nodes, now=scene.now)
-    if found is None and (told or not sight.nodes):
-        return ConditionUpdate(type=kind, status=False, reason="NotAnnounced")
+    current = tuple(n for n in nodes if n.maintenance is not None and not _is_over(n.maintenance, now=now))
+    found = find_next_maintenance(current, now=now) or find_next_maintenance(nodes, now=now)
     if found is None:
+        if not nodes or listing.version is ApiVersion.V2ALPHA1:
+            return ConditionUpdate(type=kind, status=False, reason="NotAnnounced")
         text = f"version v2 of the Cloud TPU API doesn't report maintenance; v2alpha1 is refused ({listing.refusal})"
         return ConditionUpdate(type=kind, status=None, reason="NotTold", message=text)
-    return _describe_maintenance(sight.nodes, found, now=scene.now)
-
-
-def _describe_maintenance(
-    nodes: tuple[CloudNode, ...], found: tuple[CloudNode, CloudMaintenance], *, now: float
-) -> ConditionUpdate:
-    kind = _TYPES.MAINTENANCE_SCHEDULED
-    current = tuple(n for n in nodes if n.maintenance is not None and not _is_over(n.maintenance, now=now))
-    first, maintenance = find_next_maintenance(current, now=now) or found
     more = f", and {len(current) - 1} more" if len(current) > 1 else ""
-    text = f"node {first.id}{more}: {_describe_window(maintenance, now=now)}"
+    text = f"node {found[0].id}{more}: {_describe_window(found[1], now=now)}"
     if not current:
         return ConditionUpdate(type=kind, status=False, reason="Over", message=text)
     ongoing = [n.id for n in current if n.maintenance is not None and n.maintenance.status == _ONGOING]
-    if ongoing and first.id not in ongoing:
+    if ongoing and found[0].id not in ongoing:
         text += f"; {name_some(ongoing)} has maintenance now"
     return ConditionUpdate(type=kind, status=True, reason="Ongoing" if ongoing else "Pending", message=text)
 
 
 def _is_over(maintenance: CloudMaintenance, *, now: float) -> bool:
-    """Return True once its window has ended, unless the cloud says that it continues. The cloud may list it longer."""
+    """Return True once its window has ended, unless the cloud reports it as ongoing."""
     end = maintenance.window_end
     return maintenance.status != _ONGOING and end is not None and end <= now
 
 
 def _describe_window(maintenance: CloudMaintenance, *, now: float) -> str:
-    start, end = maintenance.window_start, maintenance.window_end
-    ongoing = maintenance.status == _ONGOING
-    text = f"{to_word(maintenance.type)} maintenance is {to_word(maintenance.status)}, "
-    began = [] if start is None else [f"began at {render_time(start)}"]
-    if end is not None and end <= now:
-        times = " and ".join([*began, f"ended at {render_time(end)}"])
-        return f"{text}{'though ' if ongoing else ''}its window {times}"
-    if start is not None and start <= now:
-        ends = [] if end is None else [f"ends at {render_time(end)}"]
-        return f"{text}its window {' and '.join([*began, *ends])}"
-    text += "at an unknown time" if start is None else f"from {render_time(start)}"
+    start, end, ongoing = maintenance.window_start, maintenance.window_end, maintenance.status == _ONGOING
+    times = []
+    if start is not None:
+        times.append(f"{'begins' if start > now else 'began'} at {render_time(start)}")
     if end is not None:
-        text += f" to {render_time(end)}"
-    asked = start is not None and not ongoing
-    return f"{text}. Jobs on it save before it begins" if asked else text
+        times.append(f"{'ends' if end > now else 'ended'} at {render_time(end)}")
+    late = ongoing and end is not None and end <= now
+    window = f"{'though ' if late else ''}its window {' and '.join(times) or 'is unknown'}"
+    saved = ". Jobs on it save before it begins" if start is not None and start > now and not ongoing else ""
+    return f"{to_word(maintenance.type)} maintenance is {to_word(maintenance.status)}, {window}{saved}"
 
 
 def _derive_quota(sight: Sight, status: QueuedResourceStatus) -> ConditionUpdate | None:
-    kind, known = _TYPES.QUOTA_EXHAUSTED, {condition.type for condition in status.conditions}
-    text, error = "", status.error
-    if error is not None and error.verb != "Delete" and error_kind(status) is ErrorKind.QUOTA:
+    kind, found, error = _TYPES.QUOTA_EXHAUSTED, sight.resource, status.error
+    text = ""
+    if error is not None and error.verb != Verb.DELETE and error_kind(status) is ErrorKind.QUOTA:
         text = error.message
-    elif sight.resource is not None and sight.is_ours and sight.resource.error_code == "RESOURCE_EXHAUSTED":
-        text = sight.resource.error_message
+    elif found is not None and found.error_code == "RESOURCE_EXHAUSTED":
+        text = found.error_message
     if text:
         text = f"{text}. It is tried again, slowly: free quota in the project, or ask for more"
         return ConditionUpdate(type=kind, status=True, reason="QuotaExhausted", message=text)
-    if status.state in _QUOTA_IS_ENOUGH or kind not in known:
+    granted = found is not None and found.state in _GRANTED
+    if granted or find_condition(status.conditions, kind) is None:
         return ConditionUpdate(type=kind, status=False, reason="QuotaSuffices")
     return None
+
+
+def conclude(
+    before: QueuedResourceStatus,
+    status: QueuedResourceStatus,
+    plan: Plan,
+    findings: Iterable[ConditionUpdate],
+    scene: Scene,
+) -> Decision:
+    """Carry the plan over into a decision, with the conditions in the status, and events about what has changed."""
+    generation, unseen = scene.meta.generation, not scene.sight.known and status.observed_generation is None
+    conditions = merge_conditions(before.conditions, findings, _TYPES, generation=generation, now=scene.now)
+    # Until the cloud was looked at, an empty status may be a lost one.
+    changes = {"conditions": conditions, "observed_generation": None if unseen else generation}
+    status = status.model_copy(update=changes)
+    changed = status != before
+    return Decision(
+        status=status,
+        write_status=changed,
+        actions=plan.actions,
+        events=(*plan.events, *_derive_events(before, status)) if changed else (),
+        requeue_after_s=find_soonest(plan.look_s),
+    )
+
+
+def _derive_events(before: QueuedResourceStatus, after: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
+    """List the events between two statuses: changes of state, conditions that people act on, errors, each once."""
+    conditions = _derive_condition_events(before, after)
+    words = None if after.error is None else after.error.message[:_TELLING]
+    known = words is not None and any(words in event.message for event in conditions)
+    return (
+        *_derive_state_event(before, after),
+        *conditions,
+        *(() if known else _derive_error_event(before, after)),
+    )
+
+
+def _derive_state_event(before: QueuedResourceStatus, after: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
+    if after.state is None or before.state is after.state:
+        return ()
+    active = find_condition(after.conditions, _TYPES.ACTIVE)
+    why = f": {active.message}" if active is not None and active.message else ""
+    text = f"state {before.state or 'none'} to {after.state}{why}"
+    return (ObjectEvent(warning=after.state in _BAD_STATES, reason=after.state.value, message=text),)
+
+
+def _derive_condition_events(
+    before: QueuedResourceStatus, after: QueuedResourceStatus
+) -> tuple[ObjectEvent, ...]:
+    events, another_window = [], after.next_maintenance_time not in {None, before.next_maintenance_time}
+    for kind in _TYPES:
+        earlier, now = find_condition(before.conditions, kind), find_condition(after.conditions, kind)
+        if now is None:
+            continue
+        same = earlier is not None and (earlier.status, earlier.reason) == (now.status, now.reason)
+        if same and not (kind is _TYPES.MAINTENANCE_SCHEDULED and another_window):
+            continue
+        bad = _BAD.get(kind) is now.status or now.reason == _TIMEOUT
+        if bad or _GOOD.get(kind) is now.status:
+            events.append(ObjectEvent(warning=bad, reason=now.reason, message=now.message))
+    return tuple(events)
+
+
+def _derive_error_event(before: QueuedResourceStatus, after: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
+    earlier, now = before.error, after.error
+    if now is None or (earlier is not None and (earlier.code, earlier.verb) == (now.code, now.verb)):
+        return ()
+    text = f"{now.verb}: {describe_error(after)}"
+    return (ObjectEvent(warning=True, reason="CloudError", message=text),)

@@ -1,9 +1,10 @@
-"""Plan what happens to a cloud resource that exists: keep it, or remove it and make it anew. Pure."""
+"""Plan what happens to a cloud resource that exists: keep it, or remove and recreate it. Pure."""
 
 from dataclasses import replace
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import (
+    OnEnd,
     QueuedResource,
     QueuedResourceSpec,
     UpdatePolicy,
@@ -17,145 +18,119 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, ErrorKind
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.queued_resources.decide.adoption import judge_labels, plan_labels, uncordon_members
 from stepkeeper_operator.queued_resources.decide.answers import book
-from stepkeeper_operator.queued_resources.decide.ends import (
-    EXPIRED,
-    QUOTA,
-    SPEC_CHANGED,
-    VANISHED,
-    End,
-    find_end,
-    find_objection,
-)
-from stepkeeper_operator.queued_resources.decide.mirror import to_state
-from stepkeeper_operator.queued_resources.decide.problems import find_blocked_deletion, find_refusals
+from stepkeeper_operator.queued_resources.decide.mirror import find_lost_states, to_state
 from stepkeeper_operator.queued_resources.decide.removal import begin_removal, plan_removal
 from stepkeeper_operator.queued_resources.decision import Action, Plan, Problem
-from stepkeeper_operator.queued_resources.pacing import compute_backoff_s, compute_poll_s, compute_retry_s
-from stepkeeper_operator.queued_resources.request import hash_spec, was_changed
+from stepkeeper_operator.queued_resources.request import was_changed
 from stepkeeper_operator.queued_resources.sight import Scene
 
 __all__ = ["find_gone_reason", "plan_present", "plan_replacement", "plan_vanished"]
 
-_STEADY_S: Final = 3600
-"""Seconds of being active after which recreations are counted anew."""
+_EXPIRED: Final = "Expired"
+_QUOTA: Final = "QuotaExhausted"
+_SPEC_CHANGED: Final = "SpecChanged"
+_VANISHED: Final = "Vanished"
+_SUSPENSIONS: Final = {"Suspended", "Preempted"}
+_WAITING_STATES: Final = {"ACCEPTED", "WAITING_FOR_RESOURCES", "CREATING"}
+_EXPIRED_GRACE_S: Final = 60
+"""Seconds that the cloud has to fail an expired request by itself."""
 
-_REPLACED_ANYWAY: Final = {SPEC_CHANGED, QUOTA, "Suspended", "Preempted"}
+_TIME_OVER: Final = "DEADLINE_EXCEEDED"
+_MISSING_S: Final = 120
+"""Seconds after which all nodes of an active resource are listed; lists of nodes and of resources are two requests."""
+_STEADY_S: Final = 3600
+"""Seconds of being active after which the count of recreations starts again."""
+
+_MOST_DOUBLINGS: Final = 20
+_REPLACED_ANYWAY: Final = {_SPEC_CHANGED, _QUOTA, "Suspended", "Preempted"}
 
 
 def plan_present(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
     """Plan for a cloud resource that exists and is ours."""
-    sight, settings, now = scene.sight, scene.settings, scene.now
-    cloud, spec = sight.resource, resource.spec
+    cloud, spec = scene.sight.resource, resource.spec
     assert cloud is not None  # the caller has seen it
-    status = _note_active(status, cloud, now=now)
+    if cloud.state == "ACTIVE" and status.bookkeeping.active_since is None:
+        status = book(status, active_since=int(scene.now), quota_failures=0)
     problems: tuple[Problem, ...] = ()
-    made_with = status.bookkeeping.spec_hash
-    if made_with and was_changed(spec, made_with):
+    if was_changed(spec, status.bookkeeping.spec_hash):
         if spec.update_policy is UpdatePolicy.RECREATE:
-            changed = End(reason=SPEC_CHANGED, message="its spec has changed")
+            changed = Problem(reason=_SPEC_CHANGED, message="its spec has changed")
             return _replace(resource, status, changed, scene)
         text = "the spec asks for something else than the cloud resource was made with. Set updatePolicy: Recreate"
         problems = (Problem(reason="SpecDiffers", message=text),)
-    end = find_end(spec, cloud, sight, status, now=now)
+    end = _find_end(spec, cloud, status, scene)
     if end is None:
-        look_s = compute_poll_s(status.model_copy(update={"state": to_state(cloud.state)}), settings)
-        actions: tuple[Action, ...] = (*plan_labels(resource, status, scene), *uncordon_members(scene))
-        accepted = judge_labels(status, sight.unlabelled)
-        if accepted is not None:
-            look_s = settings.poll_fast_s
-        return Plan(status=status, actions=actions, look_s=look_s, problems=problems, accepted=accepted)
-    problem = None if end.reason == EXPIRED else find_objection(spec, status, end)
-    if problem is not None:
-        return Plan(status=status, look_s=settings.poll_waiting_s, problems=(*problems, problem))
-    return _replace(resource, status, end, scene)
+        status = status.model_copy(update={"state": to_state(cloud.state)})
+        return _plan_to_keep(resource, status, problems, scene)
+    problem = None if end.reason == _EXPIRED else _find_objection(spec, status, end)
+    if problem is None:
+        return _replace(resource, status, end, scene)
+    return Plan(status=status, look_s=scene.settings.poll_waiting_s, problems=(*problems, problem))
 
 
 def plan_vanished(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
     """Plan for a cloud resource that existed, and that somebody else has deleted."""
-    end = End(reason=VANISHED, message="somebody else has deleted it from the cloud")
+    end = Problem(reason=_VANISHED, message="somebody else has deleted it from the cloud")
     return _replace(resource, status, end, scene)
 
 
 def find_gone_reason(spec: QueuedResourceSpec, status: QueuedResourceStatus) -> Problem | None:
-    """Find why a resource that was removed stays gone; None: it is to be made anew."""
-    if was_changed(spec, status.bookkeeping.spec_hash):
-        return None
-    end = End(
-        reason="Gone", message="the cloud resource was removed, since it has run out, failed or was deleted"
-    )
-    return find_objection(spec, status, end)
+    """Find why a resource that was removed stays gone; None: it is to be recreated."""
+    text = "the cloud resource was removed, since it has run out, failed or was deleted"
+    changed = was_changed(spec, status.bookkeeping.spec_hash)
+    return None if changed else _find_objection(spec, status, Problem(reason="Gone", message=text))
 
 
 def plan_replacement(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
-    """Plan to remove the present one, and then to make it anew: what remains of it eats the quota of the next."""
-    removal = plan_removal(status, scene)
-    if not removal.done:
-        why = status.bookkeeping.removing
-        return Plan(
-            status=status,
-            actions=removal.actions,
-            look_s=removal.look_s,
-            waiting=f"it is removed ({why}): {removal.waiting}",
-            problems=(*find_blocked_deletion(scene.meta, status), *find_refusals(scene.observed)),
-        )
-    return Plan(status=_finish(resource, status, scene), look_s=0.0, waiting="it is removed")
+    """Plan to remove the present one, and then to recreate it: what remains of it eats the quota of the next."""
+    plan = plan_removal(status, scene)
+    if plan is None:
+        return Plan(status=_finish(resource, status, scene), look_s=0.0, waiting="it is removed")
+    return replace(plan, waiting=f"it is removed ({status.bookkeeping.removing}): {plan.waiting}")
 
 
-def _replace(
-    resource: QueuedResource,
-    status: QueuedResourceStatus,
-    end: End,
-    scene: Scene,
+def _plan_to_keep(
+    resource: QueuedResource, status: QueuedResourceStatus, problems: tuple[Problem, ...], scene: Scene
 ) -> Plan:
-    plan = plan_replacement(resource, _begin(status, end, now=scene.now), scene)
-    event = ObjectEvent(
-        warning=end.reason != SPEC_CHANGED, reason=end.reason, message=f"{end.message}: it is removed"
-    )
-    return replace(plan, events=(event,))
+    actions: tuple[Action, ...] = (*plan_labels(resource, status, scene), *uncordon_members(scene))
+    accepted, settings = judge_labels(status, scene.sight.unlabelled), scene.settings
+    look_s = settings.compute_poll_s(status) if accepted is None else settings.poll_fast_s
+    return Plan(status=status, actions=actions, look_s=look_s, problems=problems, accepted=accepted)
 
 
-def _begin(status: QueuedResourceStatus, end: End, *, now: float) -> QueuedResourceStatus:
+def _replace(resource: QueuedResource, status: QueuedResourceStatus, end: Problem, scene: Scene) -> Plan:
     since = status.bookkeeping.active_since
-    if since is not None and now - since >= _STEADY_S:
+    if since is not None and scene.now - since >= _STEADY_S:
         status = book(status, streak=0)
-    return begin_removal(status, end.reason, now=now)
+    plan = plan_replacement(resource, begin_removal(status, end.reason, now=scene.now), scene)
+    bad, text = end.reason != _SPEC_CHANGED, f"{end.message}: it is removed"
+    return replace(plan, events=(ObjectEvent(warning=bad, reason=end.reason, message=text),))
 
 
 def _finish(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:
     """Return the status after a removal: of the next cloud resource, or of none."""
-    policy, before = resource.spec.recreate_policy, status.bookkeeping
-    why = before.removing
-    objection = find_objection(resource.spec, status, End(reason=why, message=""))
+    spec, before = resource.spec, status.bookkeeping
+    why, n_quota = before.removing, before.quota_failures + (before.removing == _QUOTA)
+    objection = _find_objection(spec, status, Problem(reason=why, message=""))
     stays_gone = why not in _REPLACED_ANYWAY and objection is not None
-    counted = why not in {SPEC_CHANGED, QUOTA}
-    wait_s = compute_backoff_s(policy.backoff, before.streak) if counted else 0.0
-    n_quota = before.quota_failures
-    if why == QUOTA:
-        n_quota += 1
-        wait_s = compute_retry_s(ErrorKind.QUOTA, n_quota, scene.settings)
-    bookkeeping = before.model_copy(
-        update={
-            "number": before.number + 1,
-            "created": False,
-            "adopted": False,
-            "adopting": "",
-            "asked_at": None,
-            "spec_hash": _keep_hash(resource.spec, before, why, stays_gone=stays_gone),
-            "removing": "",
-            "removing_since": None,
-            "streak": before.streak + int(counted and not stays_gone),
-            "not_before": int(scene.now + wait_s) if wait_s and not stays_gone else None,
-            "active_since": None,
-            "missing_since": None,
-            "retries": 0,
-            "failed_deletions": 0,
-            "quota_failures": n_quota,
-        }
+    counts = not stays_gone and why not in {_SPEC_CHANGED, _QUOTA}
+    wait_s = 0.0
+    if counts:
+        backoff = spec.recreate_policy.backoff
+        wait_s = min(backoff.max_seconds, backoff.initial_seconds * 2 ** min(before.streak, _MOST_DOUBLINGS))
+    elif why == _QUOTA:
+        wait_s = scene.settings.compute_retry_s(ErrorKind.QUOTA, n_quota)
+    bookkeeping = QueuedResourceBookkeeping(
+        number=before.number + 1,
+        spec_hash=before.spec_hash,
+        streak=before.streak + counts,
+        not_before=int(scene.now + wait_s) if wait_s else None,
+        quota_failures=n_quota,
     )
     return status.model_copy(
         update={
             "state": QueuedResourceState.GONE if stays_gone else QueuedResourceState.PENDING,
-            "recreations": status.recreations + int(not stays_gone),
+            "recreations": status.recreations + (not stays_gone),
             "bookkeeping": bookkeeping,
             "operation": None,
             "error": None,
@@ -163,19 +138,69 @@ def _finish(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene
     )
 
 
-def _note_active(
-    status: QueuedResourceStatus, cloud: CloudQueuedResource, *, now: float
-) -> QueuedResourceStatus:
-    if cloud.state != "ACTIVE" or status.bookkeeping.active_since is not None:
-        return status
-    return book(status, active_since=int(now), quota_failures=0)
+def _find_end(
+    spec: QueuedResourceSpec, cloud: CloudQueuedResource, status: QueuedResourceStatus, scene: Scene
+) -> Problem | None:
+    """Find why the present one will never be active again; None: it may be."""
+    deadline = _find_deadline(spec, cloud)
+    late_s = float("-inf") if deadline is None else scene.now - deadline
+    expired = Problem(reason=_EXPIRED, message="its request has run out")
+    if cloud.state == "SUSPENDED":
+        who = {"USER": "a user", "SERVICE": "the cloud"}.get(cloud.initiator, "somebody")
+        return Problem(reason="Suspended", message=f"{who} has suspended it")
+    if cloud.state == "FAILED":
+        over = late_s >= 0 and status.bookkeeping.active_since is None
+        return expired if over and cloud.error_code in {"", _TIME_OVER} else _describe_failure(cloud)
+    if cloud.state == "ACTIVE":
+        lost = _find_lost_nodes(spec, cloud, status, scene)
+        return Problem(reason="Preempted", message="; ".join(lost)) if lost else None
+    return expired if cloud.state in _WAITING_STATES and late_s >= _EXPIRED_GRACE_S else None
 
 
-def _keep_hash(
-    spec: QueuedResourceSpec, before: QueuedResourceBookkeeping, why: str, *, stays_gone: bool
-) -> str:
-    """Return the hash by which a change of the spec is seen while the next one isn't asked for yet."""
-    if stays_gone:
-        known = before.spec_hash if spec.hides_changes() else ""
-        return known or hash_spec(spec)
-    return before.spec_hash if why == QUOTA else ""  # a smaller wish may be within the quota
+def _find_objection(spec: QueuedResourceSpec, status: QueuedResourceStatus, end: Problem) -> Problem | None:
+    """Find why a resource that has ended isn't recreated; None: it is."""
+    if end.reason == _QUOTA:
+        return None
+    policy, streak = spec.recreate_policy, status.bookkeeping.streak
+    suspended = end.reason in _SUSPENSIONS
+    field, chosen = ("onSuspended", policy.on_suspended) if suspended else ("onFailed", policy.on_failed)
+    if chosen is OnEnd.KEEP:
+        text = (
+            f"{end.message}, and recreatePolicy.{field} is Keep. What remains of it eats quota, and may cost money. "
+            f"Set {field}: Recreate, or delete this object"
+        )
+        return Problem(reason=end.reason, message=text)
+    if policy.max is None or streak < policy.max:
+        return None
+    text = (
+        f"{end.message}, after {streak} recreations in a row without an hour of being active. "
+        "Raise recreatePolicy.max, or delete this object"
+    )
+    return Problem(reason="RecreationsExhausted", message=text)
+
+
+def _describe_failure(cloud: CloudQueuedResource) -> Problem:
+    reason = _QUOTA if cloud.error_code == "RESOURCE_EXHAUSTED" else "Failed"
+    text = f"{cloud.error_code}: {cloud.error_message}" if cloud.error_code else "the cloud doesn't say why"
+    return Problem(reason=reason, message=f"it has failed: {text}")
+
+
+def _find_lost_nodes(
+    spec: QueuedResourceSpec, cloud: CloudQueuedResource, status: QueuedResourceStatus, scene: Scene
+) -> list[str]:
+    """Describe the nodes that never come back by themselves."""
+    states, nodes, since = find_lost_states(spec.tier), scene.sight.nodes, status.bookkeeping.active_since
+    lost = [f"node {node.id} is {node.state}" for node in nodes if node.state in states]
+    if since is not None and scene.now - since >= _MISSING_S:
+        listed = {node.id for node in nodes}
+        lost += [f"node {node_id} doesn't exist" for node_id in cloud.node_ids if node_id not in listed]
+    return lost
+
+
+def _find_deadline(spec: QueuedResourceSpec, cloud: CloudQueuedResource) -> int | None:
+    """Find the time at which the request runs out."""
+    if spec.queueing is None:
+        return None
+    if spec.queueing.valid_until_seconds is None:
+        return spec.queueing.end_time
+    return None if cloud.create_time is None else cloud.create_time + spec.queueing.valid_until_seconds

@@ -1,34 +1,30 @@
 """Mirror what the cloud has of a resource in its status. Pure."""
 
-from collections import Counter
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.queuedresource import TierSpec
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     MAX_NODES,
     CloudNodeStatus,
     MaintenanceStatus,
     QueuedResourceState,
     QueuedResourceStatus,
-    StateInitiator,
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode
-from stepkeeper_operator.queued_resources.observed import Member
-from stepkeeper_operator.queued_resources.sight import Presence, Scene
+from stepkeeper_operator.facts import Node
+from stepkeeper_operator.queued_resources.sight import Scene
 
-__all__ = ["find_next_maintenance", "match_members", "mirror_cloud", "to_state", "to_word"]
+__all__ = [
+    "find_lost_states",
+    "find_next_maintenance",
+    "match_members",
+    "mirror_cloud",
+    "to_state",
+    "to_word",
+]
 
-_STATES: Final = {
-    "CREATING": QueuedResourceState.CREATING,
-    "ACCEPTED": QueuedResourceState.ACCEPTED,
-    "WAITING_FOR_RESOURCES": QueuedResourceState.WAITING,
-    "PROVISIONING": QueuedResourceState.PROVISIONING,
-    "ACTIVE": QueuedResourceState.ACTIVE,
-    "SUSPENDING": QueuedResourceState.SUSPENDING,
-    "SUSPENDED": QueuedResourceState.SUSPENDED,
-    "FAILED": QueuedResourceState.FAILED,
-    "DELETING": QueuedResourceState.DELETING,
-}
-_INITIATORS: Final = {"USER": StateInitiator.USER, "SERVICE": StateInitiator.SERVICE}
+_NO_CLOUD_STATES: Final = {QueuedResourceState.PENDING, QueuedResourceState.GONE}
+_LOST_STATES: Final = frozenset({"PREEMPTED", "TERMINATED"})
 _ONGOING: Final = "ONGOING"
 _TEXT_LIMIT: Final = 512
 _SYMPTOM_LIMIT: Final = 256
@@ -37,7 +33,8 @@ _MOST_SYMPTOMS: Final = 8
 
 def to_state(state: str) -> QueuedResourceState:
     """Return the state for the cloud's name of it."""
-    return _STATES.get(state, QueuedResourceState.UNKNOWN)
+    states = {each.value: each for each in QueuedResourceState if each not in _NO_CLOUD_STATES}
+    return states.get(to_word(state), QueuedResourceState.UNKNOWN)
 
 
 def to_word(name: str) -> str:
@@ -48,68 +45,62 @@ def to_word(name: str) -> str:
     return name if "(" in name else "".join(part.capitalize() for part in name.split("_"))
 
 
+def find_lost_states(tier: TierSpec) -> frozenset[str]:
+    """Find the states from which a node doesn't come back.
+
+    The cloud doesn't always call a node PREEMPTED that it took away: STOPPED means the same on machines that it may
+    take at any time, since the operator stops none. Guaranteed ones are stopped by people, who start them again.
+    """
+    return _LOST_STATES if tier.guaranteed is not None else _LOST_STATES | {"STOPPED"}
+
+
 def mirror_cloud(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:
-    """Return the status with what the cloud has. While nobody can tell, it stays as it was."""
+    """Return the status with what the cloud has. Without a listing it stays as it was."""
     observed, sight = scene.observed, scene.sight
-    if sight.presence is Presence.UNKNOWN:
+    if not sight.known:
         return status
-    if not sight.is_ours or sight.resource is None:
-        return _clear_mirror(status)
+    if sight.resource is None:
+        gone = {"next_maintenance_time": None, "node_count": 0, "nodes": ()}
+        return status.model_copy(update={"joined": "", "autocheckpoint": "", **gone})
     joined = match_members(sight.nodes, observed.members)
-    rows = [(_show_node(node, joined.get(node.id, ())), node) for node in sight.nodes]
+    rows = [_show_node(node, joined[node.id]) for node in sight.nodes]
     if len(rows) > MAX_NODES:
-        rows.sort(key=lambda row: _is_well(row[0]))
+        rows.sort(key=_is_well)
+    upcoming = find_next_maintenance(sight.nodes, now=scene.now)
     n_missing = len(set(sight.resource.node_ids) - {node.id for node in sight.nodes})
     return status.model_copy(
         update={
             "state": to_state(sight.resource.state),
-            "state_initiator": _INITIATORS.get(sight.resource.initiator),
             "cloud_name": sight.resource.name,
-            "joined": _show_joined([row for row, _ in rows], n_missing),
+            "joined": _show_joined(rows, n_missing),
             "autocheckpoint": _sum_up_autocheckpoint(sight.nodes),
-            "next_maintenance_time": _find_next_start(sight.nodes, now=scene.now),
+            "next_maintenance_time": upcoming and upcoming[1].window_start,
             "node_count": len(rows),
-            "nodes": tuple(row for row, _ in rows[:MAX_NODES]),
+            "nodes": tuple(rows[:MAX_NODES]),
         }
     )
 
 
-def _clear_mirror(status: QueuedResourceStatus) -> QueuedResourceStatus:
-    """Return the status without nodes: the cloud has none."""
-    return status.model_copy(
-        update={
-            "state_initiator": None,
-            "joined": "",
-            "autocheckpoint": "",
-            "next_maintenance_time": None,
-            "node_count": 0,
-            "nodes": (),
-        }
-    )
-
-
-def match_members(nodes: tuple[CloudNode, ...], members: tuple[Member, ...]) -> dict[str, tuple[Member, ...]]:
+def match_members(nodes: tuple[CloudNode, ...], members: tuple[Node, ...]) -> dict[str, tuple[Node, ...]]:
     """Match the cluster's nodes with the cloud's, by id, cloud node's id first.
 
     A member belongs to the cloud node that its label names, or that has its address. One that names a cloud node of
-    somebody else is nobody's: anybody whose kubelet may join could write our uid on a label.
+    somebody else belongs to none: whatever kubelet may join could write our uid on a label.
     """
     by_address = {address: node.id for node in nodes for address in node.addresses if address}
-    ids = {node.id for node in nodes}
-    matched: dict[str, tuple[Member, ...]] = {}
+    matched: dict[str, tuple[Node, ...]] = {node.id: () for node in nodes}
     for member in members:
-        node_id: str | None = member.cloud_node
-        if not member.cloud_node:
-            node_id = next((by_address[a] for a in member.addresses if a in by_address), None)
-        if node_id in ids and node_id is not None:
-            matched[node_id] = (*matched.get(node_id, ()), member)
+        by_its_address = (by_address[each] for each in member.addresses if each in by_address)
+        node_id = member.cloud_node or next(by_its_address, "")
+        if node_id in matched:
+            matched[node_id] = (*matched[node_id], member)
     return matched
 
 
 def find_next_maintenance(
     nodes: tuple[CloudNode, ...], *, now: float
 ) -> tuple[CloudNode, CloudMaintenance] | None:
-    """Find the node whose announced maintenance begins next. What has begun comes last: it is too late for that."""
+    """Find the node whose announced maintenance begins next; of a known time, else of none, else one that has begun."""
     announced = [(node, node.maintenance) for node in nodes if node.maintenance is not None]
     return min(announced, key=lambda pair: _rank_maintenance(pair[1], now=now)) if announced else None
 
@@ -121,21 +112,15 @@ def _rank_maintenance(maintenance: CloudMaintenance, *, now: float) -> tuple[int
     return (1, 0) if start is None else (0, start)
 
 
-def _find_next_start(nodes: tuple[CloudNode, ...], *, now: float) -> int | None:
-    timed = [n for n in nodes if n.maintenance is not None and n.maintenance.window_start is not None]
-    found = find_next_maintenance(tuple(timed), now=now)
-    return None if found is None else found[1].window_start
-
-
 def _is_well(node: CloudNodeStatus) -> bool:
-    """Check whether there is nothing to say about the node."""
+    """Return True if the node needs no attention."""
     healthy = node.health in {"", "Healthy"}
     joined = 0 < node.hosts <= node.joined_hosts
     return node.state == "Ready" and healthy and joined and node.upcoming_maintenance is None
 
 
-def _show_node(node: CloudNode, members: tuple[Member, ...]) -> CloudNodeStatus:
-    n_joined = sum(member.joined for member in members)
+def _show_node(node: CloudNode, members: tuple[Node, ...]) -> CloudNodeStatus:
+    n_joined = sum(member.takes_pods for member in members)
     return CloudNodeStatus(
         name=node.id,
         state=to_word(node.state)[:32],
@@ -170,9 +155,7 @@ def _show_joined(rows: list[CloudNodeStatus], n_missing: int) -> str:
 
 
 def _sum_up_autocheckpoint(nodes: tuple[CloudNode, ...]) -> str:
-    counts = Counter(node.autocheckpoint_enabled for node in nodes)
-    if not counts or counts[None]:
+    settings = {node.autocheckpoint_enabled for node in nodes}
+    if not settings or None in settings:
         return ""
-    if counts[True] and counts[False]:
-        return "Mixed"
-    return "On" if counts[True] else "Off"
+    return "Mixed" if len(settings) > 1 else "On" if True in settings else "Off"

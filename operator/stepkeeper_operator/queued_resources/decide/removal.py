@@ -3,163 +3,216 @@
 It needs nothing of a spec: a resource goes also where its spec can't be read.
 """
 
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudQueuedResource
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    QueuedResourceConditionType,
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
+from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.queued_resources.decide.answers import book, describe_error
-from stepkeeper_operator.queued_resources.decide.problems import name_some
+from stepkeeper_operator.labels import ADOPT_ANNOTATION
+from stepkeeper_operator.queued_resources.decide.adoption import uncordon_members
+from stepkeeper_operator.queued_resources.decide.answers import LASTING, book, describe_error, fold_answers
+from stepkeeper_operator.queued_resources.decide.conditions import conclude
+from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
+from stepkeeper_operator.queued_resources.decide.problems import degraded, find_obstacles, name_some
 from stepkeeper_operator.queued_resources.decision import (
     Action,
     Cordon,
+    Decision,
     DeleteCloudResource,
     DeleteNode,
     EvictPod,
+    Plan,
+    SetFinalizer,
 )
-from stepkeeper_operator.queued_resources.naming import make_request_id
-from stepkeeper_operator.queued_resources.observed import Verb
-from stepkeeper_operator.queued_resources.pacing import compute_rest_s
-from stepkeeper_operator.queued_resources.sight import Presence, Scene
+from stepkeeper_operator.queued_resources.naming import FINALIZER, make_request_id
+from stepkeeper_operator.queued_resources.observed import CORDON_REST_S, Verb
+from stepkeeper_operator.queued_resources.request import read_api_version
+from stepkeeper_operator.queued_resources.sight import Scene, Sight
+from stepkeeper_operator.queued_resources.subject import has_nothing
 
-__all__ = ["Removal", "begin_removal", "delete_nodes", "delete_resource", "plan_removal"]
+__all__ = ["begin_removal", "decide_deletion", "delete_nodes", "delete_resource", "plan_removal"]
 
 _DRAIN_LOOK_S: Final = 3.0
 _NODE_LOOK_S: Final = 1.0
-_CORDON_REST_S: Final = 60.0
+_DELETED: Final = "Deleted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
-    """The next step of a removal."""
-
-    actions: tuple[Action, ...] = ()
-    look_s: float | None = None
-    waiting: str = ""
-    done: bool = False
-    """True: neither the cloud nor the cluster has anything of it."""
+def decide_deletion(before: QueuedResourceStatus, scene: Scene, *, retain: bool) -> Decision:
+    """Decide the next step of a deletion. The finalizer goes last: until then, the object shows what is left."""
+    observed, sight = scene.observed, scene.sight
+    lets_go: tuple[Action, ...] = (*uncordon_members(scene), SetFinalizer(present=False))
+    if FINALIZER not in scene.meta.finalizers:
+        return Decision(status=before)
+    if retain:
+        return Decision(status=before, actions=lets_go, events=_describe_retained(before))
+    # Somebody may have emptied the status: then only the cloud knows whether it has anything.
+    unknown = before.observed_generation is None and observed.error is not None
+    if has_nothing(before) and not (unknown or sight.resource or sight.strays or sight.leftovers):
+        return Decision(status=before, actions=lets_go)
+    status = begin_removal(fold_answers(before, scene), _DELETED, now=scene.now)
+    plan = plan_removal(status, scene)
+    refused = observed.error is not None and observed.error.kind in LASTING
+    if plan is None or (refused and _is_lost(status, sight)):
+        return Decision(status=before, actions=lets_go, events=_describe_lost(status, sight))
+    return conclude(before, mirror_cloud(status, scene), plan, _judge(plan), scene)
 
 
 def begin_removal(status: QueuedResourceStatus, why: str, *, now: float) -> QueuedResourceStatus:
-    """Return the status with the decision to remove the present one. A removal that goes on keeps its time."""
-    since = status.bookkeeping.removing_since
-    fresh: dict[str, Any] = (
-        {} if since is not None else {"retries": 0, "failed_deletions": 0, "not_before": None}
+    """Return the status with the decision to remove the present one. A removal under way keeps its time."""
+    if status.bookkeeping.removing_since is not None:
+        return book(status, removing=why)
+    return book(status, removing=why, removing_since=int(now), retries=0, not_before=None)
+
+
+def plan_removal(status: QueuedResourceStatus, scene: Scene) -> Plan | None:
+    """Plan the next step. Each waits for the one before it to be seen. None: nothing of it is left."""
+    present = [] if scene.sight.resource is None else [scene.sight.resource]
+    plan = (
+        _plan_drain(status, scene)
+        or _plan_deletion(status, scene, [*present, *scene.sight.strays])
+        or _plan_rest(status, scene)
+        or delete_nodes(status, scene)
     )
-    return book(status, removing=why, removing_since=int(now) if since is None else since, **fresh)
-
-
-def plan_removal(status: QueuedResourceStatus, scene: Scene) -> Removal:
-    """Plan the next step. Each step waits for the one before it to be seen."""
-    observed, sight = scene.observed, scene.sight
-    drain = _plan_drain(status, scene)
-    if drain is not None:
-        return drain
-    if sight.presence is Presence.UNKNOWN:
-        why = "" if observed.error is None else f": {observed.error}"
-        text = f"nobody can tell what the cloud has of it{why}"
-        return Removal(actions=_cordon(scene), look_s=scene.settings.poll_fast_s, waiting=text)
-    present = [] if sight.resource is None or not sight.is_ours else [sight.resource]
-    if present or sight.strays:
-        return _plan_delete(status, scene, [*present, *sight.strays])
-    rest = _find_rest(status, scene)
-    if rest is not None:
-        return rest
-    if (
-        observed.members and sight.presence is not Presence.FOREIGN
-    ):  # else they are on another object's machines
-        actions, look_s = delete_nodes(scene)
-        names = name_some([member.name for member in observed.members])
-        return Removal(actions=actions, look_s=look_s, waiting=f"removes node {names} of the cluster")
-    return Removal(done=True)
+    return plan and replace(plan, problems=find_obstacles(status, scene))
 
 
 def delete_resource(
     meta: ObjectMeta, status: QueuedResourceStatus, resource: CloudQueuedResource
 ) -> DeleteCloudResource:
-    """Make the request to delete it. After each failure it is another one: the API remembers what became of the first.
-
-    An accepted request may fail yet, by its operation, so it doesn't start the count of failures anew.
-    """
+    """Make the request to delete it. After a failure it is another one: the API remembers what became of the first."""
     bookkeeping = status.bookkeeping
-    detail = f"{resource.id}/{bookkeeping.removing_since}/{bookkeeping.failed_deletions}"
+    detail = f"{resource.id}/{bookkeeping.removing_since}/{bookkeeping.retries}"
     return DeleteCloudResource(
         place=resource.place,
         cloud_id=resource.id,
         request_id=make_request_id(meta.uid, bookkeeping.number, "delete", detail),
-        version=ApiVersion.V2ALPHA1 if status.api_version == ApiVersion.V2ALPHA1 else ApiVersion.V2,
+        version=read_api_version(status),
         bookkeeping=bookkeeping,
     )
 
 
-def delete_nodes(scene: Scene) -> tuple[tuple[Action, ...], float]:
-    """Make the deletions of all Node objects, and the seconds until the next look: longer where all are refused."""
-    rests_s = {
-        member: compute_rest_s(member.deletion_refusal, scene.settings, now=scene.now)
-        for member in scene.observed.members
-    }
-    due = tuple(DeleteNode(member=member) for member, rest_s in rests_s.items() if rest_s == 0)
-    return due, max(_NODE_LOOK_S, min(rests_s.values()))
-
-
-def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
-    """Let the pods on living machines end, for a bounded time. None: the machines can go."""
-    observed = scene.observed
-    alive = {member.name for member in observed.members if member.ready}
-    if scene.sight.presence not in {Presence.OURS, Presence.UNKNOWN} or not alive:
+def delete_nodes(status: QueuedResourceStatus, scene: Scene) -> Plan | None:
+    """Plan the deletion of all Node objects, of machines that are gone. None: there are none of ours."""
+    members = scene.observed.members
+    refused = any(member.uid in scene.observed.refusals for member in members)
+    if not members or scene.sight.foreign is not None:  # they are on another object's machines
         return None
-    if observed.pods is None:  # they are looked for once the status says that it is being removed
-        return Removal(actions=_cordon(scene), look_s=0.0, waiting="cordons its nodes")
-    pods = [pod for pod in observed.pods if pod.node in alive]
-    since = status.bookkeeping.removing_since
-    ends_at = scene.settings.drain_s + (scene.now if since is None else since)
-    if not pods or scene.now >= ends_at:
-        return None
-    evictions = tuple(EvictPod(pod=pod) for pod in pods if not pod.stopping)
-    names = name_some([f"{pod.namespace}/{pod.name}" for pod in pods])
-    return Removal(
-        actions=(*_cordon(scene), *evictions),
-        look_s=min(_DRAIN_LOOK_S, ends_at - scene.now),
-        waiting=f"pods on its nodes have until {render_time(ends_at)} to end: {names}",
+    return Plan(
+        status=status,
+        actions=tuple(DeleteNode(member=member) for member in members),
+        look_s=scene.settings.poll_fast_s if refused else _NODE_LOOK_S,
+        waiting=f"removes node {name_some([member.name for member in members])} of the cluster",
+        problems=find_obstacles(status, scene),
     )
 
 
-def _plan_delete(status: QueuedResourceStatus, scene: Scene, present: list[CloudQueuedResource]) -> Removal:
+def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Plan | None:
+    """Let the pods on living machines end, for a bounded time. None: the machines can go."""
+    observed, sight = scene.observed, scene.sight
+    alive = {member.name for member in observed.members if member.ready}
+    lost = _is_lost(status, sight)
+    if alive and (sight.resource is not None or not (sight.known or lost)):
+        if observed.pods is None:  # they are looked for once the status shows the removal
+            return Plan(status=status, actions=_cordon(scene), look_s=0.0, waiting="cordons its nodes")
+        pods = [pod for pod in observed.pods if pod.node in alive]
+        ends_at = scene.settings.drain_s + (status.bookkeeping.removing_since or scene.now)
+        if pods and scene.now < ends_at:
+            names = name_some([f"{pod.namespace}/{pod.name}" for pod in pods])
+            evictions = (EvictPod(pod=pod) for pod in pods if not pod.stopping)
+            text = f"pods on its nodes have until {render_time(ends_at)} to end: {names}"
+            look_s = min(_DRAIN_LOOK_S, ends_at - scene.now)
+            return Plan(status=status, actions=(*_cordon(scene), *evictions), look_s=look_s, waiting=text)
+    if not sight.known:
+        text = f"it isn't known what the cloud has of it{'' if observed.error is None else f': {observed.error}'}"
+        cordons = () if lost else _cordon(scene)
+        return Plan(status=status, actions=cordons, look_s=scene.settings.poll_fast_s, waiting=text)
+    return None
+
+
+def _plan_deletion(
+    status: QueuedResourceStatus, scene: Scene, present: list[CloudQueuedResource]
+) -> Plan | None:
+    if not present:
+        return None
     operation, not_before = status.operation, status.bookkeeping.not_before
     names = name_some([resource.id for resource in present])
-    fast_s, staying = scene.settings.poll_fast_s, [r for r in present if r.state != "DELETING"]
+    text, staying = f"the cloud deletes {names}", [r for r in present if r.state != "DELETING"]
     if not staying or (operation is not None and operation.verb == Verb.DELETE):
-        return Removal(look_s=fast_s, waiting=f"the cloud deletes {names}")
+        return Plan(status=status, look_s=scene.settings.poll_fast_s, waiting=text)
     if not_before is not None and scene.now < not_before:
         text = f"the deletion of {names} has failed: {describe_error(status)}"
-        return Removal(look_s=not_before - scene.now, waiting=text)
+        return Plan(status=status, look_s=not_before - scene.now, waiting=text)
     action = delete_resource(scene.meta, status, staying[0])
-    text = f"the cloud deletes {names}"
-    return Removal(actions=(*_cordon(scene), action), look_s=0.0, waiting=text)
+    return Plan(status=status, actions=(*_cordon(scene), action), look_s=0.0, waiting=text)
 
 
-def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Removal | None:
-    """Find what the cloud still has, or may still get, of a resource that isn't listed any more."""
-    fast_s = scene.settings.poll_fast_s
-    rest = [*scene.sight.nodes, *scene.sight.leftovers]
+def _plan_rest(status: QueuedResourceStatus, scene: Scene) -> Plan | None:
+    """Wait for what the cloud still has, or may still get, of a resource that isn't listed any more."""
+    look_s, asked_at = scene.settings.poll_fast_s, status.bookkeeping.asked_at
+    rest = [node.id for node in (*scene.sight.nodes, *scene.sight.leftovers)]
+    left_s = 0.0 if asked_at is None else asked_at + scene.settings.settle_s - scene.now
     if rest:
-        names = name_some([node.id for node in rest])
-        text = f"the cloud still has node {names}; if it stays, delete it: gcloud compute tpus tpu-vm delete"
-        return Removal(look_s=fast_s, waiting=text)
-    if status.operation is not None:
-        return Removal(look_s=fast_s, waiting=f"waits for the end of {status.operation.name}")
-    asked_at = status.bookkeeping.asked_at
-    if asked_at is not None and (left_s := asked_at + scene.settings.settle_s - scene.now) > 0:
-        text = "a request to create it may still be on its way"
-        return Removal(look_s=min(fast_s, left_s), waiting=text)
-    return None
+        text = f"the cloud still has node {name_some(rest)}; if it stays, delete it: gcloud compute tpus tpu-vm delete"
+    elif status.operation is not None:
+        text = f"waits for the end of {status.operation.name}"
+    elif left_s > 0:
+        look_s, text = min(look_s, left_s), "a request to create it may still be on its way"
+    else:
+        return None
+    return Plan(status=status, look_s=look_s, waiting=text)
 
 
 def _cordon(scene: Scene) -> tuple[Cordon, ...]:
     refused_at = scene.observed.cordon_refused_at
-    rests = refused_at is not None and scene.now < refused_at + _CORDON_REST_S
-    if rests or scene.sight.presence is Presence.FOREIGN:
+    rests = refused_at is not None and scene.now < refused_at + CORDON_REST_S
+    if rests or scene.sight.foreign is not None:
         return ()
-    return tuple(Cordon(member=member) for member in scene.observed.members if not member.cordoned)
+    return tuple(Cordon(member=member) for member in scene.observed.members if not member.unschedulable)
+
+
+def _judge(plan: Plan) -> tuple[ConditionUpdate, ...]:
+    kinds, short = QueuedResourceConditionType, "it is being deleted"
+    text = f"{short}: {plan.waiting}. What is applied now goes, too: apply it again once it is gone"
+    return (
+        ConditionUpdate(type=kinds.ACTIVE, status=False, reason=_DELETED, message=text),
+        ConditionUpdate(type=kinds.NODES_JOINED, status=False, reason=_DELETED, message=short),
+        degraded(plan.problems),
+    )
+
+
+def _is_lost(status: QueuedResourceStatus, sight: Sight) -> bool:
+    """Return True where another object has the present one: the cloud shows that, or the status did at last."""
+    return sight.foreign is not None or (status.bookkeeping.lost and not sight.known)
+
+
+def _describe_lost(status: QueuedResourceStatus, sight: Sight) -> tuple[ObjectEvent, ...]:
+    had = status.bookkeeping.lost or status.bookkeeping.adopted or status.was_seen
+    if not had or status.state is QueuedResourceState.DELETING or not _is_lost(status, sight):
+        return ()
+    text = f"{status.cloud_name} and its machines stay in the cloud: they carry the label of another object"
+    return (ObjectEvent(warning=True, reason="NotOurs", message=text),)
+
+
+def _describe_retained(status: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
+    if not status.bookkeeping.created or status.bookkeeping.lost:
+        return ()
+    operation = status.operation
+    deletes = operation is not None and operation.verb == Verb.DELETE
+    if deletes or status.state is QueuedResourceState.DELETING:
+        text = (
+            f"{status.cloud_name} was being deleted before deletionPolicy was Retain, and the cloud continues"
+        )
+    else:
+        text = (
+            f"{status.cloud_name} and its machines stay in the cloud, and cost money, as deletionPolicy is Retain. "
+            f"A new object takes them up by annotation {ADOPT_ANNOTATION}: {status.cloud_name.rpartition('/')[2]}"
+        )
+    return (ObjectEvent(warning=True, reason="Retained", message=text),)

@@ -1,0 +1,193 @@
+"""Write what every controller writes to its own objects: status, finalizers and events."""
+
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from stepkeeper_operator.api.reading import describe_problems, read_object
+from stepkeeper_operator.api.v1alpha1.conditions import (
+    MAX_CONDITIONS,
+    Condition,
+    ConditionType,
+    ConditionUpdate,
+)
+from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.cache.keys import ObjectKey
+from stepkeeper_operator.cluster import EVENTS, Cluster, Resource
+from stepkeeper_operator.errors import ApiError, InvalidObjectError
+from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.facts.raw import RawObject, condition_of
+from stepkeeper_operator.metrics import Metrics
+
+__all__ = ["UNREADABLE", "ObjectWriter", "renew_condition"]
+
+_log = logging.getLogger(__name__)
+
+_EVENT_LIMIT = 1024
+"""Bytes of an event's note, as Kubernetes counts them."""
+
+UNREADABLE = "UnreadableSpec"
+"""Reason of conditions while the spec can't be read."""
+
+
+class ObjectWriter:
+    """Write to the objects of one kind, and count all writes that their controller makes.
+
+    `identity` names this operator in events.
+    """
+
+    def __init__(
+        self,
+        resource: Resource,
+        *,
+        cluster: Cluster,
+        metrics: Metrics,
+        identity: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._resource = resource
+        self._cluster = cluster
+        self._metrics = metrics
+        self._identity = identity
+        self._clock = clock
+
+    async def write_status(self, meta: ObjectMeta, status: RawObject) -> RawObject:
+        """Replace the whole status of the object. Return the object as it is then.
+
+        Raises:
+            InvalidObjectError: The API server keeps no such status, or no status with the object's spec.
+            ConflictError: Somebody changed the object since it was read, or another one has its name.
+            ApiError: The write failed.
+        """
+        body = {
+            "apiVersion": self._resource.api_version,
+            "kind": self._resource.kind,
+            "metadata": {
+                "name": meta.name,
+                "namespace": meta.namespace,
+                "uid": meta.uid,
+                "resourceVersion": meta.resource_version,
+            },
+            "status": status,
+        }
+        raw = await self._cluster.apply(self._resource, meta.namespace, body, subresource="status")
+        self.count_write("status", meta)
+        return raw
+
+    async def set_finalizers(self, meta: ObjectMeta, finalizers: Sequence[str]) -> RawObject | None:
+        """Replace the object's finalizers. Return the object as it is then, or None if it is gone.
+
+        Raises:
+            ConflictError: Somebody changed the object since it was read, or another one has its name.
+            ApiError: The write failed.
+        """
+        raw = await self._cluster.set_finalizers(
+            self._resource,
+            meta.namespace,
+            meta.name,
+            finalizers,
+            uid=meta.uid,
+            resource_version=meta.resource_version,
+        )
+        self.count_write("finalizers", meta)
+        return raw
+
+    async def create_event(self, meta: ObjectMeta, event: ObjectEvent) -> None:
+        """Create a Kubernetes event regarding the object, and log it."""
+        fields = self._key_of(meta).log_fields
+        _log.info(event.message, extra={**fields, "reason": event.reason})
+        body = _event_manifest(self._resource, meta, event, identity=self._identity, now=self._clock())
+        try:
+            await self._cluster.create(EVENTS, meta.namespace, body)
+        except ApiError as error:
+            # The status says the same, so a lost event is not worth repeating the other writes.
+            _log.warning("cannot write event", extra={**fields, "error": str(error)})
+
+    async def report_unreadable(
+        self, raw: RawObject, problems: Sequence[str], *, initial: RawObject
+    ) -> RawObject | None:
+        """Name the parts of the object's spec that can't be read in condition Accepted, and in an event.
+
+        The API server may keep no status with such a spec. Then the parts are logged, and nothing is tried again.
+
+        Args:
+            raw: The object.
+            problems: Path and reason of each part.
+            initial: The fields of a status that has none yet.
+
+        Returns:
+            The object as it is then, or None if nothing was written: it has that condition, or can't have it.
+
+        Raises:
+            ConflictError: Somebody changed the object since it was read, or another one has its name.
+            ApiError: The write failed.
+        """
+        meta = ObjectMeta.model_validate(raw["metadata"])
+        condition = _refuse(raw, problems, generation=meta.generation, now=self._clock())
+        if condition is None:
+            return None
+        status = raw.get("status") or {}
+        others = [c for c in status.get("conditions") or () if c.get("type") != ConditionType.ACCEPTED]
+        status = {**initial, **status, "conditions": [condition, *others][:MAX_CONDITIONS]}
+        try:
+            told = await self.write_status(meta, status)
+        except InvalidObjectError as error:
+            extra = {**self._key_of(meta).log_fields, "problems": condition["message"], "error": str(error)}
+            _log.warning("cannot write status of unreadable object: nothing is done for it", extra=extra)
+            return None
+        event = ObjectEvent(warning=True, reason=UNREADABLE, message=condition["message"])
+        await self.create_event(meta, event)
+        return told
+
+    def count_write(self, what: str, meta: ObjectMeta) -> None:
+        """Count and log a write that was done for the object."""
+        self._metrics.writes.labels(kind=self._resource.kind, what=what).inc()
+        _log.debug("wrote", extra={"what": what, **self._key_of(meta).log_fields})
+
+    def _key_of(self, meta: ObjectMeta) -> ObjectKey:
+        return ObjectKey(self._resource.kind, meta.namespace, meta.name)
+
+
+def renew_condition(known: RawObject, update: ConditionUpdate, *, generation: int, now: float) -> RawObject:
+    """Return the condition as it is now, or `known`, of whatever version, if that is the same."""
+    before = read_object(Condition, known).value
+    after = update.apply_to(before, generation=generation, now=now)
+    same = before is not None and before.model_copy(update={"observed_generation": generation}) == after
+    return known if same else after.to_raw()
+
+
+def _refuse(raw: RawObject, problems: Sequence[str], *, generation: int, now: float) -> RawObject | None:
+    """Return condition Accepted that names the problems, or None if the object says so already."""
+    text = describe_problems(problems)
+    known = condition_of(raw, ConditionType.ACCEPTED)
+    update = ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=UNREADABLE, message=text)
+    condition = renew_condition(known, update, generation=generation, now=now)
+    return None if condition is known else condition
+
+
+def _event_manifest(
+    resource: Resource, meta: ObjectMeta, event: ObjectEvent, *, identity: str, now: float
+) -> dict[str, Any]:
+    """Build an event regarding the object, with a name of its own."""
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"name": f"{meta.name}.{uuid.uuid4().hex[:16]}", "namespace": meta.namespace},
+        "eventTime": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "reportingController": "stepkeeper.dev/operator",
+        "reportingInstance": identity,
+        "action": "Reconcile",
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason,
+        # A character that the cut goes through is left out.
+        "note": event.message.encode()[:_EVENT_LIMIT].decode(errors="ignore"),
+        "regarding": {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "name": meta.name,
+            "namespace": meta.namespace,
+            "uid": meta.uid,
+        },
+    }

@@ -1,1 +1,0 @@
-"""Find why an attempt ended."""

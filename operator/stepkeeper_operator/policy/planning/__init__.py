@@ -1,1 +1,0 @@
-"""Plan what happens to the JobSet next."""

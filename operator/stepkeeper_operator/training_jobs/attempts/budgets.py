@@ -1,0 +1,103 @@
+"""Count the restarts of a job by cause, as its status shows them, and find out whether one is left."""
+
+from stepkeeper.contract import Cause, RestartLimits, is_disruption
+from stepkeeper_operator.api.v1alpha1.trainingjob import RestartsSpec
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import CauseCount, RestartsStatus
+
+__all__ = [
+    "add_restarts",
+    "count_disruptions",
+    "count_failures",
+    "explain_exhausted_budget",
+    "limits_of",
+    "move_restart",
+    "reset_failures",
+]
+
+
+def limits_of(spec: RestartsSpec) -> RestartLimits:
+    """Return the limits of the spec as the rules know them."""
+    return RestartLimits(
+        max_failures=spec.max_failures,
+        max_disruptions=spec.max_disruptions,
+        initial_wait_s=spec.backoff.initial_seconds,
+        max_wait_s=spec.backoff.max_seconds,
+    )
+
+
+def count_failures(restarts: RestartsStatus) -> int:
+    """Count the restarts after application failures that count towards maxFailures now."""
+    return sum(
+        entry.counted_towards_limit for entry in restarts.by_cause if entry.cause == Cause.APPLICATION_ERROR
+    )
+
+
+def move_restart(restarts: RestartsStatus, *, source: str, target: str) -> RestartsStatus:
+    """Move one restart to another cause than it was counted for."""
+    if source == target:
+        return restarts
+    return add_restarts(add_restarts(restarts, source, -1), target, 1)
+
+
+def reset_failures(restarts: RestartsStatus) -> RestartsStatus:
+    """Set the count of failures to 0, after a new commit."""
+    return _count_towards_limit(restarts, {Cause.APPLICATION_ERROR.value: 0})
+
+
+def count_disruptions(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsStatus:
+    """Set how many disruptions count towards their limit: all of them, or none where the job has no limit.
+
+    A count without a limit would be taken for used-up failures.
+    """
+    limited = spec.max_disruptions is not None
+    counts = {
+        entry.cause: entry.count if limited else 0
+        for entry in restarts.by_cause
+        if is_disruption(entry.cause)
+    }
+    return _count_towards_limit(restarts, counts)
+
+
+def explain_exhausted_budget(
+    spec: RestartsSpec, restarts: RestartsStatus, cause: str, *, restarted: bool
+) -> str | None:
+    """Explain why no restart is left for an attempt that ended for `cause`. Return None if there is one.
+
+    `restarted` means that JobSet has already restarted it and that `restarts` includes this restart.
+    """
+    taken = 1 if restarted else 0
+    n_disruptions = sum(entry.count for entry in restarts.by_cause if is_disruption(entry.cause)) - taken
+    n_failures = count_failures(restarts) - taken
+    if not limits_of(spec).is_used_up(cause, n_failures=n_failures, n_disruptions=n_disruptions):
+        return None
+    if cause == Cause.APPLICATION_ERROR:
+        return (
+            f"{spec.max_failures} restarts after failures of the application are allowed without a new checkpoint "
+            "(spec.restarts.maxFailures), and it failed again"
+        )
+    return f"{spec.max_disruptions} restarts after disruptions are allowed (spec.restarts.maxDisruptions)"
+
+
+def add_restarts(restarts: RestartsStatus, cause: str, difference: int) -> RestartsStatus:
+    """Count so many restarts more for that cause; fewer where they never really ran."""
+    counts = {entry.cause: entry for entry in restarts.by_cause}
+    entry = counts.get(cause, CauseCount(cause=cause, count=0))
+    counted = difference if cause == Cause.APPLICATION_ERROR else 0
+    counts[cause] = entry.model_copy(
+        update={
+            "count": max(0, entry.count + difference),
+            "counted_towards_limit": max(0, entry.counted_towards_limit + counted),
+        }
+    )
+    by_cause = tuple(counts[name] for name in sorted(counts) if counts[name].count > 0)
+    return RestartsStatus(total=max(0, restarts.total + difference), by_cause=by_cause)
+
+
+def _count_towards_limit(restarts: RestartsStatus, counts: dict[str, int]) -> RestartsStatus:
+    by_cause = tuple(
+        entry.model_copy(
+            update={"counted_towards_limit": counts.get(entry.cause, entry.counted_towards_limit)}
+        )
+        for entry in restarts.by_cause
+    )
+    return restarts.model_copy(update={"by_cause": by_cause})

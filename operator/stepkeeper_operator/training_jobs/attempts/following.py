@@ -1,0 +1,198 @@
+"""Follow what was observed in the history of a job: an attempt for every start, closed with a verdict at every end."""
+
+from dataclasses import replace
+
+from stepkeeper.contract import AttemptKind, Cause, Verdict
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_NOTICE, Bookkeeping
+from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.training_jobs.attempts.attempt_pods import (
+    AttemptPods,
+    find_current_report,
+    find_pods,
+)
+from stepkeeper_operator.training_jobs.attempts.budgets import count_disruptions, reset_failures
+from stepkeeper_operator.training_jobs.attempts.corrections import correct_verdict
+from stepkeeper_operator.training_jobs.attempts.ends import (
+    DELETED,
+    SUSPENDED,
+    close_as_judged,
+    close_as_stopped,
+    close_by,
+    open_attempt,
+    open_if_started,
+    was_edited,
+)
+from stepkeeper_operator.training_jobs.attempts.evidence import gather_evidence
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.attempts.machines import explain_loss
+from stepkeeper_operator.training_jobs.attempts.pod_ends import was_stopped
+from stepkeeper_operator.training_jobs.attempts.restarts_in_place import (
+    came_too_late,
+    has_run_whole,
+    record_restarts,
+)
+from stepkeeper_operator.training_jobs.attempts.verdict import judge
+from stepkeeper_operator.training_jobs.observed import Observed, View
+
+__all__ = ["NOT_QUEUED", "update_history"]
+
+NOT_QUEUED = "NotQueued"
+"""Reason of condition QuotaReserved of a job that has left Kueue's queues."""
+
+
+def update_history(view: View, *, new_commit: bool) -> JobHistory:
+    """Update the history with everything that was observed. The observed JobSet is the job's own.
+
+    Args:
+        view: The job, whose status holds the history so far, and the facts of this reconcile.
+        new_commit: True if a commit was observed that is newer than the status knows.
+
+    """
+    history = _record_report(_load_history(view, new_commit=new_commit), view.observed)
+    history = _follow_jobset(correct_verdict(history, view), view)
+    history = _note_limit(_record_report(history, view.observed), view.job)
+    if new_commit:
+        # Nobody can tell which of several unseen starts has made it.
+        n_starts = min(1, history.bookkeeping.starts_without_checkpoint)
+        history = history.note(starts_without_checkpoint=n_starts)
+    return replace(history, restarts=count_disruptions(view.job.spec.restarts, history.restarts))
+
+
+def _load_history(view: View, *, new_commit: bool) -> JobHistory:
+    status, restarts = view.job.status, view.job.status.restarts
+    if new_commit and view.job.spec.restarts.reset_on_new_checkpoint:
+        restarts = reset_failures(restarts)
+    bookkeeping = _find_number(status.bookkeeping, view.observed)
+    history = JobHistory(attempts=status.attempts, restarts=restarts, bookkeeping=bookkeeping)
+    # A person who suspends the job or changes its template has looked at it.
+    looked_at = view.job.spec.suspend or was_edited(view, status.bookkeeping)
+    return history.note(starts_without_checkpoint=0) if new_commit or looked_at else history
+
+
+def _find_number(bookkeeping: Bookkeeping, observed: Observed) -> Bookkeeping:
+    """Find the number of the present JobSet, and of those before it, also where the status was lost."""
+    numbers = [evidence.ordinal[0] for evidence in observed.evidence]
+    newest = max([*numbers, *([] if observed.jobset is None else [observed.jobset.number])], default=-1)
+    if newest < bookkeeping.job_sets:
+        return bookkeeping
+    return Bookkeeping(job_sets=newest + 1, starts_without_checkpoint=bookkeeping.starts_without_checkpoint)
+
+
+def _note_limit(history: JobHistory, job: CheckpointedTrainingJob) -> JobHistory:
+    """Note how many starts are allowed as the newest begins: a limit that is lowered later ends nothing that runs."""
+    if not history.is_running or history.is_attempt_of(job.status):
+        return history
+    return history.note(starts_allowed=job.spec.restarts.max_starts_without_checkpoint)
+
+
+def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
+    """Record what the running attempt reported: where it resumed, how far it is, and why it stops."""
+    last = find_current_report(observed, history) if history.is_running else None
+    if last is None:
+        return history
+    attempt, report = history.attempts[-1], last.report
+    update = {
+        "from_step": attempt.from_step if report.restored is None else report.restored.step,
+        "to_step": attempt.to_step if report.step is None else report.step,
+        "notice": attempt.notice if report.notice is None else report.notice[:MAX_NOTICE],
+    }
+    return history.put(attempt, attempt.model_copy(update=update))
+
+
+def _follow_jobset(history: JobHistory, view: View) -> JobHistory:
+    jobset, left = view.jobset, _has_left_queue(view)
+    if jobset is None:
+        if left and history.is_running:
+            return _close_suspended(history, view)
+        return close_as_stopped(history, view, AttemptKind.STOPPED, DELETED)
+    history = record_restarts(history, view, jobset)
+    if jobset.is_finished and not history.bookkeeping.started:
+        history = open_attempt(history, view)  # it began and ended unseen
+    if not history.is_running:
+        return open_if_started(history, view, jobset)
+    ended, stopped = _has_ended(history, view, jobset), jobset.suspended or left
+    if ended and came_too_late(history, view):
+        return history.withdraw()
+    if stopped and (
+        explain_loss(view) is not None or not find_pods(history, view.observed).run(view.observed)
+    ):
+        return _close_suspended(history, view)
+    return _close_ended(history, view, jobset) if ended else history
+
+
+def _has_left_queue(view: View) -> bool:
+    """Return True if a queued job's JobSet is gone, or is being deleted, because the job is to stop."""
+    if view.jobset is None:
+        # The status shows whether Kueue managed the last JobSet.
+        kind, conditions = ConditionType.QUOTA_RESERVED, view.job.status.conditions
+        queued = any(each.type == kind and each.reason != NOT_QUEUED for each in conditions)
+    else:
+        queued = view.observed.is_queued and view.jobset.deleting
+    return queued and (view.job.spec.suspend or explain_loss(view) is not None)
+
+
+def _close_suspended(history: JobHistory, view: View) -> JobHistory:
+    if came_too_late(history, view):
+        return history.withdraw()
+    loss = None if view.job.spec.suspend else explain_loss(view)
+    eviction = view.observed.find_eviction(view.job)
+    if loss is not None:
+        cause, message = loss.cause, f"{SUSPENDED}: {loss.message}"
+    elif eviction is not None:
+        # Kueue spaces and limits starts that never run whole by itself (waitForPodsReady).
+        pods = find_pods(history, view.observed)
+        if not pods.have_failed() and not has_run_whole(history, view):
+            return history.withdraw()
+        cause, message = Cause.QUEUE_PREEMPTION, f"{SUSPENDED}: {eviction}"
+    else:
+        cause, message = Cause.REQUESTED, SUSPENDED
+    return close_as_stopped(history, view, AttemptKind.SUSPENDED, message, cause=cause)
+
+
+def _has_ended(history: JobHistory, view: View, jobset: JobSet) -> bool:
+    """Return True if the attempt has ended.
+
+    One failed pod ends it: its Job has no retries, and reports it a second later. So does one that reports that it
+    failed and exited 0, which no Job reports. No pod does that a suspension stops: its Job doesn't count how it ends.
+    """
+    pods = find_pods(history, view.observed)
+    if jobset.is_finished or pods.failed_batch_jobs:
+        return True
+    stopping = jobset.suspend or jobset.suspended or view.job.spec.suspend
+    failed = [pod for pod in pods.pods if pod.phase == "Failed"]
+    masked = pods.list_masked(view.job.spec.total_steps)
+    return any(not (stopping and was_stopped(pod)) for pod in (*failed, *masked))
+
+
+def _close_ended(history: JobHistory, view: View, jobset: JobSet) -> JobHistory:
+    """Close the last attempt with the verdict on its evidence."""
+    pods = find_pods(history, view.observed)
+    if not jobset.completed or pods.list_masked(view.job.spec.total_steps):
+        counted = True if jobset.failure_reason is not None else None
+        return close_as_judged(history, view, counted=counted)
+    pods = replace(pods, pods=pods.present)
+    verdict = _judge_completion(history, view, pods, jobset)
+    return close_by(verdict, history, pods, now=view.now)
+
+
+def _judge_completion(history: JobHistory, view: View, pods: AttemptPods, jobset: JobSet) -> Verdict:
+    """Judge an end at which every pod exited 0: complete, unless they were asked to stop."""
+    verdict = judge(gather_evidence(view, history.attempts[-1], pods))
+    if verdict.kind == AttemptKind.COMPLETED:
+        return verdict
+    messages = [pod.termination for pod in pods.pods if pod.termination is not None]
+    notices = [message.notice for message in messages if message.notice is not None]
+    last = view.observed.report
+    if last is not None and last.ordinal == jobset.ordinal and last.report.notice is not None:
+        notices.append(last.report.notice)
+    if notices:
+        causes = [message.cause for message in messages if message.cause is not None]
+        cause = causes[0] if causes else Cause.REQUESTED.value
+        text = f"every pod exited 0 after notice {notices[0]!r}"
+        return Verdict(kind=AttemptKind.of(cause), cause=cause, message=text)
+    if not pods.present or not pods.stopped_with_0():
+        return Verdict(kind=AttemptKind.COMPLETED, cause=None, message="every pod exited 0")
+    why = "its pods were deleted" if verdict.inferred else verdict.message
+    return replace(verdict, message=f"every pod exited 0 after it was asked to stop: {why}")

@@ -1,0 +1,126 @@
+"""Define the history of a job: its attempts, what they cost, and what the operator has noted about them."""
+
+from dataclasses import dataclass, replace
+
+from stepkeeper.contract import AttemptKind, Verdict
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    MAX_ATTEMPTS,
+    Attempt,
+    Bookkeeping,
+    RestartsStatus,
+    TrainingJobStatus,
+)
+from stepkeeper_operator.training_jobs.attempts.budgets import add_restarts, move_restart
+
+__all__ = ["JobHistory", "describe_end", "verdict_of"]
+
+_MESSAGE_LIMIT = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHistory:
+    """The part of the status that records which attempts ran, why they ended and what that cost."""
+
+    attempts: tuple[Attempt, ...]
+    restarts: RestartsStatus
+    bookkeeping: Bookkeeping
+
+    @property
+    def last_attempt(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def is_running(self) -> bool:
+        """True while an attempt runs."""
+        return self.last_attempt is not None and self.last_attempt.end is None
+
+    @property
+    def closed(self) -> tuple[Attempt, ...]:
+        """The attempts that have ended."""
+        return self.attempts[:-1] if self.is_running else self.attempts
+
+    @property
+    def ordinal(self) -> tuple[int, int]:
+        """The ordinal of the last attempt of the current JobSet."""
+        return (self.bookkeeping.job_sets - 1, self.bookkeeping.restarts_seen)
+
+    def is_attempt_of(self, status: TrainingJobStatus) -> bool:
+        """Return True if the last attempt is also the last one in `status`: all else there is about it, too."""
+        last, known = self.last_attempt, status.attempts[-1] if status.attempts else None
+        if last is None or known is None:
+            return False
+        return (known.number, known.start) == (last.number, last.start)
+
+    def note(self, **noted: object) -> "JobHistory":
+        """Return the history with changed bookkeeping."""
+        return replace(self, bookkeeping=self.bookkeeping.model_copy(update=noted))
+
+    def open(self, *, start: float, template_hash: str | None) -> "JobHistory":
+        """Return the history with one more attempt, and the restart counted for the cause of the end before it."""
+        last, restarts = self.last_attempt, self.restarts
+        if last is not None and last.cause is not None:
+            restarts = add_restarts(restarts, last.cause, 1)
+        earliest = 0 if last is None or last.end is None else last.end
+        attempt = Attempt(number=1 if last is None else last.number + 1, start=max(earliest, int(start)))
+        opened = replace(self, attempts=(*self.attempts, attempt)[-MAX_ATTEMPTS:], restarts=restarts)
+        n_starts = self.bookkeeping.starts_without_checkpoint + 1
+        edited = {} if template_hash is None else {"started_template": template_hash}
+        return opened.note(started=True, not_before=None, starts_without_checkpoint=n_starts, **edited)
+
+    def close(self, verdict: Verdict, *, end: int, to_step: int | None, decision: str | None) -> "JobHistory":
+        """Return the history with the running attempt closed by `verdict`."""
+        known = {"end": end, "to_step": to_step, "decision": decision}
+        closed = self.attempts[-1].model_copy(update=known | _to_fields(verdict))
+        return replace(self, attempts=(*self.attempts[:-1], closed))
+
+    def withdraw(self) -> "JobHistory":
+        """Return the history without the running attempt and the restart that it counted for: it never really ran."""
+        before, restarts = self.attempts[-2] if len(self.attempts) > 1 else None, self.restarts
+        if before is not None and before.cause is not None:
+            restarts = add_restarts(restarts, before.cause, -1)
+        n_starts = max(0, self.bookkeeping.starts_without_checkpoint - 1)
+        withdrawn = replace(self, attempts=self.attempts[:-1], restarts=restarts)
+        return withdrawn.note(starts_without_checkpoint=n_starts)
+
+    def correct(self, attempt: Attempt, verdict: Verdict) -> "JobHistory":
+        """Return the history with another verdict on an ended attempt, and its restart counted for the new cause."""
+        corrected = attempt.model_copy(update=_to_fields(verdict))
+        history = self.put(attempt, corrected)
+        if history.attempts[-1] is corrected or attempt.cause is None:
+            return history
+        if verdict.cause is None:
+            return replace(history, restarts=add_restarts(self.restarts, attempt.cause, -1))
+        moved = move_restart(self.restarts, source=attempt.cause, target=verdict.cause)
+        return replace(history, restarts=moved)
+
+    def put(self, attempt: Attempt, changed: Attempt) -> "JobHistory":
+        """Return the history with `changed` in the place of `attempt`."""
+        return replace(
+            self, attempts=tuple(changed if known is attempt else known for known in self.attempts)
+        )
+
+
+def describe_end(attempt: Attempt) -> str:
+    """Describe the end of an attempt, and what its pods chose to save."""
+    return "; ".join(filter(None, (attempt.message, attempt.decision)))
+
+
+def verdict_of(attempt: Attempt) -> Verdict:
+    """Return the verdict that stands in the history of an ended attempt."""
+    return Verdict(
+        kind=attempt.kind or AttemptKind.of(attempt.cause or ""),
+        cause=attempt.cause,
+        message=attempt.message or "",
+        node=attempt.node,
+        inferred=bool(attempt.inferred),
+    )
+
+
+def _to_fields(verdict: Verdict) -> dict[str, object]:
+    return {
+        "kind": verdict.kind,
+        "cause": verdict.cause,
+        "inferred": verdict.inferred or None,
+        "node": verdict.node,
+        "message": verdict.message[:_MESSAGE_LIMIT],
+    }

@@ -1,0 +1,89 @@
+"""Record the restarts that JobSet did in place: each is an attempt, also those that no operator watched."""
+
+from stepkeeper.contract import Cause
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType, find_condition
+from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_pods
+from stepkeeper_operator.training_jobs.attempts.ends import close_as_judged, open_attempt
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.attempts.machines import explain_loss
+from stepkeeper_operator.training_jobs.observed import View
+
+__all__ = ["came_too_late", "has_run_whole", "record_restarts"]
+
+
+def record_restarts(history: JobHistory, view: View, jobset: JobSet) -> JobHistory:
+    """Open an attempt for every restart that JobSet did in place.
+
+    JobSet makes no pods for a restart while it is suspended: its attempt begins when it is resumed.
+    """
+    started = view.observed.find_evidence(jobset.ordinal)
+    held = (jobset.suspend or jobset.suspended) and (started is None or not started.pods)
+    if history.bookkeeping.restarts_seen < jobset.restarts and not history.bookkeeping.started:
+        history = open_attempt(history, view)
+    for counted in _find_counted(history, view, jobset):
+        if history.is_running:
+            history = _close_restarted(history, view, jobset, counted=counted)
+        if held and history.bookkeeping.restarts_seen + 1 == jobset.restarts:
+            return history
+        history = open_attempt(_see_restart(history), view)
+    # The cache may be older than what an earlier reconcile has asked the API server for.
+    counted_seen = max(history.bookkeeping.counted_restarts_seen, jobset.restarts_counted)
+    return history.note(counted_restarts_seen=counted_seen)
+
+
+def _close_restarted(history: JobHistory, view: View, jobset: JobSet, *, counted: bool) -> JobHistory:
+    """Close the running attempt, which JobSet has restarted. One that came too late for its machines was none."""
+    if came_too_late(history, view):
+        return history.withdraw()
+    end = find_pods(_see_restart(history), view.observed).find_start(now=view.now)
+    return close_as_judged(history, view, counted=counted, rule=jobset.rule, end=end)
+
+
+def _see_restart(history: JobHistory) -> JobHistory:
+    return history.note(restarts_seen=history.bookkeeping.restarts_seen + 1, resumed_at=None)
+
+
+def _find_counted(history: JobHistory, view: View, jobset: JobSet) -> list[bool]:
+    """Find for each new restart whether JobSet took the end before it for a failure of the application.
+
+    Its counts tell how many of the ends that were not seen were failures, but not which. An attempt whose pods were
+    seen comes first; then the newest ones, since evidence of their ends can still come.
+    """
+    if history.bookkeeping.restarts_seen >= jobset.restarts:
+        return []
+    known = history.bookkeeping.restarts_seen
+    later = [history.note(restarts_seen=n, resumed_at=None) for n in range(known + 1, jobset.restarts)]
+    pods = [find_pods(each, view.observed) for each in (history, *later)]
+    counted = [each.count_as_failure() for each in pods]
+    last = history.last_attempt
+    if counted[0] is None and last is not None and not history.is_running:
+        counted[0] = last.cause == Cause.APPLICATION_ERROR
+    n_left = jobset.restarts_counted - history.bookkeeping.counted_restarts_seen - counted.count(True)
+    unseen = [n for n, each in enumerate(counted) if each is None]
+    unseen.sort(key=lambda n: (not pods[n].pods, -n))
+    failed = set(unseen[: max(0, n_left)])
+    return [bool(each) or n in failed for n, each in enumerate(counted)]
+
+
+def came_too_late(history: JobHistory, view: View) -> bool:
+    """Return True if the running attempt's machines are gone, and not all of its pods have ever run on them.
+
+    JobSet may restart the pods before the loss is seen: the restart finds fewer machines than it needs.
+    """
+    return explain_loss(view) is not None and not has_run_whole(history, view)
+
+
+def has_run_whole(history: JobHistory, view: View) -> bool:
+    """Return True if all pods of the running attempt have started, or it has made a step."""
+    attempt = history.attempts[-1]
+    if attempt.from_step is not None or attempt.to_step is not None:
+        return True
+    pods = find_pods(history, view.observed)
+    if pods.pods:
+        return pods.have_all_started(view.n_hosts)
+    # An operator that restarted has seen none of the pods: the status shows whether they ran.
+    running = find_condition(view.job.status.conditions, ConditionType.RUNNING)
+    if running is None:
+        return False
+    return running.status is ConditionStatus.TRUE or running.last_transition_time > attempt.start

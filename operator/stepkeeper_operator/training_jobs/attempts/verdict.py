@@ -1,0 +1,310 @@
+"""Judge why an attempt ended. Rules are asked in their order, and the first that finds something decides.
+
+Disruptions come before failures: the survivors of a disruption fail soon after it and are seen first.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from stepkeeper.contract import FENCED, AttemptKind, Cause, ExitCode, NoticeSource, Verdict
+from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.labels import NODE_LOST_REASON
+from stepkeeper_operator.training_jobs.attempts.evidence import Evidence
+from stepkeeper_operator.training_jobs.attempts.machines import MachinesLoss
+from stepkeeper_operator.training_jobs.attempts.pod_ends import (
+    describe_eviction,
+    describe_failure,
+    describe_other_failure,
+    ended_by_deletion,
+    ended_by_signal,
+    heard_only_of_peers,
+    last_error_line,
+    ran_out_of_memory,
+    said_done,
+    was_killed,
+    was_stopped,
+)
+from stepkeeper_operator.training_jobs.build.failure_policy import RULE_DISRUPTION, RULE_HANG, RULE_SAVED
+
+__all__ = ["attribute_to_loss", "judge"]
+
+_BY_SCHEDULER: Final = "PreemptionByScheduler"
+_BY_REASON: Final = {
+    _BY_SCHEDULER: Cause.SCHEDULER_PREEMPTION,
+    "EvictionByEvictionAPI": Cause.EVICTION,
+    "DeletionByTaintManager": Cause.NODE_FAILURE,
+    "DeletionByPodGC": Cause.NODE_FAILURE,
+    NODE_LOST_REASON: Cause.NODE_FAILURE,
+}
+_BY_KUBELET: Final = "TerminationByKubelet"
+_EVICTED: Final = "Evicted"
+_SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
+_MADE_UP_REASONS: Final = {"Unknown", "ContainerStatusUnknown"}
+_ANNOUNCED: Final = {Cause.SPOT_PREEMPTION, Cause.MAINTENANCE}
+"""The causes that the cloud announces to a machine itself."""
+
+_BY_RULE: Final = {RULE_HANG: Cause.HANG, RULE_DISRUPTION: Cause.DISRUPTION, RULE_SAVED: Cause.REQUESTED}
+_NO_FAILURES: Final = {ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER_LOST}
+_BY_LOSS: Final = {
+    Cause.NODE_FAILURE,
+    Cause.EVICTION,
+    Cause.REQUESTED,
+    Cause.APPLICATION_ERROR,
+    Cause.DISRUPTION,
+}
+"""Causes that ends of pods show when their machines are taken away; those whose peers are gone fail on their own."""
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """Find the best explanation of the end."""
+    evidence = replace(evidence, pods=tuple(sorted(evidence.pods, key=_find_place)))
+    found = next((verdict for rule in _RULES if (verdict := rule(evidence)) is not None), None)
+    return attribute_to_loss(found or _infer_from_jobset(evidence), evidence.loss)
+
+
+def _find_place(pod: Pod) -> tuple[float, tuple[int, int]]:
+    """Return the place of a pod among those that ended: the one that ended first comes first."""
+    return (float("inf") if pod.finished_at is None else pod.finished_at, pod.rank)
+
+
+def _completed(evidence: Evidence) -> Verdict | None:
+    """Find that every trainer exited 0 and reported that the training is done: no restart helps, whatever else failed.
+
+    The newest pod of each rank counts, also of ranks that an edit of the number of hosts has left out since.
+    """
+    newest = {pod.rank: pod for pod in sorted(evidence.pods, key=lambda pod: pod.created_at)}
+    if len(newest) < evidence.n_hosts or not all(map(said_done, newest.values())):
+        return None
+    text = "every trainer exited 0 and said that the training is done"
+    others = [describe_other_failure(pod) for pod in evidence.pods if pod.other_failure is not None]
+    return Verdict(kind=AttemptKind.COMPLETED, cause=None, message="; ".join([text, *others[:1]]))
+
+
+def _fenced(evidence: Evidence) -> Verdict | None:
+    """Find a trainer that found that another claim owns the root."""
+    for pod in evidence.pods:
+        if pod.code == ExitCode.FENCED and pod.disruption is None:
+            detail = last_error_line(pod) or "the storage log names another claim"
+            text = f"pod {pod.name} found that another claim owns the checkpoint root: {detail}"
+            return _blame(FENCED, pod, text)
+    return None
+
+
+def _hung(evidence: Evidence) -> Verdict | None:
+    """Find a pod that was ended because it made no progress."""
+    pod = next((pod for pod in evidence.pods if pod.hang), None)
+    return None if pod is None else _blame(Cause.HANG, pod, f"pod {pod.name} made no progress")
+
+
+def _disrupted(evidence: Evidence) -> Verdict | None:
+    """Find a pod that the cluster ended, or whose node was lost or restarted."""
+    for pod in evidence.pods:
+        cause = _classify_disruption(pod, evidence)
+        if cause is not None and (pod.deadline is not None or pod.terminal):
+            text = f"pod {pod.name} was ended by {pod.disruption or pod.reason} on node {pod.node}"
+            return _blame(cause, pod, text)
+    for pod in evidence.pods:
+        node = evidence.nodes.get(pod.node or "")
+        if not pod.terminal and pod.exit_code is None and node is not None and node.lost:
+            return _blame(Cause.NODE_FAILURE, pod, f"node {node.name} was lost with pod {pod.name} on it")
+    for pod in evidence.pods:
+        # A restarted node knows only that its containers are gone.
+        made_up = pod.exit_reason in _MADE_UP_REASONS and pod.exit_code is not None
+        if made_up and pod.termination is None and not was_killed(pod):
+            text = f"node {pod.node} restarted or lost track of pod {pod.name} ({pod.exit_reason})"
+            return _blame(Cause.NODE_FAILURE, pod, text)
+    return None
+
+
+def _classify_disruption(pod: Pod, evidence: Evidence) -> str | None:
+    if pod.disruption == _BY_KUBELET and pod.reason == _EVICTED:
+        return Cause.EVICTION
+    shuts_down = pod.disruption == _BY_KUBELET or (pod.disruption is None and pod.reason in _SHUTDOWN_REASONS)
+    if not shuts_down and pod.disruption is None:
+        return None
+    announced = None if pod.termination is None else pod.termination.cause
+    if announced in _ANNOUNCED and pod.disruption != _BY_SCHEDULER:
+        return (
+            announced  # the cloud names the reason to its machines; Kubernetes knows only how the pod ended
+        )
+    if shuts_down:
+        node = evidence.nodes.get(pod.node or "")
+        on_spot = evidence.on_spot if node is None else node.spot
+        return Cause.SPOT_PREEMPTION if on_spot else Cause.MAINTENANCE
+    return _BY_REASON.get(pod.disruption or "", Cause.DISRUPTION)
+
+
+def _over_its_limits(evidence: Evidence) -> Verdict | None:
+    """Find a pod that its kubelet evicted for what the pod itself used, and not for what its node lacks."""
+    for pod in evidence.pods:
+        if pod.terminal and pod.reason == _EVICTED and pod.disruption is None:
+            verdict = _blame(Cause.APPLICATION_ERROR, pod, describe_eviction(pod))
+            return replace(verdict, kind=AttemptKind.OVER_LIMITS)
+    return None
+
+
+def _failed_first(evidence: Evidence) -> Verdict | None:
+    """Find a trainer that failed while the others saved and stopped because of that.
+
+    Their Job deleted them, or they heard of a stop from each other: a launcher stops its processes for a failure on
+    another host, and that is no notice of the cluster's.
+    """
+    saved = [pod for pod in evidence.pods if pod.code == ExitCode.SAVED]
+    if not saved:
+        return None
+    if all(map(was_stopped, saved)):
+        return _failed(evidence)
+    told = evidence.notice not in {None, NoticeSource.PEER} or not heard_only_of_peers(evidence.pods)
+    own = [pod for pod in _list_failed(evidence) if not ended_by_signal(pod) or ran_out_of_memory(pod)]
+    return None if told or not own else _blame_first(own, evidence)
+
+
+def _saved_and_stopped(evidence: Evidence) -> Verdict | None:
+    """Find pods that saved and stopped. The one that knows most about the reason decides."""
+    stopped = [pod for pod in evidence.pods if pod.code == ExitCode.SAVED]
+    if not stopped:
+        return None
+    pod = min(stopped, key=_find_ignorance)
+    message = pod.termination
+    notice = (None if message is None else message.notice) or evidence.notice
+    cause = Cause.REQUESTED.value if message is None or message.cause is None else message.cause
+    why = f"after notice {notice!r}" if notice else "without a notice that is known"
+    text = f"pod {pod.name} stopped with exit code {ExitCode.SAVED.value} {why}"
+    by_sigterm = notice == NoticeSource.SIGTERM and cause == Cause.REQUESTED and not was_stopped(pod)
+    if evidence.maintenance is not None and by_sigterm:
+        # Nobody deletes the pod, so the machine has sent the signal.
+        verdict = _blame(evidence.maintenance.cause, pod, f"{text}; {evidence.maintenance.message}")
+        return replace(verdict, kind=AttemptKind.MACHINES_UNAVAILABLE)
+    committed = evidence.has_committed or (message is not None and message.committed is not None)
+    return replace(_blame(cause, pod, text), inferred=notice is None and not committed)
+
+
+def _find_ignorance(pod: Pod) -> int:
+    message = pod.termination
+    if message is None:
+        return 3
+    if message.cause is not None:
+        return 0
+    return 2 if message.notice in {None, NoticeSource.PEER} else 1
+
+
+def _failed(evidence: Evidence) -> Verdict | None:
+    """Find a container that failed by itself, a pod that never ran, or pods that report only that they lost others."""
+    if failed := _list_failed(evidence):
+        return _blame_first(failed, evidence)
+    return _blame_other_container(evidence) or _blame_never_started(evidence) or _blame_lost_peers(evidence)
+
+
+def _list_failed(evidence: Evidence) -> list[Pod]:
+    """List the pods whose trainers failed by themselves. A deleted one did if it reported that no restart helps."""
+    codes = evidence.fatal_codes
+    return [
+        pod
+        for pod in evidence.pods
+        if pod.code is not None
+        and pod.code not in _NO_FAILURES
+        and (not was_killed(pod) or (pod.code in codes and not ended_by_signal(pod)))
+    ]
+
+
+def _blame_first(failed: list[Pod], evidence: Evidence) -> Verdict:
+    fatal = next((pod for pod in failed if pod.code in evidence.fatal_codes), None)
+    if fatal is not None:
+        verdict = _blame(Cause.APPLICATION_ERROR, fatal, describe_failure(fatal))
+        return replace(verdict, kind=AttemptKind.UNRECOVERABLE)
+    for pod in failed:
+        if pod.termination is not None and pod.termination.cause == Cause.STORAGE_UNAVAILABLE:
+            # What the others fail with comes of that.
+            return _blame(Cause.STORAGE_UNAVAILABLE, pod, describe_failure(pod))
+    first = failed[0]
+    verdict = _blame(Cause.APPLICATION_ERROR, first, describe_failure(first))
+    return replace(verdict, kind=AttemptKind.OVER_LIMITS) if ran_out_of_memory(first) else verdict
+
+
+def _blame_other_container(evidence: Evidence) -> Verdict | None:
+    """Blame an init container or sidecar: they are the application's own."""
+    for pod in evidence.pods:
+        other = pod.other_failure
+        alone = pod.phase == "Failed" and pod.code in {None, ExitCode.DONE}
+        if other is None or not alone or ended_by_deletion(pod, other.code, other.reason, other.finished_at):
+            continue
+        return _blame(Cause.APPLICATION_ERROR, pod, describe_other_failure(pod))
+    return None
+
+
+def _blame_never_started(evidence: Evidence) -> Verdict | None:
+    for pod in evidence.pods:
+        if pod.phase == "Failed" and pod.exit_code is None and pod.other_failure is None:
+            text = f"pod {pod.name} failed without an exit code ({pod.reason or 'no reason given'})"
+            return replace(_blame(Cause.NODE_FAILURE, pod, text), inferred=True)
+    return None
+
+
+def _blame_lost_peers(evidence: Evidence) -> Verdict | None:
+    pod = next((pod for pod in evidence.pods if pod.code == ExitCode.PEER_LOST), None)
+    if pod is None:
+        return None
+    text = f"pod {pod.name} lost its peers; no pod says why"
+    if detail := last_error_line(pod) or pod.last_words:
+        text += f": {detail}"
+    cause = Cause.NODE_FAILURE if evidence.has_committed else Cause.APPLICATION_ERROR
+    return replace(_blame(cause, pod, text), inferred=True)
+
+
+def _deleted(evidence: Evidence) -> Verdict | None:
+    """Find a pod that somebody deleted."""
+    pod = next((pod for pod in evidence.pods if was_killed(pod)), None)
+    return None if pod is None else _blame(Cause.REQUESTED, pod, f"pod {pod.name} was deleted")
+
+
+def _named_by_job(evidence: Evidence) -> Verdict | None:
+    """Find a failed Job that names an exit code after which no restart helps."""
+    for message in evidence.job_messages:
+        fenced = f"exit code {ExitCode.FENCED.value} " in message
+        if fenced or any(f"exit code {code} " in message for code in evidence.fatal_codes):
+            cause = FENCED if fenced else Cause.APPLICATION_ERROR
+            return Verdict(kind=AttemptKind.UNRECOVERABLE, cause=cause, message=message)
+    return None
+
+
+_RULES: Final[tuple[Callable[[Evidence], Verdict | None], ...]] = (
+    _completed,
+    _fenced,
+    _hung,
+    _disrupted,
+    _over_its_limits,
+    _failed_first,
+    _saved_and_stopped,
+    _failed,
+    _deleted,
+    _named_by_job,
+)
+
+
+def _infer_from_jobset(evidence: Evidence) -> Verdict:
+    """Infer the cause from what JobSet did about an end of which nothing else was seen."""
+    if evidence.counted is None and evidence.rule is None:
+        cause, text = Cause.REQUESTED, "nothing was seen of its end"
+    elif evidence.counted:
+        cause = Cause.APPLICATION_ERROR
+        text = "nothing was seen of its end; JobSet counted a failure of the application"
+    else:
+        cause = _BY_RULE.get(evidence.rule or "", Cause.DISRUPTION)
+        cause = Cause.SPOT_PREEMPTION if cause == Cause.DISRUPTION and evidence.on_spot else cause
+        text = "nothing was seen of its end; JobSet counted no failure of the application"
+    return Verdict(kind=AttemptKind.of(cause), cause=cause, message=text, inferred=True)
+
+
+def attribute_to_loss(verdict: Verdict, loss: MachinesLoss | None) -> Verdict:
+    """Give an end that the loss of the job's machines explains the cause of that loss."""
+    own = verdict.kind in {AttemptKind.COMPLETED, AttemptKind.UNRECOVERABLE, AttemptKind.OVER_LIMITS}
+    if loss is None or own or not (verdict.inferred or verdict.cause in _BY_LOSS):
+        return verdict
+    text = f"{verdict.message}; {loss.message}"
+    kind = AttemptKind.MACHINES_UNAVAILABLE
+    return Verdict(kind=kind, cause=loss.cause, message=text, node=verdict.node)
+
+
+def _blame(cause: str, pod: Pod, message: str) -> Verdict:
+    return Verdict(kind=AttemptKind.of(cause), cause=cause, message=message, node=pod.node)

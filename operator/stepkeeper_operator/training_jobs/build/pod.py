@@ -1,0 +1,149 @@
+"""Build the pod template: the user's, plus the identity, settings and token that the runtime reads."""
+
+import copy
+from typing import Any, Final
+
+from stepkeeper.contract import (
+    CONTAINER_NAME,
+    COORDINATOR_PORT,
+    NOTICE_FILE,
+    RUN_FOLDER,
+    SETTINGS_FOLDER,
+    TERMINATION_FILE,
+    TOKEN_FILE,
+    Identity,
+    token_audience,
+)
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.facts import QueuedMachines
+from stepkeeper_operator.labels import (
+    COMPLETION_INDEX_LABEL,
+    JOB_INDEX_LABEL,
+    JOBSET_NUMBER_LABEL,
+    RESTART_ATTEMPT_LABEL,
+    TPU_RESOURCE,
+    WORKER_JOB,
+)
+from stepkeeper_operator.training_jobs.build.objects import config_map_name, job_labels
+from stepkeeper_operator.training_jobs.build.placement import (
+    choose_grace_s,
+    limit_grace_s,
+    node_selector,
+    tolerations,
+)
+
+__all__ = ["build_pod_template"]
+
+_SETTINGS_VOLUME: Final = "stepkeeper-settings"
+_TOKEN_VOLUME: Final = "stepkeeper-token"  # noqa: S105  # a volume's name
+_RUN_VOLUME: Final = "stepkeeper-run"
+_TOKEN_LIFE_S: Final = 3600
+
+_FIELD_PATHS: Final = {
+    "pod": "metadata.name",
+    "pod_uid": "metadata.uid",
+    "node": "spec.nodeName",
+    "restart_attempt": f"metadata.labels['{RESTART_ATTEMPT_LABEL}']",
+    "slice_index": f"metadata.labels['{JOB_INDEX_LABEL}']",
+    "host_index": f"metadata.labels['{COMPLETION_INDEX_LABEL}']",
+}
+"""Fields of Identity that differ by pod. The downward API fills them."""
+
+
+def build_pod_template(
+    job: CheckpointedTrainingJob, *, number: int, unreachable_s: int, machines: QueuedMachines | None
+) -> dict[str, Any]:
+    """Build the pod template of the JobSet with that number. `machines`: the QueuedResource that the job names."""
+    template = copy.deepcopy(job.spec.template)
+    meta = template.setdefault("metadata", {})
+    meta["labels"] = (meta.get("labels") or {}) | job_labels(job) | {JOBSET_NUMBER_LABEL: str(number)}
+    spec = template["spec"]
+    placement = job.spec.placement
+    spec["restartPolicy"] = "Never"
+    grace_s = spec["terminationGracePeriodSeconds"] = choose_grace_s(job, machines)
+    if selector := node_selector(placement, machines):
+        spec["nodeSelector"] = (spec.get("nodeSelector") or {}) | selector
+    spec["tolerations"] = tolerations(
+        placement, spec.get("tolerations") or [], unreachable_s=unreachable_s, grace_s=grace_s
+    )
+    spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(job)]
+    spec["containers"] = [
+        _trainer(job, container, number=number, grace_s=limit_grace_s(grace_s, job, machines))
+        if container["name"] == CONTAINER_NAME
+        else container
+        for container in spec["containers"]
+    ]
+    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        # A program that leaves no message of its own leaves the end of its log.
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    return template
+
+
+def _coordinator_name(job_name: str) -> str:
+    """Return the DNS name of the first host of the first slice, as seen from inside the namespace."""
+    return f"{job_name}-{WORKER_JOB}-0-0.{job_name}"
+
+
+def _trainer(
+    job: CheckpointedTrainingJob, container: dict[str, Any], *, number: int, grace_s: int
+) -> dict[str, Any]:
+    trainer = copy.deepcopy(container)
+    last_word = trainer.get("terminationMessagePath") or TERMINATION_FILE
+    # A variable is expanded only in those that come after it.
+    trainer["env"] = [
+        *_identity(job, number=number, grace_s=grace_s, termination_file=last_word),
+        *(trainer.get("env") or []),
+    ]
+    trainer["volumeMounts"] = [
+        *(trainer.get("volumeMounts") or []),
+        {"name": _SETTINGS_VOLUME, "mountPath": SETTINGS_FOLDER, "readOnly": True},
+        {"name": _TOKEN_VOLUME, "mountPath": TOKEN_FILE.rpartition("/")[0], "readOnly": True},
+        {"name": _RUN_VOLUME, "mountPath": RUN_FOLDER},
+    ]
+    lifecycle = trainer.get("lifecycle") or {}
+    # A shell as PID 1 forwards no SIGTERM to its trainer: the file is the notice that always arrives.
+    trainer["lifecycle"] = {"preStop": {"exec": {"command": ["touch", NOTICE_FILE]}}} | lifecycle
+    if chips := job.spec.placement.chips_per_host:
+        resources = trainer.get("resources") or {}
+        tpu = {TPU_RESOURCE: str(chips)}
+        trainer["resources"] = resources | {
+            kind: (resources.get(kind) or {}) | tpu for kind in ("limits", "requests")
+        }
+    return trainer
+
+
+def _identity(
+    job: CheckpointedTrainingJob, *, number: int, grace_s: int, termination_file: str
+) -> list[dict[str, Any]]:
+    placement = job.spec.placement
+    same = {
+        "namespace": job.metadata.namespace,
+        "job": job.metadata.name,
+        "job_uid": job.metadata.uid,
+        "jobset_number": str(number),
+        "n_slices": str(placement.n_slices),
+        "hosts_per_slice": str(placement.hosts_per_slice),
+        "coordinator": _coordinator_name(job.metadata.name),
+        "coordinator_port": str(COORDINATOR_PORT),
+        "grace_s": str(grace_s),
+        "termination_file": termination_file,
+    }
+    fixed = [{"name": Identity.variable(field), "value": value} for field, value in same.items()]
+    by_pod = [
+        {"name": Identity.variable(field), "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for field, path in _FIELD_PATHS.items()
+    ]
+    return [*fixed, *by_pod]
+
+
+def _volumes(job: CheckpointedTrainingJob) -> list[dict[str, Any]]:
+    token = {
+        "audience": token_audience(job.metadata.uid),
+        "expirationSeconds": _TOKEN_LIFE_S,
+        "path": TOKEN_FILE.rpartition("/")[2],
+    }
+    return [
+        {"name": _SETTINGS_VOLUME, "configMap": {"name": config_map_name(job.metadata.name)}},
+        {"name": _TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}},
+        {"name": _RUN_VOLUME, "emptyDir": {}},
+    ]

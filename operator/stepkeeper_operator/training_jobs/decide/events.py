@@ -1,0 +1,145 @@
+"""Derive the Kubernetes events that tell a person how the status changed."""
+
+from stepkeeper_operator.api.v1alpha1.conditions import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    Phase,
+    find_condition,
+)
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
+from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.training_jobs.attempts.history import describe_end
+from stepkeeper_operator.training_jobs.decide.conditions import NO_NEW_CHECKPOINT
+from stepkeeper_operator.training_jobs.decide.grace import TOO_SHORT
+from stepkeeper_operator.training_jobs.decide.progressing import is_stalled
+from stepkeeper_operator.training_jobs.decide.running import NO_PODS
+from stepkeeper_operator.training_jobs.decide.stuck_pods import is_pod_stuck
+from stepkeeper_operator.training_jobs.policy.ends import TRAINING_DONE
+
+__all__ = ["derive_events"]
+
+_BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
+_BAD_REASONS = {NO_NEW_CHECKPOINT, TRAINING_DONE}
+
+
+def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    """List the events between two statuses.
+
+    There is one for each end of an attempt, start that counts for nothing, corrected cause, resume, change of phase, of
+    what a suspended job waits for, refusal, for fields that aren't known, for missing pods, for a training that makes
+    no steps, for pods that don't end, and for a grace period that becomes too short or long enough again.
+    """
+    return (
+        *_derive_attempt_events(before, after),
+        *_derive_phase_event(before, after),
+        *_derive_condition_events(before, after),
+        *_derive_request_events(before, after),
+    )
+
+
+def _derive_attempt_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    known = {attempt.number: attempt for attempt in before.attempts}
+    events: list[ObjectEvent] = []
+    for attempt in after.attempts:
+        earlier = known.get(attempt.number)
+        if attempt.end is not None and (earlier is None or earlier.end is None):
+            events.append(_describe_end(attempt))
+        elif earlier is not None and earlier.cause != attempt.cause:
+            how = "as done" if attempt.cause is None else f"by {attempt.cause}"
+            text = f"attempt {attempt.number} ended {how}, not by {earlier.cause}: {describe_end(attempt)}"
+            events.append(ObjectEvent(warning=False, reason="CauseCorrected", message=text))
+        if attempt.from_step is not None and (earlier is None or earlier.from_step is None):
+            restored = after.checkpoint.restored if after.checkpoint is not None else None
+            commit = "a commit" if restored is None else f"commit {restored.sequence}"
+            text = f"attempt {attempt.number} resumed from {commit}, step {attempt.from_step}"
+            events.append(ObjectEvent(warning=False, reason="Resumed", message=text))
+    return (*events, *_derive_withdrawal_event(before, after))
+
+
+def _derive_withdrawal_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    """Tell of a start that is no attempt any more."""
+    if not before.attempts or before.attempts[-1].end is not None:
+        return ()
+    number = before.attempts[-1].number
+    if any(attempt.number == number for attempt in after.attempts):
+        return ()
+    quota = find_condition(after.conditions, "QuotaReserved")
+    why = "" if quota is None else f": {quota.message}"
+    done = after.phase is Phase.COMPLETE
+    since = "the training was done before" if done else f"not all of its pods ever ran{why}"
+    text = f"start {number} counts for nothing, since {since}"
+    return (ObjectEvent(warning=True, reason="StartWithdrawn", message=text),)
+
+
+def _describe_end(attempt: Attempt) -> ObjectEvent:
+    if attempt.cause is None:
+        text = f"attempt {attempt.number}: {describe_end(attempt)}"
+        return ObjectEvent(warning=False, reason="AttemptEnded", message=text)
+    step = "" if attempt.to_step is None else f" after step {attempt.to_step}"
+    text = f"attempt {attempt.number} ended{step} by {attempt.cause}: {describe_end(attempt)}"
+    return ObjectEvent(warning=True, reason=attempt.cause, message=text)
+
+
+def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    if before.phase is after.phase or after.phase is None:
+        return ()
+    condition = _find_explaining_condition(after)
+    why = "" if condition is None else f": {condition.message or condition.reason}"
+    text = f"phase {before.phase or 'none'} to {after.phase}{why}"
+    bad = after.phase in _BAD_PHASES or (condition is not None and condition.reason in _BAD_REASONS)
+    return (ObjectEvent(warning=bad, reason=after.phase.value, message=text),)
+
+
+def _derive_condition_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    """Tell of conditions that have become news, each in its own words."""
+    known = {condition.type: condition for condition in before.conditions}
+    events = []
+    for now in after.conditions:
+        earlier = known.get(now.type)
+        changed = earlier is None or earlier.reason != now.reason
+        match now.type:
+            case ConditionType.SUSPENDED:
+                news = before.phase is after.phase is Phase.SUSPENDED and earlier is not None and changed
+            case ConditionType.ACCEPTED:
+                news = bool(now.message) and (earlier is None or earlier.message != now.message)
+            case ConditionType.RUNNING:
+                news = changed and now.reason == NO_PODS
+            case ConditionType.PROGRESSING:
+                news = is_stalled(after) and not is_stalled(before)
+            case ConditionType.POD_STUCK:
+                news = changed and is_pod_stuck(after)
+            case ConditionType.GRACE_SUFFICIENT:
+                was_short = earlier is not None and earlier.reason == TOO_SHORT
+                news = was_short is not (now.reason == TOO_SHORT)
+            case _:
+                news = False
+        if news:
+            good = now.type == ConditionType.SUSPENDED or (
+                now.type == ConditionType.GRACE_SUFFICIENT and now.reason != TOO_SHORT
+            )
+            reason = now.type if now.type == ConditionType.POD_STUCK else now.reason
+            events.append(ObjectEvent(warning=not good, reason=reason, message=now.message))
+    return tuple(events)
+
+
+def _derive_request_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
+    earlier = None if before.checkpoint is None else before.checkpoint.last_request
+    now = None if after.checkpoint is None else after.checkpoint.last_request
+    if now is None or now == earlier:
+        return ()
+    if now.sequence is not None:
+        text = f"commit {now.sequence}, step {now.step}, answers the request for a save: {now.reason}"
+        return (ObjectEvent(warning=False, reason="SaveRequestAnswered", message=text),)
+    text = f"asked the training to save: {now.reason}"
+    return (ObjectEvent(warning=False, reason="SaveRequested", message=text),)
+
+
+def _find_explaining_condition(status: TrainingJobStatus) -> Condition | None:
+    """Find the condition that explains the phase."""
+    for kind in ("Failed", "Complete", "Suspended"):
+        condition = find_condition(status.conditions, kind)
+        if condition is not None and condition.status is ConditionStatus.TRUE:
+            return condition
+    by_phase = {Phase.SUSPENDING: "Suspended", Phase.QUEUED: "QuotaReserved"}
+    return find_condition(status.conditions, by_phase.get(status.phase or Phase.PENDING, "Running"))

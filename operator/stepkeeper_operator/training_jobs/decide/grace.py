@@ -1,0 +1,121 @@
+"""Derive condition GraceSufficient: whether a save fits into the time that the job's pods have at their end."""
+
+import math
+from typing import Final
+
+from stepkeeper.contract import END_RESERVE_S, OnDisruption
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import CheckpointStatus
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.build.placement import (
+    AUTOCHECKPOINT_GRACE_S,
+    SPOT_GRACE_S,
+    choose_grace_s,
+    limit_grace_s,
+    on_spot_machines,
+)
+from stepkeeper_operator.training_jobs.observed import Observed, View
+
+__all__ = ["TOO_SHORT", "derive_grace"]
+
+TOO_SHORT: Final = "GraceTooShort"
+_FITS: Final = "SaveFits"
+_NO_COMMIT: Final = "NoCommitYet"
+_NOTHING: Final = "NothingToSave"
+_FIELD: Final = "spec.template.spec.terminationGracePeriodSeconds"
+
+
+def derive_grace(
+    view: View, history: JobHistory, checkpoint: CheckpointStatus | None
+) -> tuple[ConditionUpdate, ...]:
+    """Compare the longest of the newest saves with the time that pods really have.
+
+    Returns:
+        The condition. Nothing while the machines aren't known that the next pods run on: what was found stands.
+
+    """
+    pod_s = _find_pod_grace_s(view, history)
+    if pod_s is None:
+        return ()
+    left_s = limit_grace_s(pod_s, view.job, view.machines)
+    save_s = _find_longest_save_s(checkpoint)
+    have = f"pods have {left_s} s at their end{_name_autocheckpoint(view.observed)}"
+    if view.job.spec.checkpoint.on_disruption is OnDisruption.SKIP:
+        text = f"{have}, and spec.checkpoint.onDisruption says to save nothing then"
+        return (_update(_NOTHING, text, status=True),)
+    if save_s is None:
+        return (
+            _update(_NO_COMMIT, f"{have}; the first commit will tell how long a save takes", status=None),
+        )
+    said = f"a save takes {math.ceil(save_s)} s, and {have}"
+    if save_s + END_RESERVE_S <= left_s:
+        return (_update(_FITS, said, status=True),)
+    advice = _advise(view, pod_s=pod_s, needed_s=math.ceil(save_s + END_RESERVE_S))
+    return (
+        _update(
+            TOO_SHORT, f"{said}, of which the end itself takes {END_RESERVE_S} s: {advice}", status=False
+        ),
+    )
+
+
+def _find_pod_grace_s(view: View, history: JobHistory) -> int | None:
+    """Find the grace period in the manifests of the pods that run, else of the ones that come next."""
+    given = [
+        pod.grace_s
+        for pod in view.observed.pods
+        if pod.ordinal == history.ordinal and pod.deadline is None and not pod.terminal
+    ]
+    if given:
+        return min(given)
+    machines = view.machines
+    if view.is_on_queued_resource and (machines is None or not machines.ready):
+        return None
+    return choose_grace_s(view.job, machines)
+
+
+def _name_autocheckpoint(observed: Observed) -> str:
+    """Say what the job's QueuedResource does before maintenance; nothing for a job that names none."""
+    machines = observed.machines
+    return (
+        ""
+        if machines is None
+        else f" (autocheckpoint is {machines.autocheckpoint_setting} on {machines.name})"
+    )
+
+
+def _find_longest_save_s(checkpoint: CheckpointStatus | None) -> float | None:
+    if checkpoint is None:
+        return None
+    commits = checkpoint.recent if checkpoint.latest is None else (*checkpoint.recent, checkpoint.latest)
+    times = [commit.duration_millis for commit in commits if commit.duration_millis is not None]
+    return max(times) / 1000 if times else None
+
+
+def _advise(view: View, *, pod_s: int, needed_s: int) -> str:
+    """Say what to change, in numbers: the template up to what the machines allow, and the saves beyond that."""
+    most_s, why = _find_limit(view)
+    if most_s is None or needed_s <= most_s:
+        told = "leave it out, or set it" if most_s == AUTOCHECKPOINT_GRACE_S else "set it"
+        return f"{_FIELD} is {pod_s}: {told} to at least {needed_s}"
+    also = "" if pod_s >= most_s else f"; set {_FIELD} to {most_s}"
+    return (
+        f"{why}. A save that takes at most {math.floor(most_s - END_RESERVE_S)} s would fit: save less, to a faster "
+        "place, or from more hosts. Until then such an end costs the steps since the latest commit: shorten "
+        f"spec.checkpoint.interval{also}"
+    )
+
+
+def _find_limit(view: View) -> tuple[int | None, str]:
+    machines = view.machines
+    if on_spot_machines(view.job, machines):
+        return SPOT_GRACE_S, f"Spot machines give {SPOT_GRACE_S} s whatever the template says"
+    if machines is not None and machines.autocheckpoint:
+        return (
+            AUTOCHECKPOINT_GRACE_S,
+            f"the cloud waits {AUTOCHECKPOINT_GRACE_S} s at most before maintenance",
+        )
+    return None, ""
+
+
+def _update(reason: str, message: str, *, status: bool | None) -> ConditionUpdate:
+    return ConditionUpdate(type=ConditionType.GRACE_SUFFICIENT, status=status, reason=reason, message=message)

@@ -1,0 +1,208 @@
+"""Decide what to do for one job. Pure and idempotent: once a decision is applied, the next one does nothing."""
+
+from dataclasses import replace
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.conditions import (
+    Condition,
+    ConditionType,
+    ConditionUpdate,
+    merge_conditions,
+)
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    CheckpointStatus,
+    ProgressStatus,
+    ResourcesStatus,
+    TrainingJobStatus,
+)
+from stepkeeper_operator.kinds.pacing import compute_write_wait_s, find_soonest
+from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.training_jobs.attempts.following import update_history
+from stepkeeper_operator.training_jobs.build import build_config_map
+from stepkeeper_operator.training_jobs.decide.acceptance import NAME_TAKEN, check_acceptance
+from stepkeeper_operator.training_jobs.decide.conditions import derive_conditions, derive_phase
+from stepkeeper_operator.training_jobs.decide.events import derive_events
+from stepkeeper_operator.training_jobs.decide.grace import derive_grace
+from stepkeeper_operator.training_jobs.decide.lost_pods import find_lost_pods
+from stepkeeper_operator.training_jobs.decide.refusals import tell_after_end
+from stepkeeper_operator.training_jobs.decide.running import compute_missing_s
+from stepkeeper_operator.training_jobs.decide.save_requests import update_request
+from stepkeeper_operator.training_jobs.decide.status import (
+    clear_previous_attempt,
+    derive_progress,
+    mirror_storage,
+    show_autocheckpoint,
+)
+from stepkeeper_operator.training_jobs.decide.stuck_pods import derive_stuck
+from stepkeeper_operator.training_jobs.decision import (
+    RELYING_ON_STATUS,
+    Action,
+    ApplyConfigMap,
+    Decision,
+    DeleteTrainingJob,
+)
+from stepkeeper_operator.training_jobs.observed import Observed, View, compute_recheck_s, find_end
+from stepkeeper_operator.training_jobs.policy.next_step import plan_next
+from stepkeeper_operator.training_jobs.policy.plan import Plan, stop_jobset
+
+__all__ = ["decide_job"]
+
+_MIN_WRITE_INTERVAL_S: Final = 1.0
+_NAME_AGAIN_S: Final = 30.0
+
+
+def decide_job(
+    job: CheckpointedTrainingJob, observed: Observed, settings: OperatorSettings, *, now: float
+) -> Decision:
+    """Decide what to write, and when to look again."""
+    view = View(job=job, observed=observed, settings=settings, now=now)
+    if job.metadata.deletion_timestamp is not None:
+        # Whoever deletes it in the foreground waits for all pods, also for those that nobody else ends.
+        given_up, look_s = find_lost_pods(view)
+        return Decision(status=job.status, actions=given_up, requeue_after_s=look_s)
+    if find_end(job) is not None:
+        return _decide_finished(view)
+    accepted = check_acceptance(job, observed)
+    if not accepted.status:
+        view = replace(view, observed=_hold(job, observed))
+    return _decide_running(view, accepted)
+
+
+def _decide_running(view: View, accepted: ConditionUpdate) -> Decision:
+    jobset = view.jobset
+    mirror = mirror_storage(view.job, view.observed, running=None if jobset is None else jobset.ordinal)
+    plan = plan_next(view, update_history(view, new_commit=mirror.new_commit))
+    progress = derive_progress(view.job, view.observed, plan.history)
+    updates, look_s = derive_conditions(view, plan, accepted, progress=progress)
+    grace = () if plan.end is not None else derive_grace(view, plan.history, mirror.checkpoint)
+    stuck, stuck_s = derive_stuck(view)
+    conditions = _update_conditions(view, (*updates, *grace, *stuck))
+    lost, lost_s = find_lost_pods(view)
+    over = plan.end is not None or view.observed.held
+    config = () if over else _plan_config_map(view)
+    ending = stop_jobset(jobset, queued=view.observed.is_queued) if plan.end is not None else ()
+    recheck_s = (
+        None if jobset is None or plan.end is not None else compute_recheck_s(view.job, jobset, now=view.now)
+    )
+    missing_s = compute_missing_s(view, plan.history)
+    pods_s = None if missing_s is None or missing_s <= 0 else missing_s
+    # An edit of the spec comes by its watch; no watch tells that a name is free.
+    name_s = _NAME_AGAIN_S if accepted.reason in NAME_TAKEN else None
+    checkpoint = clear_previous_attempt(view, mirror.checkpoint, plan.history)
+    checkpoint, request_s = update_request(view, checkpoint, plan.history)
+    checkpoint = show_autocheckpoint(checkpoint, view.machines)
+    draft = Decision(
+        status=_compose_status(view, plan, conditions, checkpoint, progress=progress),
+        actions=(*config, *plan.actions, *lost, *ending),
+        requeue_after_s=find_soonest(
+            plan.look_again_s, look_s, lost_s, recheck_s, pods_s, request_s, name_s, stuck_s
+        ),
+    )
+    return _pace_write(view, draft)
+
+
+def _update_conditions(view: View, updates: tuple[ConditionUpdate, ...]) -> tuple[Condition, ...]:
+    before, generation = view.job.status.conditions, view.job.metadata.generation
+    return merge_conditions(before, updates, ConditionType, generation=generation, now=view.now)
+
+
+def _compose_status(
+    view: View,
+    plan: Plan,
+    conditions: tuple[Condition, ...],
+    checkpoint: CheckpointStatus | None,
+    *,
+    progress: ProgressStatus | None,
+) -> TrainingJobStatus:
+    placement = view.job.spec.placement
+    resources = ResourcesStatus(
+        chips=placement.n_chips,
+        hosts=placement.n_hosts,
+        job_set=plan.job_set,
+        queued_resource_name=placement.queued_resource_name,
+    )
+    return TrainingJobStatus(
+        observed_generation=view.job.metadata.generation,
+        phase=derive_phase(conditions, view.jobset, plan.history),
+        conditions=conditions,
+        checkpoint=checkpoint,
+        attempts=plan.history.attempts,
+        restarts=plan.history.restarts,
+        progress=progress,
+        resources=resources,
+        bookkeeping=plan.history.bookkeeping,
+    )
+
+
+def _plan_config_map(view: View) -> tuple[ApplyConfigMap, ...]:
+    if view.observed.leftover is not None:
+        return ()  # it may be a ConfigMap that is another's yet; the pods that read it can't be made before it is gone
+    manifest = build_config_map(view.job, view.settings, view.observed.ca_pem)
+    if view.observed.config_map is not None and view.observed.config_map.data == manifest["data"]:
+        return ()
+    return (ApplyConfigMap(manifest=manifest),)
+
+
+def _hold(job: CheckpointedTrainingJob, observed: Observed) -> Observed:
+    """Take what runs for what there is of a job that isn't accepted. A JobSet of another owner is none of it."""
+    jobset = observed.jobset
+    own = jobset if jobset is not None and jobset.owner_uid == job.metadata.uid else None
+    return replace(observed, held=True, jobset=own)
+
+
+def _decide_finished(view: View) -> Decision:
+    """Decide for a job that has ended: show late commits and what is left, stop what runs, delete it in time."""
+    mirror = mirror_storage(view.job, view.observed, running=None)
+    stuck, stuck_s = derive_stuck(view)
+    updates = (*tell_after_end(view.job, view.observed), *stuck)
+    update = {
+        "checkpoint": mirror.checkpoint,
+        "observed_generation": view.job.metadata.generation,
+        "conditions": _update_conditions(view, updates) if updates else view.job.status.conditions,
+    }
+    status = view.job.status.model_copy(update=update)
+    ended_at, ttl_s = find_end(view.job), view.job.spec.ttl_seconds_after_finished
+    lost, lost_s = find_lost_pods(view)
+    actions: tuple[Action, ...] = (
+        *lost,
+        *stop_jobset(_hold(view.job, view.observed).jobset, queued=view.observed.is_queued),
+    )
+    look_s = None
+    if ttl_s is not None and ended_at is not None:
+        left_s = ended_at + ttl_s - view.now
+        look_s = max(0.0, left_s)
+        if left_s <= 0:
+            actions, look_s = (DeleteTrainingJob(),), None
+    return Decision(
+        status=status,
+        write_status=status != view.job.status,
+        actions=actions,
+        events=derive_events(view.job.status, status),
+        requeue_after_s=find_soonest(look_s, stuck_s, lost_s),
+    )
+
+
+def _pace_write(view: View, draft: Decision) -> Decision:
+    """Postpone the write of the status if it comes too soon after the last one."""
+    if draft.status == view.job.status:
+        return draft
+    minor = _without_progress(view.job.status) == _without_progress(draft.status)
+    interval_s = view.settings.progress_interval_s if minor else _MIN_WRITE_INTERVAL_S
+    wait_s = compute_write_wait_s(interval_s, last_write_at=view.observed.last_write_at, now=view.now)
+    # It is written before actions that rely on it, however soon after the last write.
+    relied_on = any(isinstance(action, RELYING_ON_STATUS) for action in draft.actions)
+    if wait_s > 0 and not relied_on:
+        return replace(draft, requeue_after_s=find_soonest(draft.requeue_after_s, wait_s))
+    return replace(draft, write_status=True, events=derive_events(view.job.status, draft.status))
+
+
+def _without_progress(status: TrainingJobStatus) -> TrainingJobStatus:
+    """Leave out the parts of the status that are not worth a write at once. Every minute is enough for them."""
+    checkpoint = status.checkpoint
+    if checkpoint is not None:
+        checkpoint = checkpoint.model_copy(update={"in_flight_step": None, "tail": None})
+    attempts = status.attempts
+    if attempts and attempts[-1].end is None:
+        attempts = (*attempts[:-1], attempts[-1].model_copy(update={"to_step": None}))
+    return status.model_copy(update={"progress": None, "checkpoint": checkpoint, "attempts": attempts})

@@ -1,0 +1,179 @@
+"""Derive condition Progressing: whether the training makes steps, and what to do about one that makes none.
+
+Nothing is ended for it: a step that stands still looks the same in a hang, an evaluation and an export.
+"""
+
+from typing import Final
+
+from stepkeeper.contract import ReportPhase
+from stepkeeper_operator.api.v1alpha1.conditions import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    ConditionUpdate,
+    find_condition,
+)
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus, TrainingJobStatus
+from stepkeeper_operator.cache.reports import LastReport
+from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_current_report, find_done
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.observed import View
+
+__all__ = ["derive_progressing", "is_stalled"]
+
+_NO_STEP: Final = "NoStep"
+_PODS_FINISHED: Final = "PodsFinishedOthersRun"
+_STEP_TIMEOUT_S: Final = 1800
+"""Seconds that any step may take."""
+
+_FACTOR: Final = 10
+"""How many times longer than the longest step of the attempt so far the present one may take."""
+
+_FINISHED_TIMEOUT_S: Final = 3600
+"""Seconds that the other pods have for their next step or commit once one of them has exited 0."""
+
+_NOT_RUNNING: Final = "NotRunning"
+_NAMED: Final = 3
+
+
+def derive_progressing(
+    view: View, history: JobHistory, progress: ProgressStatus | None, *, running: bool, heard: bool | None
+) -> tuple[tuple[ConditionUpdate, ...], float | None]:
+    """Check whether the running attempt makes steps or commits.
+
+    Args:
+        view: The job, with the conditions so far, and the facts of this reconcile.
+        history: The attempts, with what was just seen of them.
+        progress: The progress as this reconcile's status has it.
+        running: True if all pods of the attempt run or have exited 0.
+        heard: Whether reports arrive; None: nobody knows yet.
+
+    Returns:
+        The condition, or nothing where the judgement of before stands; and the seconds until it has to be judged
+        again, None if it needn't be.
+
+    """
+    attempt = history.last_attempt
+    if not running or attempt is None:
+        return (_update(_NOT_RUNNING, "not all pods of an attempt run", status=None),), None
+    last = find_current_report(view.observed, history)
+    report = last if heard else None
+    n_done, done = find_done(view, history)
+    n_hosts = view.n_hosts
+    limit_s = _find_limit_s(view.job, report, progress, n_done=n_done, n_hosts=n_hosts)
+    signs = [view.observed.operator_started_at, attempt.start, *(pod.finished_at or 0.0 for pod in done)]
+    left_s = None if limit_s is None else max(*signs, *_list_signs(last)) + limit_s - view.now
+    if limit_s is not None and left_s is not None and left_s <= 0:
+        reason = _PODS_FINISHED if n_done else _NO_STEP
+        said = _describe_done(n_hosts, n_done, done) if n_done else ""
+        message = f"{said}{_describe_stall(last, progress, limit_s)}. {_advise(view.job)}"
+        return (_update(reason, message, status=False),), None
+    known = (
+        find_condition(view.job.status.conditions, ConditionType.PROGRESSING)
+        if history.is_attempt_of(view.job.status)
+        else None
+    )
+    unheard = heard is None and known is not None and known.reason != _NOT_RUNNING
+    # Where all are done nobody is left to make a step.
+    stands = unheard or (n_done != n_hosts and _still_stands(view.job, known, last, n_done))
+    return () if stands else (_judge_by_reports(view.job, report, progress),), left_s
+
+
+def is_stalled(status: TrainingJobStatus) -> bool:
+    """Return True while the training is known to make no steps."""
+    condition = find_condition(status.conditions, ConditionType.PROGRESSING)
+    return condition is not None and condition.status is ConditionStatus.FALSE
+
+
+def _find_limit_s(
+    job: CheckpointedTrainingJob,
+    report: LastReport | None,
+    progress: ProgressStatus | None,
+    *,
+    n_done: int,
+    n_hosts: int,
+) -> int | None:
+    """Find how many seconds may go by without a step or a commit. None: nobody can tell."""
+    if n_done:
+        return _FINISHED_TIMEOUT_S if n_done < n_hosts else None
+    longest_s = None if progress is None else progress.longest_step_seconds
+    if report is None or longest_s is None or _has_made_all_steps(job, report):
+        return None
+    # A process that starts again in its pod compiles and restores first: these are no steps.
+    makes_steps = report.report.phase in {ReportPhase.TRAINING, ReportPhase.SAVING}
+    return max(_STEP_TIMEOUT_S, _FACTOR * longest_s) if makes_steps else None
+
+
+def _has_made_all_steps(job: CheckpointedTrainingJob, report: LastReport) -> bool:
+    step, total = report.report.step, job.spec.total_steps
+    return report.report.phase is ReportPhase.DONE or (
+        step is not None and total is not None and step >= total
+    )
+
+
+def _list_signs(report: LastReport | None) -> list[float]:
+    times = () if report is None else (report.moved_at, report.committed_at)
+    return [0.0, *(time for time in times if time is not None)]
+
+
+def _still_stands(
+    job: CheckpointedTrainingJob, known: Condition | None, report: LastReport | None, n_done: int
+) -> bool:
+    """Tell whether the training was found to make no steps, and has made none since, nor a commit."""
+    if known is None or known.status is not ConditionStatus.FALSE:
+        return False
+    if known.reason == _PODS_FINISHED and not n_done:
+        return False  # the Job of the one that was done was made anew: all run
+    if report is None:
+        return True
+    if _has_made_all_steps(job, report):
+        return False
+    # The first report to a new operator moves nothing that this operator knows of.
+    progress = job.status.progress
+    same = report.report.step == (None if progress is None else progress.step)
+    return same and max(_list_signs(report)) <= known.last_transition_time
+
+
+def _judge_by_reports(
+    job: CheckpointedTrainingJob, report: LastReport | None, progress: ProgressStatus | None
+) -> ConditionUpdate:
+    if report is None:
+        return _update("NoReports", "no report tells of steps: see condition Reporting", status=None)
+    if _has_made_all_steps(job, report):
+        return _update("AllStepsMade", "", status=True)
+    if progress is None or progress.longest_step_seconds is None:
+        text = "the reports of this attempt have shown too few steps to tell how long one takes"
+        return _update("NoStepYet", text, status=None)
+    return _update("StepsAdvance", "", status=True)
+
+
+def _describe_done(n_hosts: int, n_done: int, done: list[Pod]) -> str:
+    names = ", ".join(pod.name for pod in done[:_NAMED])
+    more = ", …" if len(done) > _NAMED else ""
+    named = f" ({names}{more})" if names else ""
+    return f"{n_done} of {n_hosts} pods have exited 0{named}, and the others run on; "
+
+
+def _describe_stall(last: LastReport | None, progress: ProgressStatus | None, limit_s: int) -> str:
+    """Say which step since when. The text stays the same while nothing moves."""
+    said = f"no step or commit was reported for {limit_s} s"
+    if last is None or progress is None or progress.last_progress_time is None:
+        return said
+    return f"{said}: the last is step {progress.step} at {render_time(progress.last_progress_time)}"
+
+
+def _advise(job: CheckpointedTrainingJob) -> str:
+    kubectl = f"kubectl -n {job.metadata.namespace}"
+    return (
+        "A long evaluation or export looks the same, so nothing is ended for it. Where it stands: stepkeeper has "
+        f"written the stacks of all threads to the pods' logs ({kubectl} logs POD -c trainer), py-spy dump in the pod "
+        f"shows any other program's. If it hangs, {kubectl} delete pod POD of one that runs starts all pods again "
+        "from the latest commit"
+    )
+
+
+def _update(reason: str, message: str, *, status: bool | None) -> ConditionUpdate:
+    return ConditionUpdate(type=ConditionType.PROGRESSING, status=status, reason=reason, message=message)

@@ -1,0 +1,86 @@
+"""Tell people of writes that the API server refuses, in condition Accepted and in its own words."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate, find_condition
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
+from stepkeeper_operator.training_jobs.decide.acceptance import check_acceptance
+from stepkeeper_operator.training_jobs.decision import (
+    ApplyConfigMap,
+    CreateJobSet,
+    DeleteJobSet,
+    DeleteTrainingJob,
+    GiveUpPod,
+    SetSuspend,
+)
+from stepkeeper_operator.training_jobs.memory import Rejection
+from stepkeeper_operator.training_jobs.observed import REJECTED_AGAIN_S, Observed
+
+__all__ = ["add_refusals", "is_refused", "tell_after_end"]
+
+_REJECTED: Final = "Rejected"
+_FORBIDDEN: Final = "Forbidden"
+_QUOTA_EXCEEDED: Final = "QuotaExceeded"
+_REASONS: Final = frozenset({_REJECTED, _FORBIDDEN, _QUOTA_EXCEEDED})
+
+_WRITES: Final[Mapping[str, str]] = {
+    CreateJobSet.__name__: "to make the JobSet",
+    ApplyConfigMap.__name__: "to write the ConfigMap of the job's settings",
+    SetSuspend.__name__: "to suspend or resume the JobSet",
+    DeleteJobSet.__name__: "to delete the JobSet",
+    GiveUpPod.__name__: "to give up a pod of a lost node",
+    DeleteTrainingJob.__name__: "to delete the job, whose time to live is over",
+}
+
+
+def is_refused(status: TrainingJobStatus) -> bool:
+    """Return True if the status says that the API server refuses a write for the job."""
+    return any(c.type == ConditionType.ACCEPTED and c.reason in _REASONS for c in status.conditions)
+
+
+def add_refusals(
+    accepted: ConditionUpdate, job: CheckpointedTrainingJob, observed: Observed
+) -> ConditionUpdate:
+    """Return condition Accepted, False where the API server refuses a write for a job that is accepted otherwise.
+
+    What an earlier operator has met stands until this one has tried the same itself.
+    """
+    if not accepted.status:
+        return accepted
+    known = find_condition(job.status.conditions, ConditionType.ACCEPTED)
+    if not observed.has_acted and known is not None and is_refused(job.status):
+        same = known.observed_generation == job.metadata.generation
+        return (
+            replace(accepted, status=False, reason=known.reason, message=known.message) if same else accepted
+        )
+    if not observed.rejections:
+        return accepted
+    found = [_describe(action, rejection) for action, rejection in observed.rejections.items()]
+    return replace(
+        accepted, status=False, reason=found[0][0], message="; ".join(message for _, message in found)
+    )
+
+
+def tell_after_end(job: CheckpointedTrainingJob, observed: Observed) -> tuple[ConditionUpdate, ...]:
+    """Return condition Accepted of a job that is over while a write for it is refused, and once none is any more."""
+    if not observed.rejections and not is_refused(job.status):
+        return ()
+    return (add_refusals(check_acceptance(job, observed), job, observed),)
+
+
+def _describe(action: str, rejection: Rejection) -> tuple[str, str]:
+    reason, why = _REJECTED, ""
+    if rejection.status == HTTPStatus.FORBIDDEN and "exceeded quota" in rejection.message:
+        reason, why = _QUOTA_EXCEEDED, ", since it is more than a ResourceQuota of the namespace allows"
+    elif rejection.status == HTTPStatus.FORBIDDEN:
+        reason = _FORBIDDEN
+    elif action == CreateJobSet.__name__ and rejection.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        why = " from spec.template"
+    again = f"every {REJECTED_AGAIN_S:.0f} s" if action == CreateJobSet.__name__ else "again and again"
+    write = _WRITES.get(action, f"to do {action}")
+    text = f"the API server refuses {write}{why}; it is tried {again}: {rejection.message}"
+    return reason, text

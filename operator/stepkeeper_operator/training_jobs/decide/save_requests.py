@@ -1,0 +1,112 @@
+"""Ask a running training to save ahead of announced maintenance, and see the commit that answers."""
+
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    Attempt,
+    CheckpointStatus,
+    SaveRequest,
+    TrainingJobStatus,
+)
+from stepkeeper_operator.facts import MaintenanceWindow
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.observed import View
+
+__all__ = ["compute_lead_s", "find_open_request", "update_request"]
+
+_MIN_LEAD_S: Final = 120.0
+_MAX_LEAD_S: Final = 3600.0
+_LEAD_PER_SAVE: Final = 3.0
+"""Times that the last save took, before maintenance: one for a save in flight, one for ours, one for luck."""
+
+_TOGETHER_S: Final = _MIN_LEAD_S
+"""Windows that begin within so many seconds of each other are one reason to save."""
+
+
+def update_request(
+    view: View, checkpoint: CheckpointStatus | None, history: JobHistory
+) -> tuple[CheckpointStatus | None, float | None]:
+    """Add a request that is due to the checkpoint part of the status, and the commit that answers the last one.
+
+    Each attempt is asked once for each window, as soon as it has done something that no commit has.
+
+    Returns:
+        That part, and the seconds until a request will be due; None if none is known.
+
+    """
+    status = _add_answer(checkpoint or CheckpointStatus())
+    attempt = history.last_attempt
+    window = None if attempt is None else _find_window(view, status, attempt)
+    if not history.is_running or attempt is None or window is None or view.machines is None:
+        return _none_if_empty(status), None
+    wait_s = window.begins_at - compute_lead_s(status) - view.now
+    if wait_s > 0:
+        return _none_if_empty(status), wait_s
+    if not _has_something_to_lose(attempt, status):
+        return _none_if_empty(status), None
+    request = _make_request(view.machines.name, window, attempt, status, now=view.now)
+    return status.model_copy(update={"last_request": request}), None
+
+
+def compute_lead_s(status: CheckpointStatus) -> float:
+    """Compute how many seconds before maintenance a save is asked for, from the time that the last one took."""
+    millis = None if status.latest is None else status.latest.duration_millis
+    return min(_MAX_LEAD_S, max(_MIN_LEAD_S, _LEAD_PER_SAVE * (millis or 0) / 1000))
+
+
+def find_open_request(status: TrainingJobStatus) -> SaveRequest | None:
+    """Return the request that no commit has answered yet. An attempt that has ended answers none."""
+    request = None if status.checkpoint is None else status.checkpoint.last_request
+    last = status.attempts[-1] if status.attempts else None
+    if request is None or request.sequence is not None or last is None or last.end is not None:
+        return None
+    return request if request.attempt == last.number else None
+
+
+def _find_window(view: View, status: CheckpointStatus, attempt: Attempt) -> MaintenanceWindow | None:
+    """Find the earliest window that isn't over and that the attempt has not been asked for."""
+    windows = () if view.machines is None else view.machines.windows
+    request = status.last_request
+    asked = request.before if request is not None and request.attempt == attempt.number else None
+    for window in windows:
+        over = window.ends_at is not None and window.ends_at <= view.now
+        if not over and (asked is None or window.begins_at > asked + _TOGETHER_S):
+            return window
+    return None
+
+
+def _has_something_to_lose(attempt: Attempt, status: CheckpointStatus) -> bool:
+    """Return True if the attempt has done a step that the latest commit doesn't hold."""
+    if attempt.to_step is None:
+        return False
+    return status.latest is None or attempt.to_step > status.latest.step
+
+
+def _make_request(
+    resource: str, window: MaintenanceWindow, attempt: Attempt, status: CheckpointStatus, *, now: float
+) -> SaveRequest:
+    left_s = int(window.begins_at - now)
+    when = f"in {left_s} s" if left_s > 0 else "which may begin at any moment"
+    return SaveRequest(
+        id=f"maintenance-{int(window.begins_at)}-{attempt.number}",
+        attempt=attempt.number,
+        before=int(window.begins_at),
+        time=int(now),
+        reason=f"QueuedResource {resource} has maintenance from {render_time(window.begins_at)}, {when}",
+        after=None if status.latest is None else status.latest.sequence,
+    )
+
+
+def _add_answer(status: CheckpointStatus) -> CheckpointStatus:
+    request, latest = status.last_request, status.latest
+    if request is None or request.sequence is not None or latest is None:
+        return status
+    if request.after is not None and latest.sequence <= request.after:
+        return status
+    answered = request.model_copy(update={"sequence": latest.sequence, "step": latest.step})
+    return status.model_copy(update={"last_request": answered})
+
+
+def _none_if_empty(status: CheckpointStatus) -> CheckpointStatus | None:
+    return None if status == CheckpointStatus() else status

@@ -1,0 +1,258 @@
+"""Derive the checkpoint and progress parts of the status from reports and pods. The same facts give the same bytes."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from stepkeeper.contract import CommitPoint, Head, ReportedCommit
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    MAX_RECENT,
+    CheckpointStatus,
+    CommitStatus,
+    Metric,
+    ProgressStatus,
+    RestoredStatus,
+)
+from stepkeeper_operator.cache.reports import LastReport
+from stepkeeper_operator.facts import QueuedMachines
+from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_current_report, is_of_start
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.observed import Observed, View
+
+__all__ = ["Mirror", "clear_previous_attempt", "derive_progress", "mirror_storage", "show_autocheckpoint"]
+
+_TEXT_LIMIT: Final = 64
+_MAX_ETA_S: Final = 2**53
+"""The API keeps no number that is much greater."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirror:
+    """The committed checkpoints as far as pods reported them."""
+
+    checkpoint: CheckpointStatus | None
+    new_commit: bool
+    """True if the job has made a commit that the status didn't know before."""
+
+
+def mirror_storage(
+    job: CheckpointedTrainingJob, observed: Observed, *, running: tuple[int, int] | None
+) -> Mirror:
+    """Derive the checkpoint part of the status. `running` is the ordinal of the present attempt."""
+    before = job.status.checkpoint or CheckpointStatus()
+    words, report = _find_last_words(observed, before), observed.report
+    if any(_supersedes(word, report) for word in words):
+        report = None
+    after = before
+    if report is not None:
+        current = report.ordinal == running and _is_of_last_attempt(job, report)
+        after = _mirror_report(after, report, current=current)
+    for word in words:
+        # A report that no word supersedes names the present root.
+        if report is None or report.report.root in {None, word.root}:
+            after = _mirror_last_word(after, job, word)
+    new_commit = _has_new_commit(before, report, words)
+    return Mirror(checkpoint=None if after == CheckpointStatus() else after, new_commit=new_commit)
+
+
+def clear_previous_attempt(
+    view: View, checkpoint: CheckpointStatus | None, history: JobHistory
+) -> CheckpointStatus | None:
+    """Remove the previous attempt's save in flight and restored commit, unless the new attempt has already reported."""
+    known = view.job.status.attempts[-1].number if view.job.status.attempts else 0
+    opened = history.last_attempt is not None and history.last_attempt.number != known
+    reported = find_current_report(view.observed, history) is not None
+    if checkpoint is None or not opened or reported:
+        return checkpoint
+    return checkpoint.model_copy(update={"in_flight_step": None, "restored": None})
+
+
+def show_autocheckpoint(
+    checkpoint: CheckpointStatus | None, machines: QueuedMachines | None
+) -> CheckpointStatus | None:
+    """Say in the checkpoint part what the job's machines do before maintenance."""
+    setting = None if machines is None else machines.autocheckpoint_setting
+    shown = (checkpoint or CheckpointStatus()).model_copy(update={"autocheckpoint": setting})
+    return None if shown == CheckpointStatus() else shown
+
+
+def derive_progress(
+    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory
+) -> ProgressStatus | None:
+    """Derive the progress part of the status."""
+    before = job.status.progress
+    if before is not None and not history.is_attempt_of(job.status):
+        before = before.model_copy(update={"longest_step_seconds": None})
+    if observed.report is None:
+        return before
+    report, known = observed.report.report, before or ProgressStatus()
+    current = find_current_report(observed, history)
+    longest_s = None if current is None else current.longest_step_s
+    step = known.step if report.step is None else report.step
+    moved = report.step is not None and report.step != known.step
+    total = job.spec.total_steps
+    left = None if step is None or total is None else max(0, total - step)
+    speed = report.step_millis or known.step_millis
+    return ProgressStatus(
+        step=step,
+        percent=None if step is None or not total else min(100, 100 * step // total),
+        eta_seconds=None if left is None or speed is None else min(_MAX_ETA_S, left * speed // 1000),
+        step_millis=speed,
+        last_progress_time=int(observed.report.received_at) if moved else known.last_progress_time,
+        longest_step_seconds=_find_longest(known.longest_step_seconds, longest_s),
+        slowest_rank=report.ranks.slowest if report.ranks is not None else known.slowest_rank,
+        metrics=_convert_metrics(report.metrics) or known.metrics,
+    )
+
+
+def _find_longest(known_s: int | None, seen_s: float | None) -> int | None:
+    return known_s if seen_s is None else max(known_s or 0, math.ceil(seen_s))
+
+
+def _is_of_last_attempt(job: CheckpointedTrainingJob, report: LastReport) -> bool:
+    """Return False for a report from before a suspension: the next attempt has the same ordinal."""
+    attempts = job.status.attempts
+    return not attempts or is_of_start(
+        report, attempts[-1], resumed=job.status.bookkeeping.resumed_at is not None
+    )
+
+
+def _mirror_report(status: CheckpointStatus, last: LastReport, *, current: bool) -> CheckpointStatus:
+    report = last.report
+    update: dict[str, object] = {}
+    if report.root is not None:
+        new_root = report.root != status.root
+        if new_root or report.tail > (status.tail or 0):
+            # Without a HEAD nothing can be resumed: the root is new, or its only commits turned out to be bad.
+            update["latest"] = None if report.head is None else _find_latest(report.head, last)
+        update |= {
+            "root": report.root,
+            "tail": report.tail if new_root else max(report.tail, status.tail or 0),
+        }
+        known = () if new_root else status.recent
+        update["recent"] = _merge_recent(known, last.commits)
+    if current:
+        update["in_flight_step"] = report.in_flight_step
+        restored = report.restored
+        update["restored"] = (
+            None if restored is None else RestoredStatus(sequence=restored.sequence, step=restored.step)
+        )
+    return status.model_copy(update=update)
+
+
+def _find_latest(head: Head, last: LastReport) -> CommitStatus:
+    for commit in reversed(last.commits):
+        if commit.sequence == head.sequence:
+            return _convert_commit(commit)
+    return CommitStatus(sequence=head.sequence, step=head.step, uri=head.uri, size_bytes=head.size_bytes)
+
+
+def _merge_recent(
+    known: tuple[CommitStatus, ...], reported: Iterable[ReportedCommit]
+) -> tuple[CommitStatus, ...]:
+    merged = {commit.sequence: commit for commit in known}
+    merged |= {commit.sequence: _convert_commit(commit) for commit in reported}
+    return tuple(merged[sequence] for sequence in sorted(merged)[-MAX_RECENT:])
+
+
+def _convert_commit(commit: ReportedCommit) -> CommitStatus:
+    return CommitStatus(
+        sequence=commit.sequence,
+        step=commit.step,
+        uri=commit.uri,
+        time=commit.time_unix_s,
+        size_bytes=commit.size_bytes,
+        duration_millis=commit.duration_millis,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LastWord:
+    """The newest commit that a process made, as its termination message tells."""
+
+    root: str
+    commit: CommitPoint
+    ordinal: tuple[int, int]
+    said_at: float
+
+
+def _find_last_words(observed: Observed, status: CheckpointStatus) -> tuple[_LastWord, ...]:
+    """Find the last words that name a commit, whatever ended the process.
+
+    After an edit of its uri a job has another root. Words of another root than the status knows count only while
+    they are the newest that is known of the job.
+    """
+    newest = max((evidence.ordinal for evidence in observed.evidence), default=(0, 0))
+    if observed.report is not None:
+        newest = max(newest, observed.report.ordinal)
+    found = []
+    for evidence in observed.evidence:
+        for pod in evidence.pods:
+            last = pod.termination
+            if last is None or last.root is None or last.committed is None:
+                continue
+            said_at = 0.0 if pod.finished_at is None else pod.finished_at
+            word = _LastWord(root=last.root, commit=last.committed, ordinal=evidence.ordinal, said_at=said_at)
+            later = observed.report is None or _supersedes(word, observed.report)
+            if status.root in {None, word.root} or (word.ordinal == newest and later):
+                found.append(word)
+    return tuple(found)
+
+
+def _supersedes(word: _LastWord, report: LastReport | None) -> bool:
+    """Tell whether the last word is newer than the report and names another root."""
+    if report is None or report.report.root == word.root:
+        return False
+    return (word.ordinal, word.said_at) > (report.ordinal, report.received_at)
+
+
+def _mirror_last_word(
+    status: CheckpointStatus, job: CheckpointedTrainingJob, word: _LastWord
+) -> CheckpointStatus:
+    """Add a commit that only a last word names: it was made after the last report.
+
+    The tail stays as it is: the next report also knows the commit's folder. A report that has seen the commit's slot
+    knows better, since a commit that turned out to be bad is not the latest any more.
+    """
+    if word.root != status.root:
+        status = status.model_copy(update={"root": word.root, "tail": None, "latest": None, "recent": ()})
+    if word.commit.sequence <= _find_newest_sequence(status, word.root, tail=True):
+        return status
+    latest = CommitStatus(sequence=word.commit.sequence, step=word.commit.step, uri=job.spec.checkpoint.uri)
+    return status.model_copy(update={"latest": latest})
+
+
+def _has_new_commit(before: CheckpointStatus, last: LastReport | None, words: tuple[_LastWord, ...]) -> bool:
+    """Tell whether the job has made a commit that the status doesn't know: restored ones are no progress.
+
+    The root that the status knows is the job's own, so a later HEAD of it is one too. Another root may hold
+    commits of before.
+    """
+    made = [(word.root, word.commit.sequence, True) for word in words]
+    if last is not None and last.report.root is not None:
+        root, head = last.report.root, last.report.head
+        made += [(root, commit.sequence, False) for commit in last.commits]
+        if head is not None and root == before.root and last.report.tail > (before.tail or 0):
+            made.append((root, head.sequence, False))
+    return any(
+        sequence > _find_newest_sequence(before, root, tail=by_word) for root, sequence, by_word in made
+    )
+
+
+def _find_newest_sequence(status: CheckpointStatus, root: str, *, tail: bool) -> int:
+    """Find the newest commit of that root that the status knows, or with `tail` the newest slot; -1 if none."""
+    if status.root != root:
+        return -1
+    latest = () if status.latest is None else (status.latest.sequence,)
+    slots = (status.tail,) if tail and status.tail is not None else ()
+    return max((*latest, *slots, *(commit.sequence for commit in status.recent)), default=-1)
+
+
+def _convert_metrics(metrics: dict[str, str]) -> tuple[Metric, ...]:
+    return tuple(
+        Metric(name=name[: _TEXT_LIMIT - 1], value=value[:_TEXT_LIMIT])
+        for name, value in sorted(metrics.items())
+        if name
+    )

@@ -1,0 +1,98 @@
+"""Derive condition PodStuck: a pod that was told to end long ago is still there, and nothing can start beside it.
+
+Only a person can tell whether its program still runs, unless its node is lost.
+"""
+
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType, ConditionUpdate
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
+from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.training_jobs.observed import Observed, View
+
+__all__ = ["derive_stuck", "is_pod_stuck"]
+
+_OVERDUE_S: Final = 60
+"""Seconds by which a pod may outlive its grace period: its kubelet, or the operator that gives it up, is at it."""
+
+_NAMED: Final = 3
+
+
+def derive_stuck(view: View) -> tuple[tuple[ConditionUpdate, ...], float | None]:
+    """Check for pods that don't end. A job that never had one doesn't have the condition.
+
+    Returns:
+        The condition, and the seconds until another pod can be overdue; None if none can.
+
+    """
+    left = () if view.observed.leftover is None else view.observed.leftover.told
+    pods = {pod.uid: pod for pod in (*left, *view.observed.pods)}.values()
+    due = {pod.uid: pod.deadline + _OVERDUE_S for pod in pods if pod.deadline is not None}
+    stuck = sorted(
+        (pod for pod in pods if due.get(pod.uid, view.now + 1) <= view.now), key=lambda pod: due[pod.uid]
+    )
+    again_s = min((at - view.now for at in due.values() if at > view.now), default=None)
+    if stuck:
+        reason = _find_reason(stuck[0], view.observed)
+        return (_update(reason, _describe(view, stuck), status=True),), again_s
+    known = any(c.type == ConditionType.POD_STUCK for c in view.job.status.conditions)
+    return ((_update("NoneStuck", "", status=False),) if known else ()), again_s
+
+
+def is_pod_stuck(status: TrainingJobStatus) -> bool:
+    """Return True while a pod is known that doesn't end."""
+    kind = ConditionType.POD_STUCK
+    return any(c.type == kind and c.status is ConditionStatus.TRUE for c in status.conditions)
+
+
+def _find_reason(pod: Pod, observed: Observed) -> str:
+    node = observed.nodes.get(pod.node or "")
+    if node is None or node.gone_since is not None:
+        return "NodeGone"
+    if node.unknown_since is not None:
+        return "NodeSilent"
+    return "StillTerminating" if node.ready else "NodeNotReady"
+
+
+def _describe(view: View, stuck: list[Pod]) -> str:
+    """Name the pods, since when they are to end, and what to do. The text stays the same while nothing changes."""
+    told = "; ".join(_describe_pod(pod, view.observed) for pod in stuck[:_NAMED])
+    more = f"; and {len(stuck) - _NAMED} more" if len(stuck) > _NAMED else ""
+    kubectl, name = f"kubectl -n {view.job.metadata.namespace}", stuck[0].name
+    return (
+        f"{told}{more}. Nothing of the job starts beside it. Its events and finalizers ({kubectl} describe pod {name}) "
+        "and the log of the node's kubelet tell what holds it: a process that can't die, a volume, a "
+        f"finalizer. Mend that or restart the machine. Once none of its processes runs any more: {kubectl} delete pod "
+        f"{name} --grace-period=0 --force"
+    )
+
+
+def _describe_pod(pod: Pod, observed: Observed) -> str:
+    assert pod.deadline is not None  # the caller selected by it
+    asked_at, until = render_time(pod.deadline - pod.grace_s), render_time(pod.deadline)
+    told = (
+        f"it was told to end at {asked_at} and had until {until}" if pod.grace_s else f"it had until {until}"
+    )
+    return f"pod {pod.name} on node {pod.node} is still there: {told}, and {_describe_node(pod, observed)}"
+
+
+def _describe_node(pod: Pod, observed: Observed) -> str:
+    node = observed.nodes.get(pod.node or "")
+    if node is None or node.gone_since is not None:
+        return "there is no such node"
+    if node.unknown_since is None:
+        return (
+            f"{node.name} is Ready"
+            if node.ready
+            else f"{node.name} is not Ready, but its kubelet is heard of"
+        )
+    since = f"{node.name} is silent since {render_time(node.unknown_since)}"
+    if 2 * observed.n_unknown_nodes < observed.n_nodes:
+        return f"{since}; the operator gives the pod up once nothing is heard of it"
+    silent = f"{observed.n_unknown_nodes} of {observed.n_nodes} nodes"
+    return f"{since}; the operator gives up none while {silent} are silent"
+
+
+def _update(reason: str, message: str, *, status: bool) -> ConditionUpdate:
+    return ConditionUpdate(type=ConditionType.POD_STUCK, status=status, reason=reason, message=message)

@@ -1,0 +1,85 @@
+"""Define the decision about one job, as values. `apply` carries it out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
+from stepkeeper_operator.facts import JobSet, Pod
+from stepkeeper_operator.kinds.decision import KindDecision
+
+__all__ = [
+    "RELYING_ON_STATUS",
+    "Action",
+    "ApplyConfigMap",
+    "CreateJobSet",
+    "Decision",
+    "DeleteJobSet",
+    "DeleteTrainingJob",
+    "GiveUpPod",
+    "JobEnd",
+    "SetSuspend",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyConfigMap:
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateJobSet:
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetSuspend:
+    jobset: JobSet
+    suspend: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteJobSet:
+    """Delete the JobSet in the foreground: it stays until its last pod is gone."""
+
+    jobset: JobSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUpPod:
+    """Set phase Failed and DisruptionTarget in one write, then delete the pod's object without its kubelet."""
+
+    pod: Pod
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTrainingJob:
+    """Delete the job itself: its time to live after its end is over."""
+
+
+Action: TypeAlias = ApplyConfigMap | CreateJobSet | SetSuspend | DeleteJobSet | GiveUpPod | DeleteTrainingJob
+
+RELYING_ON_STATUS: Final = (CreateJobSet, DeleteJobSet, SetSuspend)
+"""Actions that start and end attempts. The status that numbers and explains those is written before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """The end of the job, complete or failed."""
+
+    complete: bool
+    reason: str
+    message: str
+
+    def to_condition_update(self) -> ConditionUpdate:
+        """Return the condition Complete or Failed for this end."""
+        kind = ConditionType.COMPLETE if self.complete else ConditionType.FAILED
+        return ConditionUpdate(type=kind, status=True, reason=self.reason, message=self.message)
+
+
+class Decision(KindDecision[TrainingJobStatus, Action]):
+    """The result of a reconcile of one job."""
+
+    __slots__ = ()

@@ -1,0 +1,183 @@
+"""Define the input of a decision about one job, besides the job itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.cache.reports import LastReport
+from stepkeeper_operator.facts import ConfigMap, JobRoot, JobSet, Node, Pod, QueuedMachines, Workload
+from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.training_jobs.memory import Rejection
+
+__all__ = [
+    "JOBSET_RECHECK_S",
+    "REJECTED_AGAIN_S",
+    "Leftover",
+    "Observed",
+    "View",
+    "compute_recheck_s",
+    "find_end",
+]
+
+JOBSET_RECHECK_S: Final = 5.0
+"""Seconds for which the cached state of an awaited JobSet is believed at first."""
+
+_MAX_RECHECK_S: Final = 60.0
+_RECHECK_SHARE: Final = 0.25
+"""The share of the time since the attempt's end for which that state is believed later on."""
+
+
+REJECTED_AGAIN_S: Final = 60.0
+"""Seconds until a JobSet that the API server refused is tried again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """The objects of an earlier JobSet, or of a deleted job of this name, still there while it has no JobSet."""
+
+    name: str
+    """Kind and name of one such object."""
+
+    origin: str = "an earlier JobSet"
+    """What it is of."""
+
+    told: tuple[Pod, ...] = ()
+    """Pods whose Job is gone, or of a deleted job, that were told to end. On a lost node they never do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """The cluster around one job at one moment."""
+
+    jobset: JobSet | None = None
+    """The JobSet that has the job's name, whoever owns it."""
+
+    workload: Workload | None = None
+    """Kueue's Workload of the JobSet, if there is one."""
+
+    pods: tuple[Pod, ...] = ()
+    """Pods of all attempts that left any."""
+
+    leftover: Leftover | None = None
+    """Set only where there is no JobSet."""
+
+    evidence: tuple[AttemptEvidence, ...] = ()
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    """The nodes that pods in `pods` and `evidence` were on, by name."""
+
+    n_nodes: int = 0
+    n_unknown_nodes: int = 0
+    """Both counts are over the whole cluster."""
+
+    report: LastReport | None = None
+    config_map: ConfigMap | None = None
+    ca_pem: str = ""
+    rejection: Rejection | None = None
+    """The refusal of the JobSet that was to be made. Set only for what was made from the present generation."""
+
+    rejections: Mapping[str, Rejection] = field(default_factory=dict)
+    """The refusals that people have to hear of, by the action's name: `rejection`, and those of all other writes."""
+
+    has_acted: bool = True
+    """False: this operator has carried out no decision about the job yet, and has met no refusal that it could."""
+
+    unreadable: tuple[str, ...] = ()
+    """Path and reason of each part of the spec that this operator can't read. The job is without them."""
+
+    root_rivals: tuple[JobRoot, ...] = ()
+    """The other jobs of the cluster whose root is this job's, is inside of it or around it."""
+
+    held: bool = False
+    """True if the job isn't accepted: what runs goes on, and nothing starts."""
+
+    machines: QueuedMachines | None = None
+    """The QueuedResource that the job names; None if it names none, or there is none of that name."""
+
+    queued_resources_managed: bool = True
+    """False: this operator has the kind QueuedResource switched off."""
+
+    operator_started_at: float = 0.0
+    last_write_at: float = 0.0
+    """Unix time when this operator last wrote the job's status."""
+
+    @property
+    def is_queued(self) -> bool:
+        """True if Kueue manages the JobSet: it is Kueue alone that resumes it, or stops it for others.
+
+        Only the JobSet and its Workload tell. Kueue's webhook may put a JobSet in a queue that the job doesn't name.
+        """
+        return self.jobset is not None and (self.jobset.is_queued or self.workload is not None)
+
+    def count_hosts(self, job: CheckpointedTrainingJob) -> int:
+        """Count the hosts of what runs. An edit that isn't accepted changes what the spec says, and not those."""
+        made = 0 if self.jobset is None else self.jobset.n_pods
+        return made or job.spec.placement.n_hosts
+
+    def find_eviction(self, job: CheckpointedTrainingJob) -> str | None:
+        """Return why Kueue has suspended the JobSet. None: it has not."""
+        if self.jobset is None or not self.is_queued or not self.jobset.suspend or job.spec.suspend:
+            return None
+        evicted = None if self.workload is None else self.workload.eviction
+        return "Kueue suspended it" if evicted is None else f"Kueue evicted it ({evicted})"
+
+    def find_evidence(self, ordinal: tuple[int, int]) -> AttemptEvidence | None:
+        """Find all evidence with that ordinal. The attempts before and after a suspension have the same one."""
+        return next((evidence for evidence in self.evidence if evidence.ordinal == ordinal), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A job, what was observed around it, and the time: the input of every rule."""
+
+    job: CheckpointedTrainingJob
+    observed: Observed
+    settings: OperatorSettings
+    now: float
+
+    @property
+    def jobset(self) -> JobSet | None:
+        return self.observed.jobset
+
+    @property
+    def machines(self) -> QueuedMachines | None:
+        return self.observed.machines
+
+    @property
+    def n_hosts(self) -> int:
+        return self.observed.count_hosts(self.job)
+
+    @property
+    def is_on_queued_resource(self) -> bool:
+        """True if the job names a QueuedResource."""
+        return self.job.spec.placement.queued_resource_name is not None
+
+
+def compute_recheck_s(job: CheckpointedTrainingJob, jobset: JobSet, *, now: float) -> float | None:
+    """Compute for how many seconds the cached state of the JobSet is believed without a word of its watch.
+
+    It is looked at again only while the job goes on after JobSet has acted: no attempt runs, it isn't suspended, and
+    the operator itself doesn't let a back-off pass.
+
+    Returns:
+        The seconds, which grow while the job waits; None as long as the job doesn't wait for JobSet.
+
+    """
+    attempts, not_before = job.status.attempts, job.status.bookkeeping.not_before
+    if not attempts or jobset.suspend:
+        return None
+    ended_at = attempts[-1].end
+    if ended_at is None or (jobset.is_finished and not_before is not None and now < not_before):
+        return None
+    return min(_MAX_RECHECK_S, max(JOBSET_RECHECK_S, (now - ended_at) * _RECHECK_SHARE))
+
+
+def find_end(job: CheckpointedTrainingJob) -> int | None:
+    """Find the Unix time at which the job was Complete or Failed; None if it isn't over."""
+    for condition in job.status.conditions:
+        ended = condition.type in {ConditionType.COMPLETE, ConditionType.FAILED}
+        if ended and condition.status is ConditionStatus.TRUE:
+            return condition.last_transition_time
+    return None

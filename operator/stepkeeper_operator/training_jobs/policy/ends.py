@@ -1,0 +1,133 @@
+"""Find out what an end leads to: the end of the job, a wait, or the next JobSet."""
+
+from dataclasses import replace
+from typing import Final
+
+from stepkeeper.contract import FENCED, STOPPED_KINDS, AttemptKind, Cause
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
+from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_pods
+from stepkeeper_operator.training_jobs.attempts.budgets import explain_exhausted_budget
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory, describe_end
+from stepkeeper_operator.training_jobs.decision import DeleteJobSet, JobEnd
+from stepkeeper_operator.training_jobs.observed import View
+from stepkeeper_operator.training_jobs.policy.plan import BACKING_OFF, Plan, set_backoff
+
+__all__ = [
+    "TRAINING_DONE",
+    "find_completion",
+    "has_unrecorded_end",
+    "judge_last_end",
+    "must_be_replaced",
+    "plan_after_completion",
+    "plan_after_failure",
+]
+
+TRAINING_DONE: Final = "TrainingDone"
+
+
+def find_completion(history: JobHistory) -> JobEnd | None:
+    """Return the end of the job if an attempt has ended without a cause: its training is done."""
+    completed = {None, AttemptKind.COMPLETED}
+    done = next((each for each in history.closed if each.cause is None and each.kind in completed), None)
+    return None if done is None else JobEnd(complete=True, reason=TRAINING_DONE, message=describe_end(done))
+
+
+def judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restarted: bool) -> JobEnd | None:
+    """Return the end of the job if its newest ended attempt leaves no restart.
+
+    A judgement by the budgets is final: an edit of them ends no attempt that was allowed to start.
+    """
+    attempt = history.closed[-1] if history.closed else None
+    if attempt is None or not attempt.cause:
+        return None
+    message = describe_end(attempt)
+    if attempt.cause == FENCED:
+        advice = (
+            "Nothing was written since. End the other job, or give one of them a checkpoint.uri of its own, "
+            "then delete and create this job again"
+        )
+        return JobEnd(complete=False, reason="RootOwnedByAnother", message=f"{message}. {advice}")
+    if attempt.kind == AttemptKind.UNRECOVERABLE:
+        return JobEnd(complete=False, reason="FatalExitCode", message=message)
+    if restarted and _is_recorded(job, history, attempt):
+        return None
+    why = explain_exhausted_budget(job.spec.restarts, history.restarts, attempt.cause, restarted=restarted)
+    if why is None:
+        return None
+    reason = "MaxFailuresReached" if attempt.cause == Cause.APPLICATION_ERROR else "MaxDisruptionsReached"
+    return JobEnd(complete=False, reason=reason, message=f"{why}. The last time: {message}")
+
+
+def has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
+    """Return True if the status lacks the running attempt, or what is known of the cause of the end before it."""
+    if not history.closed or not _is_recorded(job, history, history.closed[-1]):
+        return True
+    known = {(attempt.number, attempt.inferred) for attempt in job.status.attempts}
+    return (history.closed[-1].number, history.closed[-1].inferred) not in known
+
+
+def _is_recorded(job: CheckpointedTrainingJob, history: JobHistory, ended: Attempt) -> bool:
+    """Return True if the status has the running attempt, and the cause of the end before it."""
+    running, known = history.last_attempt, job.status.attempts
+    if running is None or not known or known[-1].number != running.number:
+        return False
+    return any((entry.number, entry.cause) == (ended.number, ended.cause) for entry in known)
+
+
+def must_be_replaced(view: View, jobset: JobSet, history: JobHistory) -> bool:
+    """Return True if the attempt has ended by pods that JobSet takes for done: it restarts nothing then."""
+    last = history.last_attempt
+    if last is None or last.end is None or last.kind in STOPPED_KINDS:
+        return False
+    pods = find_pods(history, view.observed)
+    acts = any(pod.phase == "Failed" for pod in pods.present)
+    return (jobset.completed or not acts) and bool(pods.list_masked(view.job.spec.total_steps))
+
+
+def plan_after_completion(view: View, jobset: JobSet, plan: Plan) -> Plan:
+    """Plan what follows when every pod has exited 0: the end, unless they were asked to stop."""
+    last, total = plan.history.last_attempt, view.job.spec.total_steps
+    if last is not None and last.cause is not None:
+        where = None
+        if last.to_step is not None and total is not None:
+            where = f" at step {last.to_step} of {total}" if last.to_step < total else None
+        elif find_pods(plan.history, view.observed).stopped_with_0():
+            where = ""
+        if where is not None:
+            waiting = f"all pods exited 0{where} after a notice; it is started again"
+            return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
+    return replace(plan, end=JobEnd(complete=True, reason="AllPodsSucceeded", message="every pod exited 0"))
+
+
+def plan_after_failure(view: View, jobset: JobSet, plan: Plan) -> Plan:
+    """Plan what follows a JobSet that has failed: the end, a wait, or the next one.
+
+    One whose other pods still run is deleted before the wait.
+    """
+    last = plan.history.last_attempt
+    if end := judge_last_end(view.job, plan.history, restarted=False):
+        ended_at = 0 if last is None or last.end is None else last.end
+        open_s = ended_at + view.settings.reattribution_s - view.now
+        if open_s > 0 and _is_provisional(view, plan.history):
+            return replace(plan, waiting="the cause of its end may still be corrected", look_again_s=open_s)
+        return replace(plan, end=end)
+    history, wait_s = set_backoff(view, plan.history)
+    if wait_s > 0 and jobset.is_finished:
+        return replace(plan, history=history, waiting=BACKING_OFF, look_again_s=wait_s)
+    actions = (DeleteJobSet(jobset=jobset),)
+    return replace(plan, history=history, actions=actions, waiting="its JobSet is being replaced")
+
+
+def _is_provisional(view: View, history: JobHistory) -> bool:
+    """Return True if the cause of the last end can still turn out to be another: nothing final may follow yet.
+
+    Survivors fail before the machines of their peers are seen to be gone: while a pod of another slice has not ended,
+    its node may be one that is lost.
+    """
+    last = history.last_attempt
+    if last is None or last.kind == AttemptKind.UNRECOVERABLE:
+        return False
+    by_loss = view.is_on_queued_resource or find_pods(history, view.observed).run(view.observed)
+    return bool(last.inferred) or (last.kind == AttemptKind.FAILED and by_loss)

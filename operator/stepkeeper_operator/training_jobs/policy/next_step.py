@@ -1,0 +1,173 @@
+"""Plan what happens to the JobSet next: make, keep, suspend or replace it, or end the job."""
+
+from dataclasses import replace
+from typing import Final
+
+from stepkeeper.contract import AttemptKind, Cause
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import JobSetRef
+from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.training_jobs.attempts.budgets import count_failures
+from stepkeeper_operator.training_jobs.attempts.ends import EDITED, NOT_ALLOWED, close_as_stopped
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.build import build_jobset, machines_hash, queue_labels, template_hash
+from stepkeeper_operator.training_jobs.decision import CreateJobSet, DeleteJobSet
+from stepkeeper_operator.training_jobs.observed import View
+from stepkeeper_operator.training_jobs.policy.ends import (
+    find_completion,
+    has_unrecorded_end,
+    judge_last_end,
+    must_be_replaced,
+    plan_after_completion,
+    plan_after_failure,
+)
+from stepkeeper_operator.training_jobs.policy.machines import find_wait
+from stepkeeper_operator.training_jobs.policy.plan import (
+    Plan,
+    find_delay,
+    hold_next_start,
+    set_backoff,
+    set_suspend,
+)
+from stepkeeper_operator.training_jobs.policy.starts import (
+    compute_report_wait_s,
+    leaves_queue,
+    should_suspend,
+)
+
+__all__ = ["find_change", "plan_next", "plan_without_jobset"]
+
+_REQUEUED: Final = "its labels kueue.x-k8s.io/* were changed, so its JobSet is replaced"
+
+_LEFT_QUEUE: Final = "it is suspended, and leaves the queue that Kueue admits it from"
+
+
+def plan_next(view: View, history: JobHistory) -> Plan:
+    """Plan the next step from this history. The observed JobSet is the job's own."""
+    jobset = view.jobset
+    reference = None if jobset is None else JobSetRef(name=jobset.name, uid=jobset.uid)
+    plan = Plan(history=history, job_set=reference)
+    if (jobset is None or not jobset.completed) and (end := find_completion(history)):
+        # JobSet may have begun one more start before the operator saw that.
+        return replace(plan, end=end, history=history.withdraw() if history.is_running else history)
+    if jobset is None:
+        return plan_without_jobset(view, history)
+    return _plan_with_jobset(view, jobset, plan)
+
+
+def _plan_with_jobset(view: View, jobset: JobSet, plan: Plan) -> Plan:
+    history = plan.history
+    failed = must_be_replaced(view, jobset, history)
+    if jobset.completed and not failed:
+        # Before any edit or deletion: what is done isn't done again.
+        completion = plan_after_completion(view, jobset, plan)
+        if completion.end is not None or not jobset.deleting:
+            return completion
+    if jobset.deleting:
+        return replace(plan, waiting="the old JobSet's pods are still stopping")
+    if change := find_change(view, jobset, history):
+        closed = close_as_stopped(history, view, AttemptKind.STOPPED, change)
+        return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=change)
+    if jobset.failure_reason is not None or failed:
+        return plan_after_failure(view, jobset, plan)
+    return _plan_while_alive(view, jobset, plan)
+
+
+def find_change(view: View, jobset: JobSet, history: JobHistory) -> str | None:
+    """Find out what was changed since the JobSet was made, so that another one has to take its place."""
+    if view.observed.held:
+        return None
+    if _is_outdated(view, jobset):
+        return EDITED
+    # Kueue takes no other queue for what runs.
+    idle = jobset.suspended and not history.is_running
+    return _REQUEUED if idle and jobset.lacks_labels(queue_labels(view.job)) else None
+
+
+def _is_outdated(view: View, jobset: JobSet) -> bool:
+    """Return True if the JobSet was built from another template, or for other machines than it could be resumed on.
+
+    Without its machines that can't be known yet, nor while the spec hides changes. What runs continues, whatever is
+    learnt of the machines meanwhile.
+    """
+    machines = view.machines
+    if view.is_on_queued_resource and machines is None:
+        return False
+    if not view.job.spec.hides_changes() and jobset.template_hash != template_hash(view.job, machines):
+        return True
+    if machines is None or not (machines.ready and jobset.suspended):
+        return False
+    return jobset.machines_hash != machines_hash(machines)
+
+
+def _plan_while_alive(view: View, jobset: JobSet, plan: Plan) -> Plan:
+    history = plan.history
+    # JobSet acts first on an attempt that has just ended, unless no restart of it can be right.
+    last = history.last_attempt
+    final = last is not None and last.kind == AttemptKind.UNRECOVERABLE
+    to_judge = has_unrecorded_end(view.job, history) if history.is_running else final
+    if to_judge and (end := judge_last_end(view.job, history, restarted=history.is_running)):
+        stopped = close_as_stopped(history, view, AttemptKind.STOPPED, NOT_ALLOWED)
+        return replace(plan, end=end, history=stopped)
+    plan = replace(plan, look_again_s=compute_report_wait_s(view, history))
+    wait = find_wait(view)
+    # Hosts that left for a moment stop nothing that runs, but nothing starts without them.
+    waits = wait is not None and (wait.stop or jobset.suspend)
+    if view.observed.is_queued:
+        if leaves_queue(view, history):
+            plan = replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=_LEFT_QUEUE)
+    else:
+        plan = _suspend_or_resume(view, jobset, hold_next_start(view, plan), waits=waits)
+    return replace(plan, waiting=wait.message) if waits and wait is not None else plan
+
+
+def _suspend_or_resume(view: View, jobset: JobSet, plan: Plan, *, waits: bool) -> Plan:
+    wanted = waits or plan.waiting is not None or should_suspend(view, plan.history)
+    # A back-off only spaces restarts, also those of a job that isn't accepted any more.
+    resumes = not view.observed.held or plan.history.bookkeeping.not_before is not None
+    return replace(plan, actions=set_suspend(jobset, suspend=wanted)) if wanted or resumes else plan
+
+
+def plan_without_jobset(view: View, history: JobHistory) -> Plan:
+    """Plan the next JobSet: make it, or wait, or end the job."""
+    if end := judge_last_end(view.job, history, restarted=False):
+        return Plan(history=history, job_set=None, end=end)
+    if _number_was_used(view, history):
+        # Reserve the JobSet's number in the status before it is made: no second JobSet may get it.
+        history = history.note(
+            job_sets=history.bookkeeping.job_sets + 1,
+            started=False,
+            restarts_seen=0,
+            resumed_at=None,
+            counted_restarts_seen=0,
+        )
+    history, wait_s = set_backoff(view, history)
+    plan = Plan(history=history, job_set=None)
+    delay = find_delay(view, history, wait_s=wait_s)
+    if delay is not None:
+        return replace(plan, waiting=delay[0], look_again_s=delay[1])
+    manifest = build_jobset(
+        view.job,
+        number=history.bookkeeping.job_sets - 1,
+        failures_left=_count_failures_left(view, history),
+        unreachable_s=view.settings.unreachable_toleration_s,
+        machines=view.machines,
+    )
+    return replace(plan, actions=(CreateJobSet(manifest=manifest),), waiting="its JobSet is being made")
+
+
+def _number_was_used(view: View, history: JobHistory) -> bool:
+    """Return True if a JobSet was made with the last reserved number.
+
+    The status doesn't name one that was gone again before the operator looked. Its pods show it.
+    """
+    resources, last = view.job.status.resources, history.bookkeeping.job_sets - 1
+    if history.bookkeeping.job_sets == 0 or (resources is not None and resources.job_set is not None):
+        return True
+    return any(evidence.ordinal[0] == last for evidence in view.observed.evidence)
+
+
+def _count_failures_left(view: View, history: JobHistory) -> int:
+    counted, last = count_failures(history.restarts), history.last_attempt
+    if last is not None and last.cause == Cause.APPLICATION_ERROR:
+        counted += 1  # this JobSet is itself a restart
+    return max(0, view.job.spec.restarts.max_failures - counted)

@@ -1,0 +1,108 @@
+"""Limit and space the starts of a job: those that end at once, and those that a queue decides on."""
+
+from typing import Final
+
+from stepkeeper.contract import STOPPED_KINDS
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.training_jobs.attempts.budgets import count_failures, limits_of
+from stepkeeper_operator.training_jobs.attempts.ends import was_edited
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory, describe_end
+from stepkeeper_operator.training_jobs.observed import View
+from stepkeeper_operator.training_jobs.policy.machines import find_wait
+
+__all__ = [
+    "compute_next_start",
+    "compute_report_wait_s",
+    "explain_limit",
+    "is_limit_reached",
+    "leaves_queue",
+    "should_suspend",
+]
+
+_REPORT_WAIT_S: Final = 60
+"""Seconds left to the pods to report to an operator that has just started."""
+
+
+def is_limit_reached(view: View, history: JobHistory) -> bool:
+    """Return True if no further start is allowed before a person has looked at the job.
+
+    The last start that is allowed may run, and so may what might have committed while no operator watched.
+    """
+    n_left = _count_starts_left(view.job, history)
+    if not history.is_running:
+        return n_left <= 0
+    return n_left < 0 and compute_report_wait_s(view, history) is None
+
+
+def _count_starts_left(job: CheckpointedTrainingJob, history: JobHistory) -> int:
+    known, allowed = history.bookkeeping, job.spec.restarts.max_starts_without_checkpoint
+    if history.is_running:
+        allowed = max(allowed, known.starts_allowed or 0)
+    return allowed - known.starts_without_checkpoint
+
+
+def compute_report_wait_s(view: View, history: JobHistory) -> float | None:
+    """Compute for how many seconds a new operator lets more starts run than are allowed, until it hears of commits.
+
+    Returns:
+        The seconds; None if nothing is waited for: no such start runs, or it is already being stopped, or a report
+        has named the root, or it has had its time.
+
+    """
+    jobset, last = view.jobset, view.observed.report
+    if jobset is None or jobset.suspend or not history.is_running:
+        return None
+    if _count_starts_left(view.job, history) >= 0:
+        return None
+    if last is not None and last.ordinal == history.ordinal and last.report.root is not None:
+        return None
+    left_s = view.observed.operator_started_at + _REPORT_WAIT_S - view.now
+    return left_s if left_s > 0 else None
+
+
+def explain_limit(job: CheckpointedTrainingJob, history: JobHistory) -> str:
+    """Explain to a person why the job was suspended, and how to start it again."""
+    n_starts = history.bookkeeping.starts_without_checkpoint
+    which = "1 start has" if n_starts == 1 else f"{n_starts} starts in a row have"
+    ended = history.closed[-1] if history.closed else None
+    last = "" if ended is None else f" The last ended by {ended.cause}: {describe_end(ended)}."
+    return (
+        f"{which} committed no new checkpoint; "
+        f"spec.restarts.maxStartsWithoutCheckpoint allows {job.spec.restarts.max_starts_without_checkpoint}.{last} "
+        "Fix the cause. A changed spec.template starts the job again; so does spec.suspend set to true and back to "
+        "false, or a greater maxStartsWithoutCheckpoint"
+    )
+
+
+def compute_next_start(view: View, history: JobHistory) -> float | None:
+    """Compute the earliest time of the next start. None: at once.
+
+    An end that somebody asked for makes nobody wait, and what was edited may be repaired.
+    """
+    last = history.last_attempt
+    if last is None or last.end is None or not last.cause or last.kind in STOPPED_KINDS:
+        return None
+    if was_edited(view, history.bookkeeping):
+        return None
+    return limits_of(view.job.spec.restarts).compute_next_start(
+        last.cause,
+        start=last.start,
+        end=last.end,
+        n_failures=count_failures(history.restarts),
+        n_starts=history.bookkeeping.starts_without_checkpoint,
+    )
+
+
+def should_suspend(view: View, history: JobHistory) -> bool:
+    """Return True if the user suspends the job, or too many of its starts in a row ended without a commit."""
+    return view.job.spec.suspend or is_limit_reached(view, history)
+
+
+def leaves_queue(view: View, history: JobHistory) -> bool:
+    """Return True if the JobSet of a queued job has to go for the job to stop.
+
+    Kueue would at once resume what it has admitted, and is suspended by somebody else. Without its JobSet the job
+    holds no quota; a new one joins the queue once the job may start. Hosts that left for a moment cost no place in it.
+    """
+    wait = find_wait(view)
+    return view.observed.is_queued and (should_suspend(view, history) or (wait is not None and wait.stop))
