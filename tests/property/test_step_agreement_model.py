@@ -40,16 +40,14 @@ LONG = {
     "four-wishes": Setting(steps=(1, 2, 5), wishes=(*STOPS, (0, "save/a"), (1, "save/b"))),
     "three-notices": Setting(steps=(1, 2, 3), wishes=(*STOPS, (2, "stop")), n_ranks=3, lead=1),
     "three-far-apart": Setting(steps=(1, 2), wishes=((0, "stop"), (2, "save/a")), n_ranks=3),
-    "three-and-a-loss": Setting(steps=(1, 2), wishes=((0, "stop"), (2, "save/a")), n_ranks=3, deaths=1),
+    "three-and-a-loss": Setting(steps=(1, 2), wishes=((0, "stop"),), n_ranks=3, deaths=1),
     "three-in-a-restore": Setting(
         steps=(1, 2), wishes=((1, "stop"),), n_ranks=3, starts_apart=True, meets=(0, 1), lead=1
     ),
     "three-start-apart-and-two-losses": Setting(
         steps=(1, 2), wishes=((1, "stop"),), n_ranks=3, starts_apart=True, deaths=2
     ),
-    "three-asked-and-told-and-a-loss": Setting(
-        steps=(1, 2), wishes=(ASKED, (2, "stop")), n_ranks=3, deaths=1
-    ),
+    "three-asked-and-told": Setting(steps=(1, 2), wishes=(ASKED, (2, "stop")), n_ranks=3),
 }
 
 
