@@ -11,6 +11,7 @@ from typing import Any, NoReturn, cast
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from typing_extensions import override
 
 from stepkeeper import CheckpointManager
 from stepkeeper.companion.messages import Committed, Kind, Written
@@ -33,6 +34,7 @@ from stepkeeper.save.job import SaveJob
 from stepkeeper.save.report import SaveClock, SaveReport, SaveState
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot
+from stepkeeper.save.snapshot.transfer import await_transfer
 from stepkeeper_testing.saves import REF, record_of, saver_with
 
 STATE = {"step": 1}
@@ -299,6 +301,20 @@ def test_a_region_is_not_used_again_before_all_is_in_it(moves: Moves, companion:
     assert [each.result(LONGEST_S).record.slot for each in begun] == [1, 2, 3]
     assert moves.moved == [1, 2, 3], "in the order of the saves"
     saves.close()
+
+
+class DoneWhenLookedAt(Future[None]):
+    """A transfer that ends right after a wait for it has ended in vain."""
+
+    @override
+    def done(self) -> bool:
+        if not super().done():
+            self.set_result(None)
+        return True
+
+
+def test_a_transfer_that_ends_as_a_look_at_it_ends_is_whole() -> None:
+    assert await_transfer(DoneWhenLookedAt(), cast(Snapshot, None), 0.01, lambda _: None) is None
 
 
 def report_of(step: int) -> SaveReport:

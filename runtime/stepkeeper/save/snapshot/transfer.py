@@ -60,7 +60,9 @@ def await_transfer(
             transfer.result(min(_LOOK_S, limit_s))
         except TimeoutError as error:
             if transfer.done():
-                return error
+                if transfer.exception() is error:
+                    return error
+                continue  # it has ended since the wait
         except Exception as error:  # raised later, after the ranks have compared their states
             return error
         else:
