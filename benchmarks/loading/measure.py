@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.dcp import StorageReader
 
 
@@ -29,14 +29,14 @@ def main(arguments: list[str]) -> None:
         store = FileStore(str(folder / "ranks"), world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     state = make_state(kind, mib * MIB, 1 if what == "save" else None)
-    manager = CheckpointManager((folder / "ours").as_uri(), 1, chkpt_on_preemption=False)
+    manager = CheckpointManager((folder / "ours").as_uri(), save=1, options=Options(stop_on_notice=False))
     if what == "save":
-        manager.save(1, state, force=True)
+        manager.save(1, state).result()
         dcp_save(state, storage_writer=FileSystemWriter(folder / "dcp", sync_files=True))
         manager.close()
         return
     loads: dict[str, Callable[[], object]] = {
-        "ours": lambda: manager.restore(1, state),
+        "ours": lambda: manager.restore(state, 1),
         "reader": lambda: dcp_load(
             state, storage_reader=StorageReader(next((folder / "ours" / "1").iterdir()))
         ),

@@ -54,7 +54,7 @@ def _nothing_due() -> dict[str, Any]:
     """Measure `CheckpointManager.step` where no step is due, with a state of 10,000 tensors."""
     state = {f"layers.{n}.weight": torch.ones(4) for n in range(10_000)}
     taken_s = []
-    with TemporaryDirectory() as folder, CheckpointManager(folder, 10**9) as manager:
+    with TemporaryDirectory() as folder, CheckpointManager(folder, save=10**9) as manager:
         for step in range(_STEPS):
             began_s = time.perf_counter()
             manager.step(step, state)

@@ -18,7 +18,7 @@ from benchmarks.saving.cores import cpu_s_of, pin, tasks
 from benchmarks.saving.memory import forget_peak, peak_bytes, resident_bytes
 from benchmarks.saving.states import new_state
 
-from stepkeeper import CheckpointManager, SaveReport
+from stepkeeper import CheckpointManager, Options, SaveReport
 from stepkeeper_planners import adapters
 
 __all__ = ["measure"]
@@ -97,7 +97,8 @@ class Training:
         began_s, cpu_s = time.perf_counter(), time.process_time()
         self.step()
         stepped_s = time.perf_counter()
-        if not manager.save_async(step, self.state):
+        save = manager.save if isinstance(manager, CheckpointManager) else manager.save_async
+        if not save(step, self.state):
             raise RuntimeError(f"step {step} was not saved")
         self.times.stall_s.append(time.perf_counter() - stepped_s)
         n_steps, going_on = 1, True
@@ -130,7 +131,10 @@ def measure(way: str, shape: str, size_mib: int, folder: Path, *, saves: int, ev
     before_bytes = resident_bytes()
     for step in range(1, saves + 1):
         training.save(manager, step, every, training.steps_alone(every))
-    manager.join()
+    if isinstance(manager, CheckpointManager):
+        manager.wait()
+    else:
+        manager.join()
     peak = peak_bytes() - before_bytes
     helper_s = None
     if isinstance(manager, CheckpointManager):
@@ -180,4 +184,6 @@ def _manager(way: str, folder: Path, total_bytes: int) -> Any:
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         return Theirs(str(folder / "root"), 1, max_to_keep=1, chkpt_on_preemption=False)
     budgets = {"stepkeeper, 50 %": total_bytes // 2, "stepkeeper, 0 %": 0}
-    return CheckpointManager(str(folder / "root"), 1, max_to_keep=1, device_budget_bytes=budgets.get(way))
+    return CheckpointManager(
+        str(folder / "root"), save=1, keep=1, options=Options(device_budget_bytes=budgets.get(way))
+    )

@@ -56,19 +56,19 @@ class Way(ABC):
 class Stepkeeper(Way):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.manager = CheckpointManager(str(folder / "root"), 10**9, max_to_keep=1)
+        self.manager = CheckpointManager(str(folder / "root"), save=10**9, keep=1)
         self.reports: list[SaveReport] = []
         self.manager.on_save(self.reports.append)
 
     @override
     def prepare(self, state: State) -> None:
-        self.manager.restore_latest(state)
+        self.manager.restore(state)
         # A training is longer at its first step.
         time.sleep(1)
 
     @override
     def begin(self, step: int, state: State) -> None:
-        self.manager.save_async(step + 1, state, force=True)
+        self.manager.save(step + 1, state)
 
     @override
     def finish(self) -> None:

@@ -34,8 +34,8 @@ State = dict[str, torch.Tensor]
 def stepkeeper(folder: Path, state: State) -> tuple[float, float]:
     """Train until the manager says stop; return when that was, and how long the save took."""
     reports: list[SaveReport] = []
-    manager = CheckpointManager(folder / "root", 10**9)
-    manager.save(1, state, force=True)
+    manager = CheckpointManager(folder / "root", save=10**9)
+    manager.save(1, state).result()
     manager.on_save(reports.append)
     print("trains", flush=True)
     for step in count(2):

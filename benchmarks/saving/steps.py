@@ -52,10 +52,10 @@ def measure(way: str, shape: str, size_mib: int, folder: Path, *, n_steps: int) 
         pin(tasks(os.getpid()), 0)
         torch.set_num_threads(1)
     state = new_state(shape, size_mib)
-    manager = CheckpointManager(str(folder / "root"), 10**9, max_to_keep=1)
+    manager = CheckpointManager(str(folder / "root"), save=10**9, keep=1)
     work = Work(step_ms / 1000)
     for step in (1, 2):
-        manager.save_async(step, state, force=True)
+        manager.save(step, state)
         manager.wait()
     companion = manager.health().companion_pid
     if pinned:
@@ -68,7 +68,7 @@ def measure(way: str, shape: str, size_mib: int, folder: Path, *, n_steps: int) 
     saves = 0
     while len(beside) + len(alone) < n_steps:
         saves += 1
-        manager.save_async(2 + saves, state, force=True)
+        manager.save(2 + saves, state)
         n_before = len(beside)
         while manager.in_flight is not None:
             beside.append(work.step())

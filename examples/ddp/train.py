@@ -75,7 +75,7 @@ def main() -> None:
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "losses": Whole(losses)}
     with open_manager(options.checkpoint_uri) as manager:
         settle_buckets(model)
-        restored = manager.restore_latest(state)
+        restored = manager.restore(state)
         step = restored.step if restored else 0
         print(f"start step={step} processes={dist.get_world_size()}", flush=True)
         while step < options.steps:
@@ -96,7 +96,7 @@ def main() -> None:
 def open_manager(checkpoint_uri: str | None) -> CheckpointManager:
     if checkpoint_uri is None:
         return CheckpointManager.from_env()
-    return CheckpointManager(checkpoint_uri, save_interval=10)
+    return CheckpointManager(checkpoint_uri, save=10)
 
 
 def parse_options() -> argparse.Namespace:

@@ -69,7 +69,7 @@ def main() -> None:
     # The list grows, so it is saved as one value, and a restore fills it in place.
     state = {"model": model, "optimizer": optimizer, "losses": Whole(losses)}
     with open_manager(options.checkpoint_uri) as manager:
-        restored = manager.restore_latest(state)
+        restored = manager.restore(state)
         step = restored.step if restored else 0
         print(f"start step={step} processes={this.world_size}", flush=True)
         while step < options.steps:
@@ -90,7 +90,7 @@ def main() -> None:
 def open_manager(checkpoint_uri: str | None) -> CheckpointManager:
     if checkpoint_uri is None:
         return CheckpointManager.from_env()
-    return CheckpointManager(checkpoint_uri, save_interval=50)
+    return CheckpointManager(checkpoint_uri, save=50)
 
 
 def parse_options() -> argparse.Namespace:

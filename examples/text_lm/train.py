@@ -141,7 +141,7 @@ def main() -> None:
     with open_manager(options.checkpoint_uri) as manager:
         xr.use_spmd()
         training = Training(preset)
-        restored = manager.restore_latest(training.state)
+        restored = manager.restore(training.state)
         step = restored.step if restored else 0
         print(f"start step={step}", flush=True)
         batches = iter(training.loader)
@@ -157,7 +157,7 @@ def main() -> None:
 def open_manager(checkpoint_uri: str | None) -> CheckpointManager:
     if checkpoint_uri is None:
         return CheckpointManager.from_env()
-    return CheckpointManager(checkpoint_uri, save_interval=20)
+    return CheckpointManager(checkpoint_uri, save=20)
 
 
 def parse_options() -> argparse.Namespace:

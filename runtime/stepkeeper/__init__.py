@@ -1,4 +1,4 @@
-"""Save checkpoints that survive preemption: `import stepkeeper as xc` replaces torch_xla's distributed_checkpoint.
+"""Save checkpoints that survive preemption.
 
 The import costs nothing: each name is loaded when it is first used, and only the names that need torch load it.
 """
@@ -10,11 +10,22 @@ from typing import TYPE_CHECKING, Any, Final
 import stepkeeper.ending.fence  # noqa: F401  # see above
 
 if TYPE_CHECKING:
-    from stepkeeper import dcp, distributed
-    from stepkeeper.errors import FencedError, RestoreError, SaveError, StepkeeperError, TornCheckpointError
+    from stepkeeper import dcp, distributed, policy
+    from stepkeeper.errors import (
+        BadUriError,
+        FencedError,
+        PeerLostError,
+        RestoreError,
+        SaveError,
+        StepkeeperError,
+        StorageError,
+        TornCheckpointError,
+    )
     from stepkeeper.follower import follow
     from stepkeeper.manager import CheckpointManager
+    from stepkeeper.manager_arguments import Options
     from stepkeeper.results import RestoreResult, StepOutcome
+    from stepkeeper.save.in_flight import InFlight
     from stepkeeper.save.report import SaveReport
     from stepkeeper.version import __version__
     from stepkeeper_planners import (
@@ -25,10 +36,16 @@ if TYPE_CHECKING:
         Whole,
         prime_optimizer,
     )
+    from stepkeeper_planners.errors import LoadMismatchError, UnsupportedValueError
 
 __all__ = [
+    "BadUriError",
     "CheckpointManager",
     "FencedError",
+    "InFlight",
+    "LoadMismatchError",
+    "Options",
+    "PeerLostError",
     "PerRank",
     "RandomState",
     "RestoreError",
@@ -39,44 +56,46 @@ __all__ = [
     "SaveReport",
     "StepOutcome",
     "StepkeeperError",
+    "StorageError",
     "TornCheckpointError",
+    "UnsupportedValueError",
     "Whole",
     "__version__",
     "dcp",
     "distributed",
     "follow",
+    "policy",
     "prime_optimizer",
 ]
 
-_MODULES: Final = {
-    "CheckpointManager": "stepkeeper.manager",
-    "FencedError": "stepkeeper.errors",
-    "PerRank": "stepkeeper_planners",
-    "RandomState": "stepkeeper_planners",
-    "RestoreError": "stepkeeper.errors",
-    "RestoreResult": "stepkeeper.results",
-    "SPMDLoadPlanner": "stepkeeper_planners",
-    "SPMDSavePlanner": "stepkeeper_planners",
-    "SaveError": "stepkeeper.errors",
-    "SaveReport": "stepkeeper.save.report",
-    "StepOutcome": "stepkeeper.results",
-    "StepkeeperError": "stepkeeper.errors",
-    "TornCheckpointError": "stepkeeper.errors",
-    "Whole": "stepkeeper_planners",
-    "__version__": "stepkeeper.version",
-    "dcp": "stepkeeper.dcp",
-    "distributed": "stepkeeper.distributed",
-    "follow": "stepkeeper.follower",
-    "prime_optimizer": "stepkeeper_planners",
+_NAMES: Final = {
+    "stepkeeper": ("dcp", "distributed", "policy"),
+    "stepkeeper.errors": (
+        *("BadUriError", "FencedError", "PeerLostError", "RestoreError", "SaveError", "StepkeeperError"),
+        *("StorageError", "TornCheckpointError"),
+    ),
+    "stepkeeper.follower": ("follow",),
+    "stepkeeper.manager": ("CheckpointManager",),
+    "stepkeeper.manager_arguments": ("Options",),
+    "stepkeeper.results": ("RestoreResult", "StepOutcome"),
+    "stepkeeper.save.in_flight": ("InFlight",),
+    "stepkeeper.save.report": ("SaveReport",),
+    "stepkeeper.version": ("__version__",),
+    "stepkeeper_planners": (
+        *("PerRank", "RandomState", "SPMDLoadPlanner", "SPMDSavePlanner", "Whole", "prime_optimizer"),
+    ),
+    "stepkeeper_planners.errors": ("LoadMismatchError", "UnsupportedValueError"),
 }
+_MODULES: Final = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'stepkeeper' has no attribute {name!r}")
-    module = importlib.import_module(_MODULES[name])
-    value = module if module.__name__ == f"stepkeeper.{name}" else getattr(module, name)
-    globals()[name] = value
+    home = _MODULES[name]
+    if home == "stepkeeper":
+        return importlib.import_module(f"stepkeeper.{name}")
+    value = globals()[name] = getattr(importlib.import_module(home), name)
     return value
 
 

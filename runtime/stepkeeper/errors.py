@@ -1,6 +1,7 @@
 """Define every error that stepkeeper raises by design, and carry errors from one process to another.
 
-All of them derive from StepkeeperError, and each also from the builtin exception that it is a case of.
+All of them derive from StepkeeperError, and each also from the builtin exception that it is a case of. The classes that
+a training may want to catch are names of `stepkeeper` itself.
 """
 
 import traceback
@@ -117,7 +118,7 @@ class FencedError(StepkeeperError, RuntimeError):
 class OtherJobsRootError(FencedError):
     """Raised when the root belongs to another job. Nothing was written.
 
-    Pass `take_over` to make it this job's root.
+    Pass `Options(take_over=…)` to make it this job's root.
     """
 
 
@@ -163,7 +164,7 @@ class PinLostError(StepkeeperError, RuntimeError):
     """
 
 
-class UnknownOutcomeError(StepkeeperError, TimeoutError):
+class UnknownOutcomeError(StorageError, TimeoutError):
     """Raised when an entry may or may not be in the log, because the store didn't answer.
 
     Only `Log.settle` or the next append can find out.
@@ -207,8 +208,8 @@ class BadItem:
 class TornCheckpointError(StepkeeperError, RuntimeError):
     """Raised when bytes of a committed checkpoint are bad, in several fresh reads.
 
-    The message names the object and the block. `restore_latest` goes on with an older commit by itself; elsewhere,
-    restore another step.
+    The message names the object and the block. A restore of the latest commit goes on with an older one by itself;
+    elsewhere, restore another step.
     """
 
     def __init__(self, message: str, bad: BadBytes | BadItem | None = None, *, missing: bool = False) -> None:
@@ -220,13 +221,6 @@ class TornCheckpointError(StepkeeperError, RuntimeError):
         """True if the object isn't there, as after a deletion."""
 
 
-class BadNodeError(StepkeeperError, RuntimeError):
-    """Raised when a node reads bad bytes where another node reads good ones.
-
-    The checkpoint is whole, and nothing was quarantined: replace the node.
-    """
-
-
 class ForeignStepsError(StepkeeperError, RuntimeError):
     """Raised when a root has no commit but steps of another writer, and none of them was chosen to go on from."""
 
@@ -235,6 +229,13 @@ class RestoreError(StepkeeperError, RuntimeError):
     """Raised when a commit that should be there is not, or can't be used.
 
     If a step was asked for, the message lists the steps that there are.
+    """
+
+
+class BadNodeError(RestoreError):
+    """Raised when a node reads bad bytes where another node reads good ones.
+
+    The checkpoint is whole, and nothing was quarantined: replace the node.
     """
 
 

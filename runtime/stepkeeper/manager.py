@@ -1,9 +1,8 @@
 """Define the checkpoint manager that a training script uses."""
 
-import operator
 import time
 from collections.abc import Collection, Mapping
-from os import PathLike, fspath
+from os import PathLike
 from types import TracebackType
 from typing import Self, SupportsIndex
 
@@ -12,44 +11,38 @@ from typing_extensions import override
 
 from stepkeeper.contract import CommitPoint, NoticeSource, ReportPhase
 from stepkeeper.errors import NoticeDeadlineError
+from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
 from stepkeeper.loggers import show_by_default
-from stepkeeper.manager_arguments import (
-    ManagerArguments,
-    build_tier_place,
-    check_count,
-    check_seconds,
-    convert_interval,
-)
+from stepkeeper.manager_arguments import ManagerArguments, Options, build_arguments
 from stepkeeper.manager_inspection import ManagerInspection
 from stepkeeper.manager_parts import ManagerParts, training_call
-from stepkeeper.policy.keep import AnyOf as KeepAnyOf
-from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
-from stepkeeper.policy.save import AnyOf, SavePolicy, from_interval
+from stepkeeper.policy.keep import KeepPolicy
+from stepkeeper.policy.save import SavePolicy
+from stepkeeper.quantities import check_whole
+from stepkeeper.restore.latest import restore_step
 from stepkeeper.restore.listing import record_uri
 from stepkeeper.results import RestoreResult, StepOutcome
 from stepkeeper.save.given_state import (
     GivenState,
     SaveRequest,
-    check_given_state,
+    build_request,
     check_target,
-    validate_step,
 )
-from stepkeeper.storage import expand_home
-from stepkeeper.torch_xla_api import TorchXlaApi
-from stepkeeper.training.environment import Environment, PodPaths, check_world_size, read_environment
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.training.environment import PodPaths, check_world_size, read_environment
 from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["CheckpointManager"]
 
 
-class CheckpointManager(ManagerInspection, TorchXlaApi):
+class CheckpointManager(ManagerInspection):
     """Save the state of a training to a root, restore it, and end the process in order when it is told to stop.
 
     With an operator::
 
         with CheckpointManager.from_env() as manager:
-            restored = manager.restore_latest(state)
+            restored = manager.restore(state)
             for step in range(restored.step + 1 if restored else 1, n_steps + 1):
                 loss = train_step()
                 if manager.step(step, state, {"loss": loss}).stop:
@@ -64,52 +57,28 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
 
     """
 
-    def __init__(  # noqa: PLR0917  # torch_xla's signature
+    _arguments: ManagerArguments
+
+    def __init__(
         self,
         path: str | PathLike[str],
-        save_interval: SupportsIndex | SavePolicy = 1000,
-        max_to_keep: SupportsIndex = 0,
-        max_pending_async: SupportsIndex = 1,
-        num_of_threads: SupportsIndex = 1,
-        process_group: dist.ProcessGroup | None = None,
-        chkpt_on_preemption: bool = True,
         *,
-        keep: KeepPolicy | None = None,
-        take_over: str | bool = False,
-        unsafe_single_writer: bool = False,
-        device_budget_bytes: int | None = None,
-        local_tier: str | PathLike[str] | None = None,
-        local_tier_bytes: int | None = None,
+        save: SupportsIndex | SavePolicy = 1000,
+        keep: SupportsIndex | KeepPolicy | None = None,
         total_steps: SupportsIndex | None = None,
-        stacks_after_s: float | None = None,
-        environment: Environment | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        options: Options = Options(),
     ) -> None:
         """Construct a manager for the root at `path`. Nothing is read or written yet.
 
         Args:
             path: The root: a URI (file://…, gs://…) or the path of a folder.
-            save_interval: Number of steps between saves, or a policy of `stepkeeper.policy.save`.
-            max_to_keep: Number of newest commits to keep; 0 keeps all.
-            max_pending_async: Number of snapshots that host memory may hold at once, at least 1. With 1, a save waits
-                until the save before it has ended.
-            num_of_threads: Accepted because torch_xla has it, and ignored: the companion process bounds its own
-                threads.
+            save: Number of steps between saves, or a policy of `stepkeeper.policy.save`.
+            keep: Number of newest commits to keep, or a policy of `stepkeeper.policy.keep`; None keeps all.
+            total_steps: Number of the training's last step, which is saved whatever `save` says. Without it, `close`
+                and the end of the block save the last step that was finished.
             process_group: The ranks that save together; by default torch's default group, if there is one.
-            chkpt_on_preemption: If True, SIGTERM makes all ranks save one step and stop.
-            keep: A policy of `stepkeeper.policy.keep`, instead of `max_to_keep`.
-            take_over: Name of the job whose root becomes this one's; True takes over the root of any job.
-            unsafe_single_writer: Promise that a store that can't tell two writers apart has only one.
-            device_budget_bytes: Device memory of this process, in bytes, that a snapshot may use until it is in host
-                memory; what doesn't fit waits. None starts with all of it and halves it each time that the devices
-                have no room.
-            local_tier: A folder on a disk of this host. Saves are staged there on their way to the root, so that
-                host memory is free sooner, and restores read from it.
-            local_tier_bytes: Number of bytes that this process may use in `local_tier`; None sets no limit.
-            total_steps: Number of the training's last step, which is saved whatever `save_interval` says. Without it,
-                `close` and the end of the block save the last step that was finished.
-            stacks_after_s: Number of seconds after which the stacks of all ranks' threads are written to the log while
-                a step takes ten times longer than any before it. None watches no steps.
-            environment: The identity and settings from the operator; `from_env` passes them.
+            options: What few trainings need to change.
 
         Raises:
             BadUriError: `path` names no store.
@@ -119,25 +88,19 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             All ranks call this with the same arguments.
 
         """
-        self.num_of_threads = num_of_threads
-        kept = operator.index(max_to_keep)
-        self._arguments = ManagerArguments(
-            path=expand_home(fspath(path)),
-            save_interval=convert_interval(save_interval),
-            max_to_keep=kept,
-            max_pending_async=check_count("max_pending_async", max_pending_async),
+        arguments = build_arguments(
+            path,
+            save=save,
+            keep=keep,
+            total_steps=total_steps,
             process_group=process_group,
-            chkpt_on_preemption=chkpt_on_preemption,
-            total_steps=None if total_steps is None else check_count("total_steps", total_steps),
-            keep=from_max_to_keep(kept, keep),
-            tier=build_tier_place(local_tier, local_tier_bytes),
-            take_over=take_over,
-            unsafe_single_writer=unsafe_single_writer,
-            device_budget_bytes=device_budget_bytes,
-            stacks_after_s=check_seconds("stacks_after_s", stacks_after_s),
-            environment=environment,
+            options=options,
         )
-        self._parts = ManagerParts(self._arguments)
+        self._open(arguments)
+
+    def _open(self, arguments: ManagerArguments) -> None:
+        self._arguments = arguments
+        self._parts = ManagerParts(arguments)
 
     @override
     def __repr__(self) -> str:
@@ -147,100 +110,89 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
     def from_env(
         cls,
         *,
+        save: SupportsIndex | SavePolicy | None = None,
+        keep: SupportsIndex | KeepPolicy | None = None,
         process_group: dist.ProcessGroup | None = None,
-        places: PodPaths | None = None,
-        max_pending_async: SupportsIndex = 1,
-        also_save: SavePolicy | None = None,
-        also_keep: KeepPolicy | None = None,
-        take_over: str | bool = False,
-        unsafe_single_writer: bool = False,
-        device_budget_bytes: int | None = None,
-        local_tier: str | PathLike[str] | None = None,
-        local_tier_bytes: int | None = None,
-        stacks_after_s: float | None = 300.0,
+        options: Options = Options(),
+        _places: PodPaths | None = None,
     ) -> Self:
         """Construct the manager that this container's CheckpointedTrainingJob asks for.
 
         The job says when to save and what to keep. One line for each save, restore and notice goes to stderr, unless
-        the program has configured logging. Arguments that the constructor has too mean the same here.
+        the program has configured logging. A subclass's own `__init__` isn't called.
 
         Args:
+            save: Number of steps, or a policy, that saves steps besides those that the job asks for.
+            keep: Number of commits, or a policy, that keeps commits besides those that the job keeps.
             process_group: The ranks that save together; by default torch's default group, if there is one.
-            places: Paths of the pod's files; by default those of a real pod.
-            max_pending_async: Number of snapshots that host memory may hold at once, at least 1.
-            also_save: A policy that saves steps besides those that the job asks for.
-            also_keep: A policy that keeps commits besides those that the job keeps.
-            take_over: Name of the job whose root becomes this one's; True takes over the root of any job.
-            unsafe_single_writer: Promise that a store that can't tell two writers apart has only one.
-            device_budget_bytes: Device memory of this process, in bytes, that a snapshot may use.
-            local_tier: A folder on a disk of this host; by default the volume that the job's template mounts at
-                /var/cache/stepkeeper, if it mounts one.
-            local_tier_bytes: Number of bytes that this process may use in the local tier, where there is one.
-            stacks_after_s: Number of seconds after which a step that takes ten times longer than any before it has the
-                stacks of all ranks written to the log and into the report. None watches no steps.
+            options: What a job has no field for. `local_tier_bytes` limits a volume that the job mounts, too.
+            _places: Paths of the pod's files, for tests.
 
         Raises:
             NotInPodError: No operator made this container; the message says what to write instead.
             ContractError: The operator's settings are of another version.
             ProcessGroupError: The job has several hosts, and they don't form a process group yet.
+            ValueError: A number is out of its range, or two arguments contradict each other.
 
         Ranks:
             All ranks call this with the same arguments.
 
         """
-        environment = read_environment(places)
+        environment = read_environment(_places)
         show_by_default()
         check_world_size(environment, process_group)
-        settings = environment.settings
-        tier = environment.local_tier if local_tier is None else local_tier
-        interval = from_interval(settings.interval)
-        retention = from_retention(settings.retention)
-        return cls(
-            settings.uri,
-            interval if also_save is None else AnyOf((interval, also_save)),
-            max_pending_async=max_pending_async,
+        arguments = build_arguments(
+            environment.settings.uri,
+            save=save,
+            keep=keep,
             process_group=process_group,
-            keep=retention if also_keep is None else KeepAnyOf((retention, also_keep)),
-            take_over=take_over,
-            unsafe_single_writer=unsafe_single_writer,
-            device_budget_bytes=device_budget_bytes,
-            local_tier=tier,
-            local_tier_bytes=None if tier is None else local_tier_bytes,
-            total_steps=settings.total_steps,
-            stacks_after_s=stacks_after_s,
+            options=options,
             environment=environment,
         )
+        # Not by the constructor, whose parameters a subclass may change.
+        manager = cls.__new__(cls)
+        manager._open(arguments)  # noqa: SLF001  # it is one of these
+        return manager
 
     @training_call
-    def restore_latest(
+    def restore(
         self,
         state: Mapping[str, object],
+        step: int | None = None,
         *,
         items: Collection[str] | None = None,
         exclude: Collection[str] = (),
         strict: bool = True,
         cast: bool = False,
     ) -> RestoreResult | None:
-        """Claim the root and restore its latest commit into `state`.
+        """Claim the root and restore its latest commit into `state`, or restore the newest commit of `step`.
 
-        Every block that is read is verified. A torn commit is quarantined, and its parent is restored instead. Saves
-        in flight are awaited first: a second call restores what was saved last.
+        Every block that is read is verified. Saves in flight are awaited first. The latest commit is quarantined if it
+        is torn, and its parent is restored instead.
+
+        With `step`, nothing is claimed, and the log is left as it is. The next save goes on from the restored commit,
+        and newer commits become an abandoned branch. If only a part of the commit is restored, the next save goes on
+        from what was restored or saved before, if anything was.
 
         Args:
             state: A tree of tensors, objects with load_state_dict(), and plain values; tensors are filled in place.
-            items: Patterns of flat names to restore, which also select everything below them; None restores all.
+            step: The step to restore, of HEAD's line; None restores the latest commit.
+            items: Patterns of flat names to restore, which also select everything below them: "model" selects all
+                of "model.…". None restores all.
             exclude: Patterns of flat names to leave out.
             strict: If False, fill the names that both have and leave the rest of `state` as it is.
             cast: Convert tensors to the dtypes of `state`.
 
         Returns:
-            The commit that was restored; None if nothing was ever committed in the root.
+            The commit that was restored. None, without `step`, if nothing was ever committed in the root.
 
         Raises:
             FencedError: The root belongs to another job, or a later start of this job has begun.
-            RestoreError: The root has commits, but none of them can be used.
-            LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
-            TypeError: `state` is no state, or a function.
+            LoadMismatchError: `state` has other names, shapes or dtypes than the commit. Nothing was changed.
+            RestoreError: No commit can be used, or there is none of `step`, and the message lists those that there are;
+                or it was deleted while it was read, and parts of it are in `state`: restore another one.
+            TornCheckpointError: Bytes of the commit of `step` are bad.
+            TypeError: `state` is no state, or a function; or `step` is no whole number.
             UnsupportedValueError: Nothing was ever committed, and something in `state` can't be saved.
             ValueError: `state` is empty.
 
@@ -248,9 +200,14 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             All ranks call this with the same arguments.
 
         """
-        parts = self._parts
         check_target(state)
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
+        if step is None:
+            return self._restore_latest(state, rules)
+        return self._restore_step(state, check_whole("step", step), rules)
+
+    def _restore_latest(self, state: Mapping[str, object], rules: LoadRules) -> RestoreResult | None:
+        parts = self._parts
         saver = parts.saver
         with parts.ending.notices.starting(lambda: saver.is_root_proven):
             parts.ending.start()
@@ -268,9 +225,23 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             None if record is None else CommitPoint(sequence=record.slot, step=record.step)
         )
         parts.steps.decider.on_save_started()
-        if record is None:
-            return None
-        return RestoreResult(sequence=record.slot, step=record.step, uri=record_uri(parts.store, record))
+        return None if record is None else self._describe(record)
+
+    def _restore_step(self, state: Mapping[str, object], step: int, rules: LoadRules) -> RestoreResult:
+        parts = self._parts
+        # The cleanup after a save's commit may delete the commit that is being read.
+        parts.saver.wait_until_idle()
+        parts.ending.raise_failure()
+        began_s = time.monotonic()
+        record = restore_step(parts.restorer, parts.companion, step, state, rules=rules)
+        parts.steps.last_step.forget()
+        parts.saver.mark_restored(record, state, rules)
+        parts.save_hooks.log_restore(record, parts.store.uri, time.monotonic() - began_s)
+        return self._describe(record)
+
+    def _describe(self, record: Restorable) -> RestoreResult:
+        sequence = None if isinstance(record, ForeignRecord) else record.slot
+        return RestoreResult(sequence=sequence, step=record.step, uri=record_uri(self._parts.store, record))
 
     @training_call
     def step(self, step: int, state: GivenState, metrics: Mapping[str, object] | None = None) -> StepOutcome:
@@ -300,16 +271,13 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             All ranks call this with the same steps.
 
         """
-        parts = self._parts
-        parts.ending.check_open()
-        step = validate_step(step)
-        check_given_state(state)
-        request = SaveRequest(step=step, state=state, metrics=metrics)
+        self._parts.ending.check_open()
+        request = build_request(step, state, metrics)
         try:
             return self._finish_step(request)
         except NoticeDeadlineError as error:
-            parts.ending.stop_unsaved(step, error)
-            return StepOutcome(step=step, stop=True)
+            self._parts.ending.stop_unsaved(request.step, error)
+            return StepOutcome(step=request.step, stop=True)
 
     def _finish_step(self, request: SaveRequest) -> StepOutcome:
         parts, step = self._parts, request.step
@@ -319,9 +287,54 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
             parts.ending.stop_at(request)
             return StepOutcome(step=step, stop=True)
         parts.ending.raise_failure()
-        if not parts.steps.decider.is_save_due(step):
+        if not parts.steps.decider.is_save_due(step) or parts.steps.has_saved(step):
             return StepOutcome(step=step)
         return StepOutcome(step=step, in_flight=parts.steps.start_save(request))
+
+    @training_call
+    def save(self, step: int, state: GivenState, metrics: Mapping[str, object] | None = None) -> InFlight:
+        """Take a snapshot of `state`, and save it in the background, whether the step is due or not.
+
+        `state` may change as soon as this returns. If as many saves are in flight as `Options.max_pending` allows, this
+        waits for an earlier one. A step may be saved again; its newest commit counts. The end of the block, `close`
+        and `wait` wait for the save.
+
+        The latest commit, which `restore(state)` restores, is the one that was saved last, even if its step is lower
+        than an earlier one's. Only `step` returns that the loop is to stop: call that after every step too.
+
+        Args:
+            step: Number of the step that was just finished, at least 0.
+            state: A tree of tensors, objects with state_dict() and load_state_dict(), and plain values; or a function
+                that returns one. The function is called once.
+            metrics: Numbers to store with the commit and to report, by name.
+
+        Returns:
+            The save. Its `result()` waits until it is committed, and returns its `SaveReport`.
+
+        Raises:
+            FencedError: Another claim owns the root.
+            StepkeeperError: A save in the background failed since the last call.
+            TypeError, UnsupportedValueError, ValueError: `step` raises them too.
+
+        Ranks:
+            All ranks call this with the same arguments.
+
+        """
+        request = self._record_request(step, state, metrics)
+        self._parts.ending.warn_of_stop(request.step)
+        return self._parts.steps.start_save(request)
+
+    def _record_request(
+        self, step: int, state: GivenState, metrics: Mapping[str, object] | None = None
+    ) -> SaveRequest:
+        """Check and record a step that `step` isn't called for. Raises the failure of an earlier save."""
+        parts = self._parts
+        parts.ending.check_open()
+        request = build_request(step, state, metrics)
+        if not (parts.ending.should_stop_at(request.step) and parts.ending.saves_on_notice):
+            parts.ending.raise_failure()
+        parts.steps.record(request)
+        return request
 
     @training_call
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -354,17 +367,6 @@ class CheckpointManager(ManagerInspection, TorchXlaApi):
 
         """
         self._parts.ending.notices.hear(NoticeSource.CALL, kills=False)
-
-    @training_call
-    def exit_if_stopped(self) -> None:
-        """End this process with exit code 75 if `step` has returned `stop`. Leaving the manager's block does it too.
-
-        Raises:
-            SystemExit: `step` has returned `stop`.
-            FencedError: It has, and another claim owns the root.
-
-        """
-        self._parts.ending.exit_if_stopped()
 
     @training_call
     def close(self) -> None:

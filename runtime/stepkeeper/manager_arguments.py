@@ -1,30 +1,76 @@
-"""Check the arguments of a manager's constructor and convert them to stepkeeper's own values."""
+"""Define a manager's options, check the arguments of its constructors and convert them to stepkeeper's own values."""
 
 import math
-import operator
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch.distributed as dist
 
 from stepkeeper.companion.messages import ClaimRequest
 from stepkeeper.errors import BadUriError
-from stepkeeper.policy.keep import KeepPolicy
-from stepkeeper.policy.save import AnyOf, AtSteps, Auto, EveryNSteps, SavePolicy, parts_of
+from stepkeeper.policy.keep import AnyOf as KeepAnyOf
+from stepkeeper.policy.keep import KeepPolicy, LastN, from_retention
+from stepkeeper.policy.save import AnyOf, AtSteps, Auto, EveryNSteps, SavePolicy, from_interval, parts_of
+from stepkeeper.quantities import check_whole
 from stepkeeper.storage import check_slashes, expand_home
 from stepkeeper.tier import TierPlace
 from stepkeeper.training.environment import Environment
 
-__all__ = [
-    "ManagerArguments",
-    "build_claim_request",
-    "build_tier_place",
-    "check_count",
-    "check_seconds",
-    "convert_interval",
-]
+__all__ = ["ManagerArguments", "Options", "build_arguments", "build_claim_request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The settings of a manager that few trainings need to change.
+
+    Raises:
+        ValueError: A number is out of its range.
+
+    """
+
+    max_pending: int = 1
+    """Number of snapshots that host memory may hold at once, at least 1. With 1, a save waits until the save before it
+    has ended."""
+
+    take_over: str | bool = False
+    """Name of the job whose root becomes this one's; True takes over the root of any job."""
+
+    unsafe_single_writer: bool = False
+    """Promise that a store that can't tell two writers apart has only one."""
+
+    device_budget_bytes: int | None = None
+    """Device memory of this process, in bytes, that a snapshot may use until it is in host memory; what doesn't fit
+    waits. None starts with all of it and halves it each time that the devices have no room."""
+
+    local_tier: str | os.PathLike[str] | None = None
+    """A folder on a disk of this host. Saves are staged there on their way to the root, so that host memory is free
+    sooner, and restores read from it. `from_env` uses by default the volume that the job's template mounts at
+    /var/cache/stepkeeper, if it mounts one."""
+
+    local_tier_bytes: int | None = None
+    """Number of bytes that this process may use in the local tier; None sets no limit."""
+
+    stacks_after_s: float | None = 300.0
+    """Number of seconds after which a step that takes ten times longer than any before it has the stacks of all ranks'
+    threads written to the log, and into the report to an operator. None watches no steps."""
+
+    stop_on_notice: bool = True
+    """True if SIGTERM, or another notice, makes all ranks save one step and stop."""
+
+    def __post_init__(self) -> None:
+        check_whole("max_pending", self.max_pending, 1)
+        for name, least in (("device_budget_bytes", 0), ("local_tier_bytes", 1)):
+            if (number := getattr(self, name)) is not None:
+                check_whole(name, number, least)
+        job: object = self.take_over
+        if not isinstance(job, str | bool) or job == "":
+            raise TypeError(f"take_over is a job's namespace/name, True or False, not {job!r}")
+        if self.stacks_after_s is not None and not 0 < self.stacks_after_s < math.inf:
+            raise ValueError(
+                f"stacks_after_s is a number of seconds greater than 0, not {self.stacks_after_s}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,78 +78,94 @@ class ManagerArguments:
     """The arguments that a manager was constructed with, as Python's own numbers, whatever library they came from."""
 
     path: str
-    save_interval: int | SavePolicy
-    max_to_keep: int
-    max_pending_async: int
-    process_group: dist.ProcessGroup | None
-    chkpt_on_preemption: bool
-    total_steps: int | None
-    """The training's last step, which is saved whatever `save_interval` says."""
+    save: SavePolicy
+    """The policy that was given, or EveryNSteps of the number that was."""
 
     keep: KeepPolicy | None
     """The policy that selects which commits stay; None keeps all."""
 
+    total_steps: int | None
+    """The training's last step, which is saved whatever `save` says."""
+
+    process_group: dist.ProcessGroup | None
+    options: Options
     tier: TierPlace | None
     """The local disk that saves go through and restores read from, if any."""
-
-    take_over: str | bool
-    """Name of the job whose root may become this one's; True allows any."""
-
-    unsafe_single_writer: bool
-    """True if the user promises that a store without exclusive creates has a single writer."""
-
-    device_budget_bytes: int | None
-    """Device memory that a snapshot may use; None finds it out."""
-
-    stacks_after_s: float | None
-    """Time that any step may take before stacks are dumped; None watches no steps."""
 
     environment: Environment | None
     """Identity and settings from the operator; None without an operator."""
 
     @property
     def policy(self) -> SavePolicy:
-        """The save policy: `save_interval` itself, or EveryNSteps of that number; and the last step.
-
-        Raises:
-            ValueError: `save_interval` is less than one step.
-
-        """
-        interval = self.save_interval
-        policy = EveryNSteps(interval) if isinstance(interval, int) else interval
-        return policy if self.total_steps is None else AnyOf((policy, AtSteps((self.total_steps,))))
+        """The save policy, which saves the training's last step too."""
+        return self.save if self.total_steps is None else AnyOf((self.save, AtSteps((self.total_steps,))))
 
 
-def check_count(name: str, number: SupportsIndex) -> int:
-    """Return `number` as Python's own. Raises TypeError if it isn't whole, and ValueError if it is less than 1."""
-    count = operator.index(number)
-    if count < 1:
-        raise ValueError(f"{name} is at least 1, not {count}")
-    return count
+def build_arguments(
+    path: str | os.PathLike[str],
+    *,
+    save: SupportsIndex | SavePolicy | None,
+    keep: SupportsIndex | KeepPolicy | None,
+    total_steps: SupportsIndex | None = None,
+    process_group: dist.ProcessGroup | None,
+    options: Options,
+    environment: Environment | None = None,
+) -> ManagerArguments:
+    """Check and convert a manager's arguments, and add to them what a job says; `CheckpointManager` documents them.
+
+    Raises:
+        BadUriError: The path names no store, or the local tier is no folder.
+        TypeError: Something that is neither a number nor a policy was given in place of one, or no Options.
+        ValueError: A number is out of its range.
+
+    """
+    if not isinstance(options, Options):
+        raise TypeError(f"options is an Options value, not a value of type {type(options).__name__}")
+    saves = [_convert_save(save)] if save is not None or environment is None else []
+    if isinstance(keep, SupportsIndex):
+        keep = LastN(check_whole("keep", keep, 1))
+    keeps = [] if keep is None else [keep]
+    if environment is not None:
+        settings = environment.settings
+        saves, total_steps = [from_interval(settings.interval), *saves], settings.total_steps
+        keeps = [from_retention(settings.retention), *keeps]
+        tier = environment.local_tier if options.local_tier is None else options.local_tier
+        tier_bytes = None if tier is None else options.local_tier_bytes
+        options = replace(options, local_tier=tier, local_tier_bytes=tier_bytes)
+    return ManagerArguments(
+        path=expand_home(os.fspath(path)),
+        save=saves[0] if len(saves) == 1 else AnyOf(tuple(saves)),
+        keep=keeps[0] if len(keeps) == 1 else KeepAnyOf(tuple(keeps)) if keeps else None,
+        total_steps=None if total_steps is None else check_whole("total_steps", total_steps, 1),
+        process_group=process_group,
+        options=options,
+        tier=_build_tier_place(options.local_tier, options.local_tier_bytes),
+        environment=environment,
+    )
 
 
-def convert_interval(given: SupportsIndex | SavePolicy) -> int | SavePolicy:
-    """Return the number of steps as Python's own, or the policy. Raises TypeError if it is neither."""
+def _convert_save(given: Any) -> SavePolicy:
+    """Return the policy, also of a number of steps. Raises TypeError if it is neither."""
     if isinstance(given, SupportsIndex):
-        return operator.index(given)
-    if not callable(getattr(given, "due", None)):
-        raise TypeError(
-            f"save_interval is a number of steps or a policy of stepkeeper.policy.save, not {given!r}"
-        )
-    return given
+        return EveryNSteps(check_whole("save", given, 1))
+    for part in parts_of(given):
+        if isinstance(part, type) or not callable(getattr(part, "due", None)):
+            raise TypeError(f"save is a number of steps or a policy of stepkeeper.policy.save, not {part!r}")
+    policy: SavePolicy = given
+    return policy
 
 
-def build_tier_place(folder: str | os.PathLike[str] | None, most_bytes: int | None) -> TierPlace | None:
+def _build_tier_place(folder: str | os.PathLike[str] | None, most_bytes: int | None) -> TierPlace | None:
     """Build the place of the local tier from `local_tier` and `local_tier_bytes`; None if there is no local tier.
 
     Raises:
         BadUriError: `folder` is a URI, or in a home folder that doesn't exist.
-        ValueError: `most_bytes` is less than 1, or given without a folder.
+        ValueError: `most_bytes` is given without a folder.
 
     """
-    if most_bytes is not None and (folder is None or most_bytes < 1):
-        raise ValueError("local_tier_bytes is at least 1, and bounds a local_tier")
     if folder is None:
+        if most_bytes is not None:
+            raise ValueError("local_tier_bytes bounds a local_tier: name its folder too")
         return None
     path = os.fspath(folder)
     check_slashes(path)
@@ -119,10 +181,3 @@ def build_claim_request(policy: SavePolicy, take_over: str | bool) -> ClaimReque
         take_over_any=take_over is True,
         asks_past=any(isinstance(part, Auto) for part in parts_of(policy)),
     )
-
-
-def check_seconds(name: str, seconds: float | None) -> float | None:
-    """Return `seconds` if that is a time. Raises ValueError."""
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise ValueError(f"{name} is a number of seconds greater than 0, not {seconds}")
-    return seconds

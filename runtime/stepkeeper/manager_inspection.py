@@ -4,9 +4,10 @@ from collections.abc import Callable
 from functools import partial
 
 from stepkeeper.manager_parts import ManagerParts, training_call
-from stepkeeper.restore.listing import CheckpointInfo, describe_step
-from stepkeeper.restore.verify import Verification, verify_step
-from stepkeeper.results import Health
+from stepkeeper.quantities import check_whole
+from stepkeeper.restore.listing import describe_step, list_steps
+from stepkeeper.restore.verify import verify_step
+from stepkeeper.results import CheckpointInfo, Health, Verification
 from stepkeeper.save.hooks import SaveHook
 from stepkeeper.save.in_flight import InFlight
 
@@ -24,6 +25,16 @@ class ManagerInspection:
         return self._parts.saver.in_flight
 
     @training_call
+    def steps(self) -> list[int]:
+        """List the steps that can be restored, those of HEAD and its ancestors, without repetition.
+
+        Ranks:
+            Any rank, on its own.
+
+        """
+        return self._parts.waits.run(partial(list_steps, self._parts.store))
+
+    @training_call
     def metadata(self, step: int) -> CheckpointInfo:
         """Describe the commit of `step`: names, dtypes and shapes, read from its manifests.
 
@@ -38,7 +49,7 @@ class ManagerInspection:
             Any rank, on its own.
 
         """
-        return self._parts.waits.run(partial(describe_step, self._parts.store, step))
+        return self._parts.waits.run(partial(describe_step, self._parts.store, check_whole("step", step)))
 
     @training_call
     def verify(self, step: int) -> Verification:
@@ -66,7 +77,7 @@ class ManagerInspection:
         """
         # A commit that comes meanwhile may delete what is being read. It can't where training waits for this call.
         self._parts.saver.wait_until_idle()
-        return verify_step(self._parts.restorer, self._parts.companion, step)
+        return verify_step(self._parts.restorer, self._parts.companion, check_whole("step", step))
 
     def health(self) -> Health:
         """Describe how checkpointing is doing in this process, from memory alone.
@@ -75,12 +86,8 @@ class ManagerInspection:
             Any rank, on its own, from any thread.
 
         """
-        parts = self._parts
-        notice, in_flight, committed = (
-            parts.ending.notices.first,
-            self.in_flight,
-            parts.saver.lineage.own_commit,
-        )
+        parts, in_flight = self._parts, self.in_flight
+        notice, committed = parts.ending.notices.first, parts.saver.lineage.own_commit
         return Health(
             claim=None if parts.companion.claimed_root is None else parts.companion.claimed_root.claim.slot,
             committed_step=None if committed is None else committed.step,

@@ -47,7 +47,9 @@ class ManagerParts:
             given: The manager's arguments.
 
         """
-        self.store: Final = open_store(root_uri(given.path), unsafe_single_writer=given.unsafe_single_writer)
+        self.store: Final = open_store(
+            root_uri(given.path), unsafe_single_writer=given.options.unsafe_single_writer
+        )
         check_is_shared(self.store)
         self.waits: Final = Waits()
         self.rank_group: Final = open_rank_group(given.process_group, self.waits)
@@ -69,7 +71,7 @@ class ManagerParts:
                 companion=self.companion,
                 waits=self.waits,
                 environment=given.environment,
-                saves_on_notice=given.chkpt_on_preemption,
+                saves_on_notice=given.options.stop_on_notice,
             )
         )
         if given.environment is not None:
@@ -83,12 +85,12 @@ class ManagerParts:
                 self.store.uri,
                 given.keep,
                 tier=given.tier,
-                unsafe_single_writer=given.unsafe_single_writer,
+                unsafe_single_writer=given.options.unsafe_single_writer,
             ),
             _call_weakly(self.follow_directive),
-            claiming=build_claim_request(given.policy, given.take_over),
+            claiming=build_claim_request(given.policy, given.options.take_over),
             stack_meeting=meeting,
-            stacks_after_s=given.stacks_after_s,
+            stacks_after_s=given.options.stacks_after_s,
         )
 
     def _build_restorer(self, given: ManagerArguments) -> Restorer:
@@ -96,7 +98,7 @@ class ManagerParts:
         return Restorer(
             store,
             self.rank_group,
-            reopen=partial(open_store, store.uri, unsafe_single_writer=given.unsafe_single_writer),
+            reopen=partial(open_store, store.uri, unsafe_single_writer=given.options.unsafe_single_writer),
             cached_store=None if tier is None else CachedStore(store, LocalTier(tier, store.uri)),
             waits=self.waits,
         )
@@ -107,8 +109,8 @@ class ManagerParts:
             self.companion,
             self.rank_group,
             self.progress,
-            max_pending=given.max_pending_async,
-            device_budget_bytes=given.device_budget_bytes,
+            max_pending=given.options.max_pending,
+            device_budget_bytes=given.options.device_budget_bytes,
             save_hooks=self.save_hooks,
             waits=self.waits,
         )
@@ -121,7 +123,7 @@ class ManagerParts:
             self.saver,
             progress=self.progress,
             companion=self.companion,
-            saves_on_notice=given.chkpt_on_preemption,
+            saves_on_notice=given.options.stop_on_notice,
             waits=self.waits,
             on_met=partial(_link_companions, self.rank_group, meeting, link),
         )

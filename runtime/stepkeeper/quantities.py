@@ -1,10 +1,24 @@
-"""Format sizes for people: logs and the command write them alike."""
+"""Check the whole numbers that a training gives, and format sizes for people."""
 
-from typing import Final
+import operator
+from typing import Final, SupportsIndex
 
-__all__ = ["size_text"]
+__all__ = ["check_whole", "size_text"]
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def check_whole(name: str, number: object, least: int | None = None) -> int:
+    """Return the argument `name`, an integer of any library, as Python's own.
+
+    Raises TypeError if it isn't whole, or is a bool, and ValueError if it is less than `least`.
+    """
+    if isinstance(number, bool) or not isinstance(number, SupportsIndex):
+        raise TypeError(f"{name} is a whole number, not a value of type {type(number).__name__}")
+    whole = operator.index(number)
+    if least is not None and whole < least:
+        raise ValueError(f"{name} is at least {least}, not {whole}")
+    return whole
 
 
 def size_text(size_bytes: int) -> str:

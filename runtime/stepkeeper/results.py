@@ -1,18 +1,20 @@
-"""Define what a manager tells a training script: what a step did, and how checkpointing is doing."""
+"""Define the values that a manager's methods return."""
 
 from dataclasses import dataclass
 
+from stepkeeper.restore.listing import CheckpointInfo
+from stepkeeper.restore.verify import Verification
 from stepkeeper.save.in_flight import InFlight
 
-__all__ = ["Health", "RestoreResult", "StepOutcome"]
+__all__ = ["CheckpointInfo", "Health", "RestoreResult", "StepOutcome", "Verification"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreResult:
     """The commit that is in the state now. Every block of it that was read was verified."""
 
-    sequence: int
-    """Its slot in the log."""
+    sequence: int | None
+    """Its slot in the log. None: another writer saved it, and the log has no entry of it."""
 
     step: int
     """The last step that was finished when it was saved: go on with the next one."""

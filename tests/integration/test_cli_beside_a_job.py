@@ -30,10 +30,10 @@ def saving(url: str) -> Iterator[list[int]]:
 
     def run() -> None:
         try:
-            with open_manager(url, max_to_keep=2, take_over=True) as manager:
-                manager.restore_latest({"blob": torch.zeros(1 << 18)})
+            with open_manager(url, keep=2, take_over=True) as manager:
+                manager.restore({"blob": torch.zeros(1 << 18)})
                 while not is_over.is_set():
-                    manager.save(len(steps) + 1, {"blob": torch.randn(1 << 18)})
+                    manager.save(len(steps) + 1, {"blob": torch.randn(1 << 18)}).result()
                     steps.append(len(steps) + 1)
                     has_begun.set()
         except BaseException as error:  # the test raises it

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fork_server import ForkServer
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import ClaimRequest, Kind, OpenRequest
 from stepkeeper.contract.wire import encode
@@ -51,20 +51,20 @@ def test_a_companion_that_is_told_to_stop_while_it_starts_answers_all_the_same(
 def test_a_save_is_committed_by_the_companion_that_is_told_to_stop_meanwhile(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    with CheckpointManager((tmp_path / "root").as_uri(), chkpt_on_preemption=False) as manager:
-        manager.save(1, {"w": torch.zeros(3)}, force=True)
+    with CheckpointManager((tmp_path / "root").as_uri(), options=Options(stop_on_notice=False)) as manager:
+        manager.save(1, {"w": torch.zeros(3)}).result()
         pid = manager.health().companion_pid
         assert pid is not None
         # It has been asked to write, and is told, before it can go on.
         os.kill(pid, signal.SIGSTOP)
-        manager.save_async(2, {"w": torch.ones(3)}, force=True)
+        manager.save(2, {"w": torch.ones(3)})
         os.kill(pid, number)
         in_flight = manager.in_flight
         assert in_flight is not None
         os.kill(pid, signal.SIGCONT)
-        assert in_flight.result(60).record.step == 2
+        assert in_flight.result(60).step == 2
         assert manager.health().companion_pid == pid
-        assert manager.all_steps() == [1, 2]
+        assert manager.steps() == [1, 2]
 
 
 def test_a_companion_is_gone_with_its_trainer_though_a_forked_child_has_its_socket() -> None:

@@ -13,7 +13,7 @@ import torch
 from page_blocks import read_blocks
 from page_reader import Reader, reading
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.errors import DamagedEntryError, FencedError, LogGapError
 from stepkeeper.log import Claim, Log
 from stepkeeper.log.tail import slot_path
@@ -32,10 +32,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Slots 0 begin, 1 to 3 steps 1 to 3, 4 begin, 5 restored, 6 and 7 steps 4 and 5."""
     root = tmp_path_factory.mktemp("damaged") / "whole"
     for steps in ((1, 2, 3), (4, 5)):
-        with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
-            manager.restore_latest(state_at(0))
+        with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
+            manager.restore(state_at(0))
             for step in steps:
-                manager.save(step, state_at(step))
+                manager.save(step, state_at(step)).result()
     kinds = [Log(open_store(root.as_uri())).entry(slot).kind for slot in range(8)]
     assert kinds == ["begin", "commit", "commit", "commit", "begin", "restored", "commit", "commit"]
     return root
@@ -111,10 +111,10 @@ def test_the_page_gets_a_training_going_again(person: Person, case: str) -> None
     claim = Claim(slot=writer.state.claim, nonce=writer.entry(writer.state.claim).nonce)
     damage(person.root, CASES[case])
     with (
-        CheckpointManager(person.root.as_uri(), 1, chkpt_on_preemption=False) as manager,
+        CheckpointManager(person.root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager,
         pytest.raises((DamagedEntryError, LogGapError), match="stepkeeper repair file://"),
     ):
-        manager.restore_latest(state_at(0))
+        manager.restore(state_at(0))
     let_an_hour_pass(person.root)
     before = contents(person.root)
     assert "BAD     log: " in person.does(FOUND)
@@ -136,13 +136,13 @@ def test_the_page_gets_a_training_going_again(person: Person, case: str) -> None
 def goes_on(root: Path, step: int) -> None:
     """Check that a start goes on from `step`, bit for bit, and saves."""
     state = state_at(0)
-    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
-        result = manager.restore_latest(state)
+    with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
+        result = manager.restore(state)
         assert result is not None
         assert (result.step, state["n"]) == (step, step)
         assert torch.equal(state["w"], torch.full((300,), float(step)))
-        manager.save(step + 1, state_at(step + 1))
-        assert manager.all_steps()[-1] == step + 1
+        manager.save(step + 1, state_at(step + 1)).result()
+        assert manager.steps()[-1] == step + 1
 
 
 def test_a_copy_that_is_put_back_loses_nothing(person: Person, whole: Path) -> None:

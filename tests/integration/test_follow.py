@@ -46,15 +46,15 @@ def wait_until(true: Callable[[], bool]) -> None:
 @pytest.mark.smoke
 def test_commits_come_as_they_are_made_and_stay_while_they_are_used(uri: str) -> None:
     seen: list[int] = []
-    with open_manager(uri, max_to_keep=1) as manager:
-        manager.save(1, state_at(1), metrics={"loss": 0.25})
+    with open_manager(uri, keep=1) as manager:
+        manager.save(1, state_at(1), metrics={"loss": 0.25}).result()
         follower = stepkeeper.follow(uri, poll_s=0.02, timeout_s=60)
         with follower as commits:
             first = next(commits)
             assert (first.step, first.metrics) == (1, {"loss": 0.25})
             assert pinned(uri) == [first.sequence]
             for step in (2, 3):
-                manager.save(step, state_at(step))
+                manager.save(step, state_at(step)).result()
             state = state_at(0)
             first.load(state)
             assert (state["model"]["w"][0].item(), state["position"]) == (1.0, 1), (
@@ -82,7 +82,7 @@ def test_commits_come_as_they_are_made_and_stay_while_they_are_used(uri: str) ->
 def test_every_commit_comes_in_order_if_that_is_wanted(uri: str) -> None:
     with open_manager(uri) as manager:
         for step in (10, 20, 10):
-            manager.save(step, state_at(step), force=True)
+            manager.save(step, state_at(step)).result()
     with stepkeeper.follow(uri, poll_s=0.01, timeout_s=0.0, every=True) as commits:
         found = list(commits)
     assert [commit.step for commit in found] == [10, 20, 10]
@@ -100,7 +100,7 @@ def test_a_root_that_is_not_there_yet_is_waited_for(uri: str, caplog: pytest.Log
     thread = threading.Thread(target=lambda: steps.extend(commit.step for commit in follower))
     thread.start()
     with open_manager(uri) as manager:
-        manager.save(5, state_at(5))
+        manager.save(5, state_at(5)).result()
     wait_until(lambda: steps == [5])
     follower.close()
     thread.join(60)
@@ -111,7 +111,7 @@ def test_a_store_that_gives_no_answer_is_asked_again(uri: str, monkeypatch: pyte
     from stepkeeper.errors import TransientStorageError
 
     with open_manager(uri) as manager:
-        manager.save(1, state_at(1))
+        manager.save(1, state_at(1)).result()
     follower = stepkeeper.follow(uri, poll_s=0.01)
     opened = follower._log.open
     n_asked = 0
@@ -141,7 +141,7 @@ def start_reader(torch_server: ForkServer, uri: str) -> Iterator[Callable[[str],
 
     def start(mode: str) -> ForkedProcess:
         with open_manager(uri) as manager:
-            manager.save(1, {"w": torch.ones(8)})
+            manager.save(1, {"w": torch.ones(8)}).result()
         reader = torch_server.start([READER, uri, mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         readers.append(reader)
         assert reader.stdout is not None
@@ -196,9 +196,9 @@ def test_who_is_killed_holds_its_commit_for_a_lease_only(
     (folder,) = (root / "1").iterdir()
 
     def start_and_save(step: int) -> None:
-        with open_manager(uri, max_to_keep=4) as manager:
-            manager.restore_latest({"w": torch.zeros(8)})
-            manager.save(step, {"w": torch.ones(8)})
+        with open_manager(uri, keep=4) as manager:
+            manager.restore({"w": torch.zeros(8)})
+            manager.save(step, {"w": torch.ones(8)}).result()
 
     for step in range(2, 7):
         start_and_save(step)

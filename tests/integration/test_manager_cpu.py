@@ -81,11 +81,11 @@ def slots(uri: str) -> list[str]:
 def test_what_is_restored_is_what_was_saved_bit_by_bit(uri: str) -> None:
     saved = new_state()
     with open_manager(uri) as manager:
-        assert manager.restore_latest(saved) is None
-        manager.save(7, saved)
+        assert manager.restore(saved) is None
+        manager.save(7, saved).result()
     other = new_state(seed=1)
     with open_manager(uri) as manager:
-        result = manager.restore_latest(other)
+        result = manager.restore(other)
     assert result is not None
     assert (result.step, result.sequence) == (7, 1)
     assert_same(saved, other)
@@ -96,7 +96,8 @@ def test_what_is_restored_is_what_was_saved_bit_by_bit(uri: str) -> None:
 def test_stock_torch_loads_the_folder(uri: str) -> None:
     tied = torch.nn.Parameter(torch.randn(4, 5))
     with open_manager(uri) as manager:
-        manager.save(1, {"a": {"w": tied, "tied": tied}, "steps": 4, "b": torch.arange(6).view(2, 3)})
+        saved = {"a": {"w": tied, "tied": tied}, "steps": 4, "b": torch.arange(6).view(2, 3)}
+        manager.save(1, saved).result()
         folder = manager.metadata(1).uri.removeprefix("file://")
     state: dict[str, Any] = {
         "a": {"w": torch.zeros(4, 5), "tied": torch.zeros(4, 5)},
@@ -115,13 +116,13 @@ def test_stock_torch_loads_the_folder(uri: str) -> None:
 
 def test_what_was_condemned_is_not_taken_for_nothing(uri: str) -> None:
     with open_manager(uri) as manager:
-        manager.save(1, {"w": torch.zeros(3000)})
+        manager.save(1, {"w": torch.zeros(3000)}).result()
     flip_a_byte(uri, 1)
     for problem in ("read bad", "no latest one; quarantined: 1 "):
         manager = open_manager(uri)
         for complaint in (problem, "no latest one; quarantined: 1 "):
             with pytest.raises(RestoreError, match=complaint):
-                manager.restore_latest({"w": torch.zeros(3000)})
+                manager.restore({"w": torch.zeros(3000)})
         manager.close()
 
 
@@ -151,11 +152,11 @@ def kill_during(in_flight: InFlight | None, pid: int) -> None:
 def test_a_killed_companion_fails_the_save_loudly_and_the_next_save_works(uri: str) -> None:
     state = {"w": torch.zeros(10)}
     manager = open_manager(uri)
-    manager.save(1, state)
+    manager.save(1, state).result()
     pid = manager.health().companion_pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    manager.save_async(2, state)
+    manager.save(2, state)
     kill_during(manager.in_flight, pid)
     health = manager.health()
     assert not health.ok
@@ -164,10 +165,10 @@ def test_a_killed_companion_fails_the_save_loudly_and_the_next_save_works(uri: s
 
     outcome = manager.step(3, state)
     assert outcome.in_flight is not None
-    assert outcome.in_flight.result(30).record.step == 3
+    assert outcome.in_flight.result(30).step == 3
     assert manager.health().ok
     assert manager.health().companion_pid != pid
-    assert manager.all_steps() == [1, 3]
+    assert manager.steps() == [1, 3]
     assert slots(uri) == ["begin", "commit", "commit"], "the claim is still the first one"
     manager.close()
 
@@ -175,6 +176,6 @@ def test_a_killed_companion_fails_the_save_loudly_and_the_next_save_works(uri: s
 def test_a_value_that_cannot_be_stored_is_refused_by_name(uri: str) -> None:
     manager = open_manager(uri)
     with pytest.raises(UnsupportedValueError, match=r"loader\.lock"):
-        manager.save(1, {"loader": {"lock": object()}})
-    manager.save(2, {"w": torch.zeros(1)})
+        manager.save(1, {"loader": {"lock": object()}}).result()
+    manager.save(2, {"w": torch.zeros(1)}).result()
     manager.close()

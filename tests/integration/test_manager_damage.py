@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.errors import LogFormatError, LogGapError, SaveError
 from stepkeeper.log import Log
 from stepkeeper.log.tail import slot_path
@@ -20,9 +20,9 @@ from stepkeeper.storage import open_store
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Steps 1 and 2 are committed here."""
     root = tmp_path_factory.mktemp("damage") / "whole"
-    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
+    with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
         for step in (1, 2):
-            manager.save(step, state_at(step))
+            manager.save(step, state_at(step)).result()
     return root
 
 
@@ -66,13 +66,13 @@ def test_what_is_damaged_is_said_loudly_and_the_step_before_is_restored(
     (folder,) = (root / "2").iterdir()
     damage(folder / name, how)
     state = {"w": torch.zeros(3000), "n": 0}
-    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
-        result = manager.restore_latest(state)
+    with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
+        result = manager.restore(state)
         assert result is not None
         assert result.step == step
         assert state["n"] == step
         assert torch.equal(torch.as_tensor(state["w"]), torch.full((3000,), float(step)))
-        manager.save(3, state_at(3))
+        manager.save(3, state_at(3)).result()
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     is_harmed = "stranger" not in how
     assert any(name in each for each in said) == is_harmed
@@ -94,12 +94,12 @@ def test_a_damaged_log_is_named_and_nothing_is_done(whole: Path, tmp_path: Path,
     path = root / slot_path(slot)
     damage(path, how)
     before = contents(root)
-    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
-        for act in (lambda: manager.restore_latest({"w": torch.zeros(3000), "n": 0}), manager.all_steps):
+    with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
+        for act in (lambda: manager.restore({"w": torch.zeros(3000), "n": 0}), manager.steps):
             with pytest.raises((LogFormatError, LogGapError), match=slot_path(slot)):
                 act()
         with pytest.raises((LogFormatError, LogGapError), match=slot_path(slot)):
-            manager.save(3, state_at(3))
+            manager.save(3, state_at(3)).result()
         with suppress(SaveError):
             manager.wait()
     assert contents(root) == before

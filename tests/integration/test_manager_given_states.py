@@ -4,14 +4,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from stepkeeper import PerRank, Whole, prime_optimizer
+from stepkeeper import CheckpointManager, PerRank, Whole, prime_optimizer
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper_testing.trainer import open_manager
 
+CALLS: dict[str, Callable[[CheckpointManager, Any], object]] = {
+    "step": lambda manager, state: manager.step(1, state),
+    "save": lambda manager, state: manager.save(1, state),
+    "restore": lambda manager, state: manager.restore(state),
+    "restore a step": lambda manager, state: manager.restore(state, 1),
+}
 NO_STATES: dict[str, Any] = {
     "None": None,
     "a tensor": torch.zeros(2),
@@ -19,13 +26,43 @@ NO_STATES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("call", ["step", "save", "save_async", "restore", "restore_latest"])
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("state", NO_STATES.values(), ids=NO_STATES)
 def test_what_is_no_state_is_refused_before_anything_is_written(uri: str, call: str, state: Any) -> None:
     with open_manager(uri) as manager:
         with pytest.raises(TypeError, match="state is a dict, or an object with state_dict"):
-            getattr(manager, call)(*(() if call == "restore_latest" else (1,)), state)
+            CALLS[call](manager, state)
     assert not Log(open_store(uri)).open().commits
+
+
+@pytest.mark.parametrize("call", ["step", "save"])
+@pytest.mark.parametrize("metrics", [0.5, True, [("loss", 0.5)]])
+def test_metrics_without_names_are_refused_at_once(uri: str, call: str, metrics: Any) -> None:
+    with open_manager(uri) as manager:
+        with pytest.raises(TypeError, match=r"metrics is a dict of numbers by name, not a value of type \w+"):
+            getattr(manager, call)(1, {"w": torch.zeros(2)}, metrics)
+        assert manager.health().companion_pid is None
+    assert not Log(open_store(uri)).open().commits
+
+
+STEPS: dict[str, Callable[[CheckpointManager, Any], object]] = {
+    "step": lambda manager, step: manager.step(step, {"w": torch.zeros(2)}),
+    "save": lambda manager, step: manager.save(step, {"w": torch.zeros(2)}),
+    "restore": lambda manager, step: manager.restore({"w": torch.zeros(2)}, step),
+    "metadata": lambda manager, step: manager.metadata(step),
+    "verify": lambda manager, step: manager.verify(step),
+}
+
+
+@pytest.mark.parametrize("call", STEPS)
+def test_a_step_is_a_whole_number_of_any_library(uri: str, call: str) -> None:
+    with open_manager(uri) as manager:
+        manager.save(3, {"w": torch.zeros(2)}).result()
+        for step in (np.int64(3), torch.tensor(3)):
+            STEPS[call](manager, step)
+        for wrong in (3.0, "3", [3], True):
+            with pytest.raises(TypeError, match="step is a whole number, not a value of type"):
+                STEPS[call](manager, wrong)
 
 
 def test_a_function_is_called_once_for_each_save_and_never_besides(uri: str) -> None:
@@ -39,18 +76,13 @@ def test_a_function_is_called_once_for_each_save_and_never_besides(uri: str) -> 
         for step in range(1, 12):
             manager.step(step, build)
         assert calls == [5, 10]
-        step = 12
-        assert not manager.save(step, build)
-        assert not manager.save_async(step, build)
-        assert calls == [5, 10]
-        assert manager.save(step, build, force=True)
-        step = 13
-        assert manager.save_async(step, build, force=True)
+        for step in (12, 13):
+            manager.save(step, build)
         assert calls == [5, 10, 12, 13]
     found: dict[str, Any] = {"w": torch.zeros(3), "step": 0}
     with open_manager(uri) as manager:
         for step in (5, 10, 12, 13):
-            manager.restore(step, found)
+            manager.restore(found, step)
             assert (found["step"], found["w"].tolist()) == (step, [step] * 3)
 
 
@@ -76,13 +108,12 @@ def test_a_function_that_returns_no_state_is_refused(uri: str, given: Any, name:
             manager.step(1, lambda: given)
 
 
-@pytest.mark.parametrize("call", ["restore", "restore_latest"])
+@pytest.mark.parametrize("call", ["restore", "restore a step"])
 def test_a_restore_refuses_a_function_because_values_would_be_lost(uri: str, call: str) -> None:
     with open_manager(uri) as manager:
-        manager.save(1, {"n": 1})
-        arguments = (1,) if call == "restore" else ()
+        manager.save(1, {"n": 1}).result()
         with pytest.raises(TypeError, match="is filled in place"):
-            getattr(manager, call)(*arguments, lambda: {"n": 0})
+            CALLS[call](manager, lambda: {"n": 0})
 
 
 Given = Callable[["Recorder"], Any]
@@ -114,7 +145,7 @@ class Recorder:
         self.calls.append("load_state_dict")
 
 
-@pytest.mark.parametrize("call", ["step", "save", "save_async"])
+@pytest.mark.parametrize("call", ["step", "save"])
 def test_a_save_calls_state_dict_once(tmp_path: Path, call: str) -> None:
     part = Recorder()
     with open_manager(tmp_path) as manager:
@@ -131,13 +162,13 @@ def test_a_restore_calls_state_dict_before_load_state_dict_and_never_after_it(
     tmp_path: Path, given: Given
 ) -> None:
     with open_manager(tmp_path) as manager:
-        manager.save(1, {"part": given(Recorder())})
+        manager.save(1, {"part": given(Recorder())}).result()
     part = Recorder()
     part.tensor.zero_()
     with open_manager(tmp_path) as manager:
-        assert manager.restore_latest({"part": given(part)})
+        assert manager.restore({"part": given(part)})
         assert part.take_calls() == ["state_dict", "load_state_dict"]
-        manager.restore(1, {"part": given(part)})
+        manager.restore({"part": given(part)}, 1)
         assert part.take_calls() == ["state_dict", "load_state_dict"]
     assert not part.take_calls()
 
@@ -152,11 +183,11 @@ def test_a_first_start_takes_a_state_that_cannot_be_saved_before_its_first_step(
 ) -> None:
     state = {"part": unready}
     with open_manager(tmp_path) as manager:
-        assert manager.restore_latest(state) is None
+        assert manager.restore(state) is None
         state["part"] = torch.ones(2)
         manager.step(1, state)
         manager.wait()
-        assert manager.all_steps() == [1]
+        assert manager.steps() == [1]
 
 
 @pytest.mark.smoke
@@ -169,15 +200,13 @@ def test_an_optimizer_that_was_not_primed_is_warned_of_at_the_first_save(
     if primed:
         prime_optimizer(state["optimizer"])
     with open_manager(tmp_path) as manager:
-        manager.restore_latest(state)
+        manager.restore(state)
         for step in (1, 2):
             torch.autograd.backward(weight.sum())
             state["optimizer"].step()
             state["log"].append({"step": step})
             manager.step(step, state)
-    warnings = [
-        each for each in caplog.messages if "prime_optimizer(optimizer) before restore_latest" in each
-    ]
+    warnings = [each for each in caplog.messages if "prime_optimizer(optimizer) before the restore" in each]
     assert [each.startswith("step 1 is saved") for each in warnings] == ([] if primed else [True])
 
 
@@ -186,15 +215,15 @@ def test_an_optimizer_that_a_partial_restore_leaves_unprimed_is_warned_of(
 ) -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     with open_manager(tmp_path) as manager:
-        manager.save(1, {"w": weight})
+        manager.save(1, {"w": weight}).result()
     optimizer = torch.optim.AdamW([weight])
     state = {"w": weight, "optimizer": optimizer}
     with open_manager(tmp_path) as manager:
-        manager.restore_latest(state, items=["w"])
+        manager.restore(state, items=["w"])
         torch.autograd.backward(weight.sum())
         optimizer.step()
-        manager.save(2, state)
-    assert "prime_optimizer(optimizer) before restore_latest" in caplog.text
+        manager.save(2, state).result()
+    assert "prime_optimizer(optimizer) before the restore" in caplog.text
 
 
 def trainer_at(step: int) -> dict[str, Any]:
@@ -212,9 +241,7 @@ def test_the_state_of_a_trainer_goes_on_after_a_restart(uri: str, *, whole: bool
     for started_at in (0, 4, 8):
         found: Any = trainer_at(0)
         with open_manager(uri, 4) as manager:
-            restored = manager.restore_latest(
-                {"w": torch.zeros(2), "trainer": Whole(found) if whole else found}
-            )
+            restored = manager.restore({"w": torch.zeros(2), "trainer": Whole(found) if whole else found})
             assert (restored.step if restored else 0) == started_at
             assert found == trainer_at(started_at)
             for step in range(started_at + 1, started_at + 5):

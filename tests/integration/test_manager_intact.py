@@ -1,4 +1,4 @@
-"""A state on the host may change the moment that save_async returns, while the companion has read nothing of it yet."""
+"""A state on the host may change the moment that save returns, while the companion has read nothing of it yet."""
 
 import copy
 import os
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager, PerRank
+from stepkeeper_testing.trainer import open_manager
 
 
 @contextmanager
@@ -30,19 +31,19 @@ def held_up(manager: CheckpointManager) -> Iterator[None]:
 def snapshots_kept(root: Path, state: dict[str, Any], change: Callable[[int], None]) -> list[int]:
     """Steps that were saved, `state` changed behind each at once, and that a restore has found as they were."""
     found: list[int] = []
-    with CheckpointManager(root.as_uri(), 10**6, max_pending_async=2, chkpt_on_preemption=False) as manager:
-        manager.save(0, state, force=True)
+    with open_manager(root, max_pending=2) as manager:
+        manager.save(0, state).result()
         for first in (1, 3):
             then: dict[int, Any] = {}
             with held_up(manager):
                 for step in (first, first + 1):
                     then[step] = contents(state)
-                    manager.save_async(step, state, force=True)
+                    manager.save(step, state)
                     change(step)
                     assert not same(contents(state), then[step]), "there would be nothing to see"
             assert manager.wait(60)
             for step, expected in then.items():
-                manager.restore(step, state)
+                manager.restore(state, step)
                 if same(contents(state), expected):
                     found.append(step)
     return found

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from stepkeeper import CheckpointManager
+from stepkeeper import RestoreResult
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log import BeginEntry, CommitEntry, Log
 from stepkeeper.storage import open_store
+from stepkeeper_testing.trainer import open_manager
 
 SCRIPTS = Path(__file__).parent / "legacy_roots"
 
@@ -36,10 +37,6 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def root(old: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(old, tmp_path / "root"))
-
-
-def manager_of(root: Path, **options: Any) -> CheckpointManager:
-    return CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False, **options)
 
 
 def entries(root: Path) -> Iterator[Any]:
@@ -64,16 +61,16 @@ def flip(path: Path) -> None:
 @pytest.mark.smoke
 def test_an_old_root_is_resumed_and_left_as_it_is(root: Path, old: Path) -> None:
     state = state_at(0)
-    with manager_of(root, max_to_keep=1) as manager:
-        assert manager.all_steps() == [100, 200, 300]
+    with open_manager(root, keep=1) as manager:
+        assert manager.steps() == [100, 200, 300]
         assert manager.metadata(200).tensors["model.w"].shape == (300,)
-        result = manager.restore_latest(state)
+        result = manager.restore(state)
         assert result is not None
-        assert (result.step, result.uri) == (300, f"{root.as_uri()}/checkpoint_300")
+        assert (result.step, result.sequence, result.uri) == (300, None, f"{root.as_uri()}/checkpoint_300")
         assert state["step"] == 300
         assert torch.equal(state["model"]["w"], state_at(300)["model"]["w"])
         for step in (301, 302, 303):
-            manager.save(step, state_at(step))
+            manager.save(step, state_at(step)).result()
         assert manager.in_flight is None
     begin, *others = entries(root)
     assert isinstance(begin, BeginEntry)
@@ -81,14 +78,16 @@ def test_an_old_root_is_resumed_and_left_as_it_is(root: Path, old: Path) -> None
     assert (begin.base, begin.legacy.step, begin.legacy.folder) == (None, 300, "checkpoint_300")
     first = next(body for body in others if isinstance(body, CommitEntry))
     assert (first.step, first.parent, first.legacy) == (301, None, begin.legacy)
-    with manager_of(root) as manager:
+    with open_manager(root) as manager:
         # What retention deleted of ours takes nothing of theirs along.
-        assert manager.all_steps()[:3] == [100, 200, 300]
-        assert manager.all_steps()[-1] == 303
-        result = manager.restore_latest(state)
+        assert manager.steps()[:3] == [100, 200, 300]
+        assert manager.steps()[-1] == 303
+        result = manager.restore(state)
         assert result is not None
         assert result.step == 303
-        manager.restore(200, state)
+        assert manager.restore(state, 200) == RestoreResult(
+            sequence=None, step=200, uri=f"{root.as_uri()}/step-200"
+        )
         assert state["step"] == 200
     assert files(root) == files(old)
 
@@ -98,13 +97,13 @@ def test_what_is_bad_is_read_again_and_the_older_one_is_gone_on_from(
 ) -> None:
     flip(root / "checkpoint_300" / "__0_0.distcp")
     state = state_at(0)
-    with manager_of(root) as manager:
+    with open_manager(root) as manager:
         with pytest.raises(TornCheckpointError, match=r"checkpoint_300.*has another checksum"):
-            manager.restore(300, state)
-        result = manager.restore_latest(state)
+            manager.restore(state, 300)
+        result = manager.restore(state)
         assert result is not None
         assert result.step == state["step"] == 200
-        manager.save(201, state)
+        manager.save(201, state).result()
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert any("checkpoint_300" in each for each in said)
     bases = [body.legacy for body in entries(root) if isinstance(body, BeginEntry)]

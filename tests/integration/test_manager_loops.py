@@ -4,21 +4,27 @@ import logging
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from stepkeeper import CheckpointManager, SaveReport
+import stepkeeper.torch_xla as xc
+from stepkeeper import CheckpointManager, Options, SaveReport
+from stepkeeper.contract import ExitCode
 from stepkeeper.errors import SaveError
 from stepkeeper.log import Log
 from stepkeeper.policy import keep
+from stepkeeper.save.persist import persist_save
 from stepkeeper.storage import open_store
 from stepkeeper_testing.trainer import open_manager
 
 
 def test_a_step_with_nothing_due_touches_nothing(uri: str) -> None:
-    with open_manager(uri, interval=10**9) as manager:
+    with open_manager(uri, save=10**9) as manager:
         for step in range(1, 101):
             manager.step(step, {"w": torch.zeros(10)}, {"loss": 0.25})
         assert manager.health().companion_pid is None
@@ -26,7 +32,7 @@ def test_a_step_with_nothing_due_touches_nothing(uri: str) -> None:
 
 
 def test_a_notice_after_going_back_saves_the_step_all_the_same(uri: str) -> None:
-    manager = CheckpointManager(uri, 1000)
+    manager = xc.CheckpointManager(uri, 1000)
     state = {"w": torch.zeros(10)}
     for step in (5, 100):
         manager.save(step, state, force=True)
@@ -43,6 +49,44 @@ def test_a_notice_after_going_back_saves_the_step_all_the_same(uri: str) -> None
     manager.close()
 
 
+@pytest.mark.parametrize("way", ["close", "the end of the block"])
+def test_a_save_after_a_stop_is_committed(uri: str, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    def persist(*arguments: Any) -> Any:
+        time.sleep(0.5)
+        return persist_save(*arguments)
+
+    monkeypatch.setattr("stepkeeper.save.pipeline.persist_save", persist)
+    manager = open_manager(uri, 1000)
+    manager.step(1, {"w": torch.zeros(3)})
+    manager.request_stop()
+    assert manager.step(2, {"w": torch.zeros(3)}).stop
+    manager.save(3, {"w": torch.zeros(3)})
+    with pytest.raises(SystemExit) as ended:
+        manager.close() if way == "close" else manager.__exit__(None, None, None)
+    assert ended.value.code == ExitCode.SAVED
+    assert open_manager(uri).steps() == [2, 3]
+
+
+def test_a_loop_that_only_saves_is_warned_once_that_it_does_not_stop(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with suppress(SystemExit), open_manager(uri) as manager:
+        manager.save(1, {"w": torch.zeros(3)})
+        manager.request_stop()
+        for step in (2, 3, 4):
+            manager.save(step, {"w": torch.zeros(3)})
+    warnings = [each for each in caplog.messages if "call `step` after every step" in each]
+    assert len(warnings) == 1
+    assert "step 3 is saved, but all ranks stop at step 2" in warnings[0]
+    assert open_manager(uri).steps() == [1, 2, 3, 4]
+
+
+def test_what_is_no_function_is_no_hook(uri: str) -> None:
+    not_a_function: Any = "hook"
+    with pytest.raises(TypeError, match="a hook is a function of a SaveReport, not a str"):
+        open_manager(uri).on_save(not_a_function)
+
+
 UNCLOSED = """
 import sys, time, torch
 from stepkeeper import CheckpointManager
@@ -51,17 +95,17 @@ def told(report):
     time.sleep(0.3)
     print(report.step, report.committed)
 
-manager = CheckpointManager(sys.argv[1], 1)
+manager = CheckpointManager(sys.argv[1])
 manager.on_save(told)
 for step in (1, 2):
-    manager.save_async(step, {"w": torch.zeros(3)})
+    manager.save(step, {"w": torch.zeros(3)})
 """
 
 
 def test_a_hook_may_ask_the_manager_for_all_that_it_has(uri: str) -> None:
     seen: list[object] = []
     state = {"w": torch.arange(3.0)}
-    with CheckpointManager(uri, 1) as manager:
+    with xc.CheckpointManager(uri, 1) as manager:
 
         def look(report: SaveReport) -> None:
             if report.step == 1:
@@ -89,17 +133,18 @@ N_THREADS, N_SAVES = 4, 10
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_each_is_made_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture, waits: bool) -> None:
-    manager = CheckpointManager(tmp_path / "root", 1, chkpt_on_preemption=False)
+    manager = CheckpointManager(tmp_path / "root", save=1, options=Options(stop_on_notice=False))
     reports: list[SaveReport] = []
     manager.on_save(reports.append)
     failures: list[BaseException] = []
 
     def save(thread: int) -> None:
-        begin = manager.save if waits else manager.save_async
         try:
             for number in range(N_SAVES):
                 step = 100 * thread + number
-                assert begin(step, {"w": torch.full((1000,), float(step))}, True)
+                in_flight = manager.save(step, {"w": torch.full((1000,), float(step))})
+                if waits:
+                    in_flight.result()
         except BaseException as error:
             failures.append(error)
 
@@ -108,12 +153,12 @@ def test_each_is_made_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         thread.start()
     for thread in threads:
         thread.join(120)
-    manager.join()
+    manager.wait()
     steps = sorted(100 * thread + number for thread in range(N_THREADS) for number in range(N_SAVES))
-    assert (failures, sorted(manager.all_steps())) == ([], steps)
+    assert (failures, sorted(manager.steps())) == ([], steps)
     state = {"w": torch.zeros(1000)}
     for step in (steps[0], steps[-1]):
-        manager.restore(step, state)
+        manager.restore(state, step)
         assert torch.equal(state["w"], torch.full((1000,), float(step)))
     manager.close()
     assert sorted(report.step for report in reports) == steps
@@ -134,7 +179,8 @@ def test_reports_say_where_the_time_went(uri: str, caplog: pytest.LogCaptureFixt
         remove = manager.on_save(reports.append)
         in_flight = manager.step(1, state, {"loss": object()}).in_flight
         assert in_flight is not None
-        record = in_flight.result(60).record
+        assert in_flight.result(60) is in_flight.report
+        record = Log(open_store(uri)).open().line[0]
         # A file where the next step's folder has to be.
         Path(uri.removeprefix("file://"), "2").write_text("")
         manager.step(2, state)
@@ -142,8 +188,8 @@ def test_reports_say_where_the_time_went(uri: str, caplog: pytest.LogCaptureFixt
         assert manager._parts.saver.cost is not None
         remove()
         with pytest.raises(SaveError, match="in the background failed"):
-            manager.save(3, state)
-        manager.save(3, state)
+            manager.save(3, state).result()
+        manager.save(3, state).result()
     good, bad = reports
     assert good is in_flight.report
     assert (good.step, good.sequence, good.total_bytes) == (1, record.slot, record.size_bytes)
@@ -165,8 +211,8 @@ def test_the_best_stay_by_the_metrics_of_their_steps(uri: str) -> None:
     policy = keep.AnyOf((keep.LastN(1), keep.BestN(2, "loss", "min")))
     with open_manager(uri, 10**6, keep=policy) as manager:
         for step, loss in losses.items():
-            manager.save(step, {"w": torch.zeros(3)}, force=True, metrics={"loss": loss, "name": "run"})
-    assert open_manager(uri, 10**6).all_steps() == [2, 4, 6]
+            manager.save(step, {"w": torch.zeros(3)}, metrics={"loss": loss, "name": "run"}).result()
+    assert open_manager(uri, 10**6).steps() == [2, 4, 6]
     line = Log(open_store(uri)).open().line
     assert [record.metrics for record in line] == [{"loss": "8.0"}, {"loss": "0.5"}, {"loss": "1.0"}]
 
@@ -180,7 +226,7 @@ def test_prometheus_counts_what_is_saved(uri: str) -> None:
     with open_manager(uri, 1) as manager:
         export(manager, registry)
         for step in (1, 2):
-            manager.save(step, {"w": torch.zeros(3)})
+            manager.save(step, {"w": torch.zeros(3)}).result()
     value = registry.get_sample_value
     assert value("stepkeeper_saves_total", {"outcome": "committed"}) == 2
     assert value("stepkeeper_committed_step") == 2
@@ -194,18 +240,18 @@ def test_prometheus_counts_what_is_saved(uri: str) -> None:
 def test_an_evaluators_manager_writes_nothing_and_starts_no_process(uri: str) -> None:
     root = Path(uri.removeprefix("file://"))
     early = open_manager(uri, 10**6)
-    assert early.all_steps() == []
+    assert early.steps() == []
     assert not root.exists()
     with open_manager(uri, 10**6) as training:
-        training.save(1, {"w": torch.ones(3)}, force=True)
+        training.save(1, {"w": torch.ones(3)}).result()
         held = sorted(root.rglob("*"))
         late = open_manager(uri, 10**6)
         state = {"w": torch.zeros(3)}
-        late.restore(1, state)
-        assert (early.all_steps(), late.all_steps()) == ([1], [1])
+        late.restore(state, 1)
+        assert (early.steps(), late.steps()) == ([1], [1])
         for manager in (early, late):
             assert manager.health().companion_pid is None
             assert manager.health().claim is None
             manager.close()
         assert sorted(root.rglob("*")) == held
-        training.save(2, state, force=True)
+        training.save(2, state).result()

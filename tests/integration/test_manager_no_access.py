@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 from typing_extensions import override
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.cli.app import app
 from stepkeeper.errors import NoAccessError
 
@@ -79,13 +79,13 @@ def test_a_training_is_told_what_to_do(
     state = {"w": torch.zeros(2)}
     with refusing(status, says) as (address, came):
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
-        manager = CheckpointManager(URI, 1, chkpt_on_preemption=False)
+        manager = CheckpointManager(URI, save=1, options=Options(stop_on_notice=False))
         with pytest.raises(NoAccessError, match=told):
-            manager.restore_latest(state)
+            manager.restore(state)
         with pytest.raises(NoAccessError, match=told):
             manager.step(1, state)
         with pytest.raises(NoAccessError, match=told):
-            manager.all_steps()
+            manager.steps()
         manager.close()
         said = CliRunner().invoke(app, ["ls", URI])
         assert said.exit_code == 3

@@ -58,7 +58,7 @@ OPTIMIZERS: Mapping[str, Optimizers] = {
 
 def save(root: Path, state: dict[str, Any]) -> None:
     with open_manager(root) as manager:
-        manager.save(1, state)
+        manager.save(1, state).result()
 
 
 class Model(nn.Module):
@@ -87,7 +87,7 @@ def test_an_optimizer_with_another_number_of_parameters_is_refused_by_its_name(
     optimizer = make(model.parameters())
     prime_optimizer(optimizer)
     with open_manager(tmp_path) as manager, pytest.raises(LoadMismatchError) as error:
-        manager.restore_latest({"model": model, "optimizer": optimizer}, strict=strict)
+        manager.restore({"model": model, "optimizer": optimizer}, strict=strict)
     if not (strict and optimizer.state):
         # A strict restore misses the second parameter's moments before.
         assert error.value.mismatched.keys() == {"optimizer"}
@@ -104,7 +104,7 @@ def test_ranks_values_that_cannot_be_converted_change_nothing(tmp_path: Path) ->
 
     state: dict[str, Any] = {"w": torch.zeros(4), "n": PerRank(0, refuse)}
     with open_manager(tmp_path) as manager, pytest.raises(PerRankError, match="not for one rank"):
-        manager.restore_latest(state)
+        manager.restore(state)
     assert torch.equal(state["w"], torch.zeros(4))
 
 
@@ -128,16 +128,17 @@ def test_what_an_object_refuses_is_raised_with_its_name_and_condemns_nothing(
 ) -> None:
     save(tmp_path, {"w": torch.ones(4), "part": {"picky": Picky()}})
     with open_manager(tmp_path) as manager, pytest.raises(type(error), match=str(error)) as raised:
-        manager.restore_latest({"w": torch.zeros(4), "part": {"picky": Picky(error)}})
+        manager.restore({"w": torch.zeros(4), "part": {"picky": Picky(error)}})
     assert "Picky.load_state_dict() for 'part.picky'" in raised.value.__notes__[0]
     with open_manager(tmp_path) as manager:
-        assert manager.restore_latest({"w": torch.zeros(4), "part": {"picky": Picky()}})
+        assert manager.restore({"w": torch.zeros(4), "part": {"picky": Picky()}})
 
 
 @pytest.fixture(name="manager")
 def _manager(tmp_path: Path) -> Iterator[CheckpointManager]:
-    with CheckpointManager((tmp_path / "root").as_uri(), 1, chkpt_on_preemption=False) as manager:
-        manager.save(1, {"model": {"w": torch.arange(6.0), "b": torch.ones(2)}, "optim": {"lr": 0.5}, "n": 7})
+    state = {"model": {"w": torch.arange(6.0), "b": torch.ones(2)}, "optim": {"lr": 0.5}, "n": 7}
+    with open_manager(tmp_path / "root") as manager:
+        manager.save(1, state).result()
         yield manager
 
 
@@ -151,11 +152,11 @@ def zeros() -> dict[str, Any]:
 
 def test_items_are_loaded_and_nothing_else(manager: CheckpointManager, tmp_path: Path) -> None:
     state = zeros()
-    assert manager.restore_latest(state, items=["model"], exclude=["model.b"]) is not None
+    assert manager.restore(state, items=["model"], exclude=["model.b"]) is not None
     assert torch.equal(state["model"]["w"], torch.arange(6.0))
     assert (state["model"]["b"].sum(), state["optim"], state["n"]) == (0, {"lr": 0.0}, 0)
     assert not head_of(tmp_path).verified, "a part says nothing about the rest"
-    assert manager.restore_latest(state) is not None
+    assert manager.restore(state) is not None
     assert (state["model"]["b"].sum(), state["optim"], state["n"]) == (2, {"lr": 0.5}, 7)
     assert head_of(tmp_path).verified
 
@@ -174,4 +175,4 @@ def test_a_verification_reads_every_object_and_condemns_none(
     (folder / name).write_bytes(data)
     with pytest.raises(TornCheckpointError, match=name.replace(".", r"\.")):
         manager.verify(1)
-    assert manager.all_steps() == [1]
+    assert manager.steps() == [1]

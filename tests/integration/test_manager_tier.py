@@ -17,6 +17,7 @@ from stepkeeper.contract import ExitCode
 from stepkeeper.log import CommitEntry, Log, QuarantineEntry, RestoredEntry
 from stepkeeper.storage import open_store
 from stepkeeper.storage.posix import PosixStore
+from stepkeeper_testing.trainer import open_manager
 
 HERE: Final = Path(__file__).parent / "manager_tier"
 
@@ -52,9 +53,7 @@ def reads(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def manager_of(root: Path, disk: Path, **options: Any) -> CheckpointManager:
-    return CheckpointManager(
-        root.as_uri(), 1, local_tier=disk, chkpt_on_preemption=False, take_over=True, **options
-    )
+    return open_manager(root, local_tier=disk, take_over=True, **options)
 
 
 def state_at(step: int) -> dict[str, Any]:
@@ -64,7 +63,7 @@ def state_at(step: int) -> dict[str, Any]:
 def check_restored(root: Path, disk: Path, step: int) -> None:
     state = state_at(0)
     with manager_of(root, disk) as manager:
-        result = manager.restore_latest(state)
+        result = manager.restore(state)
         assert result is not None
         assert (result.step, state["n"]) == (step, step)
         assert torch.equal(torch.as_tensor(state["w"]), torch.full((3000,), float(step)))
@@ -82,7 +81,7 @@ def copies(disk: Path) -> list[Path]:
 def saved(root: Path, disk: Path, *steps: int) -> None:
     with manager_of(root, disk) as manager:
         for step in steps:
-            manager.save(step, state_at(step))
+            manager.save(step, state_at(step)).result()
 
 
 def test_a_restore_reads_none_of_the_roots_data(root: Path, disk: Path, reads: list[str]) -> None:
@@ -126,16 +125,15 @@ def test_the_next_snapshot_is_taken_while_the_root_is_slow(root: Path, disk: Pat
     with manager_of(root, disk) as manager:
         for step in (1, 2):
             # One snapshot's memory: without the tier the second call would never come back.
-            assert manager.save_async(step, state_at(step))
-        assert manager.all_steps() == []
+            manager.save(step, state_at(step))
+        assert manager.steps() == []
         assert CommitEntry not in kinds(root)
         hold.unlink()
         manager.wait()
         for step in (1, 2):
             state = state_at(0)
-            manager.restore(step, state)
+            manager.restore(state, step)
             assert torch.equal(state["w"], state_at(step)["w"])
-    assert manager.base_path == f"{root.as_uri()}/"
 
 
 @pytest.mark.parametrize("ending", ["killed", "told"])
@@ -175,9 +173,9 @@ def test_a_disk_that_does_not_take_it_fails_no_save(
 ) -> None:
     with manager_of(root, disk, local_tier_bytes=1000) as manager:
         for step in (1, 2):
-            manager.save(step, state_at(step))
+            manager.save(step, state_at(step)).result()
     with manager_of(root, disk / "not" / "there") as manager:
-        manager.save(3, state_at(3))
+        manager.save(3, state_at(3)).result()
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 2
     assert said[0].startswith("step 1, and those after it until this is mended, goes to the root without")

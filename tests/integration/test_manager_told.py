@@ -11,7 +11,7 @@ import torch
 from fork_server import ForkServer
 from rank_talk import ended_at_last, hear, hear_rest
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.contract import ExitCode
 from stepkeeper.errors import OtherJobsRootError
 from stepkeeper.log import Log
@@ -83,7 +83,7 @@ def run(server: ForkServer, folder: Path, case: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     "way",
-    ["save", "close", "restore_latest", "fail_later", "forgive", "choose_an_end", "ask_nothing", "drop"],
+    ["save", "close", "restore", "fail_later", "forgive", "choose_an_end", "ask_nothing", "drop"],
 )
 def test_a_pod_ends_as_fenced_and_names_who_won(torch_server: ForkServer, tmp_path: Path, way: str) -> None:
     code, said = run(torch_server, tmp_path, f"fenced-{way}")
@@ -98,7 +98,7 @@ def test_a_pod_ends_as_fenced_and_names_who_won(torch_server: ForkServer, tmp_pa
 @pytest.mark.parametrize(
     ("way", "ends"),
     [
-        pytest.param("restore_latest", ExitCode.FENCED, id="which an exception ends"),
+        pytest.param("restore", ExitCode.FENCED, id="which an exception ends"),
         pytest.param("fail_later", ExitCode.FENCED, id="which another exception ends later"),
         pytest.param("forgive", ExitCode.DONE, id="which goes on without its root"),
     ],
@@ -122,9 +122,9 @@ def test_a_pod_that_another_jobs_root_did_not_let_in_ends_as_its_own_training_do
 def test_who_waited_until_the_root_was_freed_ends_as_ever(tmp_path: Path) -> None:
     uri, state = (tmp_path / "root").as_uri(), {"w": torch.zeros(4)}
     Log(open_store(uri)).begin(pod_identity(restart_attempt=3), host="node-7")
-    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
+    with CheckpointManager(uri, save=1, options=Options(stop_on_notice=False)) as manager:
         for _ in range(2):
             with pytest.raises(OtherJobsRootError):
-                manager.restore_latest(state)
+                manager.restore(state)
         Log(open_store(uri)).begin(take_over=True)
-        manager.save(1, state)
+        manager.save(1, state).result()

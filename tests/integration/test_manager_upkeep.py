@@ -1,4 +1,4 @@
-"""`save`, `join` and `close` return when what follows the commits is done: nothing is written to the root later."""
+"""torch_xla's `save` and `join`, and `close`, return when what follows the commits is done: nothing is written then."""
 
 import secrets
 import signal
@@ -13,7 +13,7 @@ import torch
 from fork_server import ForkServer
 from rank_talk import ended_at_last, hear
 
-from stepkeeper import CheckpointManager
+import stepkeeper.torch_xla as xc
 from stepkeeper.contract import ExitCode
 
 TRAINERS = Path(__file__).parent / "manager_trainer"
@@ -26,8 +26,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def open_manager(root: Path, **options: Any) -> CheckpointManager:
-    return CheckpointManager(root, 10, chkpt_on_preemption=False, **options)
+def open_manager(root: Path, keep: int = 0) -> xc.CheckpointManager:
+    return xc.CheckpointManager(root, 10, keep, chkpt_on_preemption=False)
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -51,12 +51,12 @@ def data_of(root: Path) -> list[int]:
 
 @pytest.mark.smoke
 def test_save_returns_when_what_it_makes_superfluous_is_gone(root: Path) -> None:
-    with open_manager(root, max_to_keep=2) as manager:
+    with open_manager(root, 2) as manager:
         for step, kept in ((10, [10]), (20, [10, 20]), (30, [20, 30]), (10, [10, 30])):
             assert manager.save(step, state_of(step))
             assert (sorted(manager.all_steps()), data_of(root)) == (kept, kept)
     # The order of saves, not of steps, outlives the process.
-    with open_manager(root, max_to_keep=2) as manager:
+    with open_manager(root, 2) as manager:
         assert manager.save(20, state_of(20))
         assert (sorted(manager.all_steps()), data_of(root)) == ([10, 20], [10, 20])
 
@@ -64,7 +64,7 @@ def test_save_returns_when_what_it_makes_superfluous_is_gone(root: Path) -> None
 @pytest.mark.parametrize("end", ["join", "close"])
 def test_it_returns_when_what_the_saves_make_superfluous_is_gone(root: Path, end: str) -> None:
     garbage = leave_garbage(root)
-    manager = open_manager(root, max_to_keep=2)
+    manager = open_manager(root, 2)
     for step in range(20, 60, 10):
         assert manager.save_async(step, state_of(step))
     getattr(manager, end)()
@@ -79,7 +79,7 @@ def test_wait_and_the_next_save_do_not_wait_for_deletions(
     hold = hold_companions("delete")
     garbage = leave_garbage(root, 1)
     hold.touch()
-    with open_manager(root, max_to_keep=2) as manager:
+    with open_manager(root, 2) as manager:
         manager.save_async(20, state_of(20))
         assert manager.wait(60)
         assert manager.save_async(30, state_of(30))

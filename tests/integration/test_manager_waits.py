@@ -25,7 +25,7 @@ GRACES: tuple[dict[str, int], ...] = ({"grace_s": GRACE_S}, {})
 
 @pytest.mark.parametrize(
     ("call", "knows"),
-    [("step", True), ("step", False), *((call, True) for call in ("save", "wait", "restore_latest", "end"))],
+    [("step", True), ("step", False), *((call, True) for call in ("save", "wait", "restore", "end"))],
 )
 def test_a_call_that_waits_for_a_save_that_is_stuck_ends_with_the_notice(
     tmp_path: Path, ranks: Ranks, call: str, knows: bool
@@ -49,7 +49,7 @@ def test_a_call_that_waits_for_a_save_that_is_stuck_ends_with_the_notice(
 
 
 @pytest.mark.parametrize("grace", GRACES, ids=["known", "unknown"])
-@pytest.mark.parametrize("call", ["restore_latest", "all_steps"])
+@pytest.mark.parametrize("call", ["restore", "steps"])
 def test_a_call_that_reads_from_a_store_that_hangs_ends_with_the_notice(
     tmp_path: Path, ranks: Ranks, call: str, grace: dict[str, int]
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_rank_that_ends_without_closing_its_manager_is_not_lost(tmp_path: Path
     assert head_of(tmp_path).step == 3
 
 
-PHASES = ("save", "wait", "restore_latest", "end")
+PHASES = ("save", "wait", "restore", "end")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader as AnyReader
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.dcp import StorageReader
 from stepkeeper_planners import SafeFileSystemReader, SPMDLoadPlanner
 from stepkeeper_planners.formats import torch_save_to_checkpoint
@@ -81,13 +81,13 @@ def test_a_manager_goes_on_from_it(
 ) -> None:
     root = Path(shutil.copytree(DATA / release / kind, tmp_path / "root"))
     state = emptied(make(100))
-    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
-        restored = manager.restore_latest(state)
+    with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
+        restored = manager.restore(state)
         assert restored is not None
         assert restored.step == 7
         same(state, make())
-        manager.save(8, make(1))
-        manager.restore(8, state)
+        manager.save(8, make(1)).result()
+        manager.restore(state, 8)
     same(state, make(1))
 
 

@@ -14,7 +14,7 @@ THEIRS = "torch_xla.experimental.distributed_checkpoint"
 
 def seen_alike(server: ForkServer, tmp_path: Path, script: str) -> tuple[Any, Any]:
     """Return what a script has seen with our library, and with torch_xla's, which is the same."""
-    folders = {"stepkeeper": tmp_path / "ours", THEIRS: tmp_path / "theirs"}
+    folders = {"stepkeeper.torch_xla": tmp_path / "ours", THEIRS: tmp_path / "theirs"}
     processes = []
     try:
         for module, folder in folders.items():

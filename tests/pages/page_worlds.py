@@ -138,8 +138,8 @@ optimizer = torch.optim.AdamW(model.parameters())
 prime_optimizer(optimizer)
 state = {"model": model, "optimizer": optimizer}
 for step in (1200, 100):
-    with CheckpointManager("gs://bucket/run", 100, chkpt_on_preemption=False) as manager:
-        assert manager.save(step, state)
+    with CheckpointManager("gs://bucket/run") as manager:
+        manager.save(step, state)
 """
 """README's state."""
 
@@ -209,9 +209,9 @@ def _state_is_there(reader: Reader) -> None:
 from stepkeeper import CheckpointManager
 
 found = {"tokens": 0}
-with CheckpointManager("checkpoints", chkpt_on_preemption=False) as manager:
-    assert manager.all_steps() == [5, 10, 15, 20, 25, 30]
-    manager.restore(30, found, items=["tokens"])
+with CheckpointManager("checkpoints") as manager:
+    assert manager.steps() == [5, 10, 15, 20, 25, 30]
+    manager.restore(found, 30, items=["tokens"])
 assert found == {"tokens": 40960}
 """
     )

@@ -1,12 +1,16 @@
 """Select the names that a load is about, and how strictly state and checkpoint must agree on them."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import cached_property, lru_cache
+from itertools import accumulate
+from typing import Final
 
 from stepkeeper_planners.errors import PatternError
+
+_GLOB: Final = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,34 +49,36 @@ class LoadRules:
 
     def selects(self, fqn: str) -> bool:
         """Return whether the load is about this name."""
-        if self._items is not None and not self._items.match(fqn):
+        if self._items is not None and not self._items(fqn):
             return False
-        return self._exclude is None or not self._exclude.match(fqn)
+        return self._exclude is None or not self._exclude(fqn)
 
     def find_unmatched_items(self, names: Collection[str]) -> list[str]:
         """Return the patterns in `items` that match none of these names. They are mostly misspelt."""
         return [
-            pattern
-            for pattern in self.items or ()
-            if not any(_compiled((pattern,)).match(name) for name in names)
+            pattern for pattern in self.items or () if not any(_compiled((pattern,))(name) for name in names)
         ]
 
     @cached_property
-    def _items(self) -> re.Pattern[str] | None:
+    def _items(self) -> Callable[[str], bool] | None:
         return None if self.items is None else _compiled(tuple(self.items))
 
     @cached_property
-    def _exclude(self) -> re.Pattern[str] | None:
+    def _exclude(self) -> Callable[[str], bool] | None:
         return _compiled(tuple(self.exclude)) if self.exclude else None
 
 
 @lru_cache(maxsize=64)
-def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Compile patterns that match a selected name, and every name below one."""
+def _compiled(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    """Return a function that tells whether a name, or one above it, is selected by one of the patterns."""
     # A pattern also matches itself literally: a name may contain fnmatch's special characters.
-    forms = [
-        form
-        for pattern in patterns
-        for form in (translate(pattern), translate(f"{pattern}.*"), rf"(?s:{re.escape(pattern)}(\..*)?)\Z")
-    ]
-    return re.compile("|".join(forms) or "(?!)")
+    names = frozenset(patterns)
+    globs = [pattern for pattern in patterns if _GLOB.search(pattern)]
+    forms = [form for glob in globs for form in (translate(glob), translate(f"{glob}.*"))]
+    matches = re.compile("|".join(forms) or "(?!)").match
+
+    def selects(fqn: str) -> bool:
+        above = accumulate(fqn.split("."), "{}.{}".format)
+        return not names.isdisjoint(above) or matches(fqn) is not None
+
+    return selects

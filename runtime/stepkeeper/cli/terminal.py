@@ -23,7 +23,6 @@ from stepkeeper.errors import (
     RefusedError,
     StepkeeperError,
     StorageError,
-    UnknownOutcomeError,
 )
 from stepkeeper.quantities import size_text
 
@@ -76,7 +75,7 @@ def command_exit_code(error: StepkeeperError) -> ExitCode:
             return ExitCode.USAGE
         case NotExclusiveError():
             return ExitCode.FINDING
-        case StorageError() | UnknownOutcomeError():
+        case StorageError():
             return ExitCode.STORAGE
         case RefusedError() | FencedError():
             return ExitCode.REFUSED

@@ -38,7 +38,7 @@ class Move(Enum):
     """Save the last finished step, and wait until all ranks have: until then they need this one for their commit."""
 
     SETTLE = "settle"
-    """Wait a little for the saves in flight, though an exception ends the process."""
+    """Wait for the saves in flight: for those that a program began after its stop; a little, after an exception."""
 
     CLOSE = "close"
     """Write the termination message, send the last report, and close all parts."""
@@ -137,7 +137,7 @@ class Ending:
         """
         leaving = replace(self, is_leaving=True, ends_itself=ends_itself)
         if self.has_stopped:
-            return leaving.end_stop()
+            return replace(leaving, move=Move.SETTLE)
         if heeds_stop and self.stop_step is not None:
             # The program has saved the stop step by itself, or not: no rank may leave before the others are there.
             return replace(leaving, move=Move.MEET)

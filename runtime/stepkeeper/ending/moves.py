@@ -79,16 +79,17 @@ class Moves:
             case _:
                 return self._save_last()
 
-    def settle(self) -> None:
-        """Give saves in flight a little time: an exception ends the process, and stays what it was."""
+    def settle(self, error: BaseException | None) -> None:
+        """Give saves in flight all the time that a notice leaves, or a little if `error` ends the process."""
         alone = self._rank_group.world_size == 1
+        limit_s = None if error is None else self._notices.schedule.save_timeout_s(alone=alone)
         with suppress(StepkeeperError):
-            self._saver.wait_until_idle(self._notices.schedule.save_timeout_s(alone=alone))
+            self._saver.wait_until_idle(limit_s)
 
     def _find_unsaved_step(self) -> SaveRequest | None:
         """Return the last finished step, if it isn't saved."""
-        request, saved = self._steps.last_step.request, self._saver.newest_save
-        if request is None or (saved is not None and saved.step >= request.step):
+        request = self._steps.last_step.request
+        if request is None or self._steps.has_saved(request.step):
             return None
         return replace(request, is_last=True)
 

@@ -48,6 +48,7 @@ class EndingShell:
         self._error: BaseException | None = None
         """The exception that ends the process."""
 
+        self._has_warned = False
         self.notices: Final[Notices] = self._watch.notices
         self.saves_on_notice: Final = parts.saves_on_notice
 
@@ -105,6 +106,15 @@ class EndingShell:
             with tolerate_worker_exits():
                 self._run(lambda ending: ending.stop())
 
+    def warn_of_stop(self, step: int) -> None:
+        """Warn once of a program that saves `step`, but trains on beyond the step at which all ranks stop."""
+        ending = self._watch.ending
+        if self._has_warned or ending.has_stopped or ending.stop_step is None or step <= ending.stop_step:
+            return
+        self._has_warned = True
+        says = "step %d is saved, but all ranks stop at step %d: call `step` after every step, which returns `stop`"
+        _log.warning(says, step, ending.stop_step, extra={"step": step})
+
     def stop_unsaved(self, step: int, error: NoticeDeadlineError) -> None:
         """Stop at `step` without a save: the time of a notice was over while the training waited."""
         loss = f"step {step} is not saved for the notice: {error}"
@@ -112,17 +122,6 @@ class EndingShell:
         self._watch.hear_of_stop()
         self._parts.saver.forgive_failure(loss)
         self._watch.become(lambda ending: ending.miss_deadline(loss))
-
-    def exit_if_stopped(self) -> None:
-        """End this process with exit code 75 if it was asked to stop and has; otherwise do nothing.
-
-        Raises:
-            FencedError: It was asked to stop, and another claim owns the root.
-
-        """
-        if self._watch.ending.has_stopped:
-            self._run(lambda ending: ending.leave())
-            self._exit_if_saved()
 
     def close(self) -> None:
         """Finish the training: commit the saves in flight and the last finished step, and report to the operator.
@@ -251,11 +250,13 @@ class EndingShell:
             raise
 
     def _settle(self) -> None:
-        """Give saves in flight a little time. What has failed may turn out to be the loss of the root."""
-        assert self._error is not None
-        self._moves.settle()
-        self._error = error = self._fenced(self._error)
-        self._watch.become(lambda ending: ending.close_with(exit_code_of(error)))
+        """Give saves in flight some time. What has failed may turn out to be the loss of the root."""
+        self._moves.settle(self._error)
+        if self._error is None:
+            self._watch.become(lambda ending: ending.end_stop())
+        else:
+            self._error = error = self._fenced(self._error)
+            self._watch.become(lambda ending: ending.close_with(exit_code_of(error)))
 
     def _close(self) -> None:
         """Write the termination message, send the last report, and close all parts."""

@@ -63,7 +63,7 @@ def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | No
     raise OtherJobsRootError(
         f"this root belongs to {last.name}: {_name_claimant(state)} claimed it last; to go on with it under "
         f"{owner.name if owner else 'no job name'}, stop that job and give the manager "
-        f"take_over={last.name!r}"
+        f"Options(take_over={last.name!r})"
     )
 
 

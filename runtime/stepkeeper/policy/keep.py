@@ -20,7 +20,6 @@ __all__ = [
     "KeepPolicy",
     "LastN",
     "MaxAge",
-    "from_max_to_keep",
     "from_retention",
 ]
 
@@ -284,27 +283,6 @@ def from_retention(retention: Retention) -> KeepPolicy:
     if retention.max_age_seconds:
         also.append(MaxAge(retention.max_age_seconds))
     return AnyOf((last, *also)) if also else last
-
-
-def from_max_to_keep(max_to_keep: int, keep: KeepPolicy | None) -> KeepPolicy | None:
-    """Return the policy of a manager's arguments.
-
-    Args:
-        max_to_keep: Number of newest commits to keep; 0 keeps all, unless `keep` is given.
-        keep: The policy, if one is given.
-
-    Returns:
-        The policy; None keeps all commits.
-
-    Raises:
-        ValueError: Both are given, or `max_to_keep` is negative.
-
-    """
-    if max_to_keep < 0:
-        raise ValueError(f"max_to_keep is at least 0 (all are kept), not {max_to_keep}")
-    if max_to_keep and keep is not None:
-        raise ValueError("max_to_keep and keep both say what is kept: AnyOf((LastN(n), …)) says it in one")
-    return LastN(max_to_keep) if max_to_keep else keep
 
 
 def _check_at_least_1(what: str, value: int) -> None:

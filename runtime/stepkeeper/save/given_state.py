@@ -1,23 +1,22 @@
 """Define the request for one save, check what a training gives as `state`, and call the function it may give."""
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, SupportsIndex
 
 import torch
 
+from stepkeeper.quantities import check_whole
 from stepkeeper_planners.state.tree import is_stateful
 
 __all__ = [
     "GivenState",
     "SaveRequest",
+    "build_request",
     "build_state",
-    "check_given_state",
     "check_not_empty",
     "check_target",
     "name_entries",
-    "validate_step",
 ]
 
 GivenState = Mapping[str, object] | Callable[[], Mapping[str, object]]
@@ -49,30 +48,24 @@ class SaveRequest:
     """Called with the state's tensors once they were copied, in the thread that starts the save."""
 
 
-def validate_step(step: SupportsIndex) -> int:
-    """Convert a step of any library's integer type to an int.
+def build_request(
+    step: SupportsIndex, state: GivenState, metrics: Mapping[str, object] | None
+) -> SaveRequest:
+    """Build the request for a save, from a step of any library's integer type. A function isn't called.
 
     Raises:
-        TypeError: `step` is no whole number.
-        ValueError: `step` is negative, or no 64 bits have it.
+        TypeError: `step` is no whole number, `state` neither a state nor a function, or `metrics` no mapping.
+        ValueError: `step` is negative, or no 64 bits have it; or `state` is empty.
 
     """
-    number = operator.index(step)
+    number = check_whole("step", step)
     if not 0 <= number < _STEPS_END:
         raise ValueError(f"a step is a number of at least 0, and below 2**63, not {number}")
-    return number
-
-
-def check_given_state(state: GivenState) -> None:
-    """Check that `state` is one that can be saved, or a function. The function isn't called.
-
-    Raises:
-        TypeError: It is something else.
-        ValueError: It is empty.
-
-    """
     if not _is_function(state):
         _check_state(state, "got")
+    if not isinstance(metrics, Mapping | None):
+        raise TypeError(f"metrics is a dict of numbers by name, not a value of type {type(metrics).__name__}")
+    return SaveRequest(step=number, state=state, metrics=metrics)
 
 
 def check_target(state: Mapping[str, object]) -> None:

@@ -44,6 +44,8 @@ class SaveHooks:
             A function that removes the hook.
 
         """
+        if not callable(hook):
+            raise TypeError(f"a hook is a function of a SaveReport, not a {type(hook).__name__}")
         self._hooks.append(hook)
 
         def remove() -> None:

@@ -95,7 +95,7 @@ class InFlight:
         """True once the save has ended without a commit."""
         return self.state is SaveState.FAILED
 
-    def result(self, timeout_s: float | None = None) -> Committed:
+    def result(self, timeout_s: float | None = None) -> SaveReport:
         """Wait until the commit is in the log.
 
         Ranks: any rank may call this.
@@ -104,7 +104,7 @@ class InFlight:
             timeout_s: Seconds to wait; None waits until the save has ended, or this process has to end.
 
         Returns:
-            The commit's record and its URI.
+            The report of the save: the sequence of its commit, its URI, and what it cost.
 
         Raises:
             TimeoutError: The save is still in flight after `timeout_s`.
@@ -119,10 +119,12 @@ class InFlight:
         if not self._waits.await_all([self.future], timeout_s):
             raise TimeoutError(f"the save of step {self.step} was still in flight after {timeout_s:.1f} s")
         try:
-            return self.future.result(0)
+            self.future.result(0)
         except BaseException as error:
             self.on_raised(error)
             raise
+        assert self.report is not None
+        return self.report
 
     def duration_millis(self) -> int:
         """Count the milliseconds since the save's start."""

@@ -209,7 +209,7 @@ class SavePipeline:
             _log.warning(
                 "step %d is saved with state of an optimizer that had none when this process restored (%s). If the "
                 "next start gives the state as this one did, its restore will refuse the commit: call "
-                "prime_optimizer(optimizer) before restore_latest",
+                "prime_optimizer(optimizer) before the restore",
                 step,
                 ", ".join(sorted({name or "the state" for name, _ in made})),
                 extra={"step": step},

@@ -54,7 +54,7 @@ def make_refusal(uri: str, why: str) -> NotExclusiveError:
     return NotExclusiveError(
         f"{uri}: of two writers of one name both could win ({why}), so two jobs, or two starts of one, could "
         "overwrite each other's commits. Use gs://, an s3:// with conditional writes, or file:// on a file system "
-        "that all hosts share; or say unsafe_single_writer=True if nothing else ever writes there"
+        "that all hosts share; or give Options(unsafe_single_writer=True) if nothing else ever writes there"
     )
 
 

@@ -68,7 +68,9 @@ class LastStep:
         self._request, self._marks = request, self._mark(request.state)
 
     def follow_save(self, request: SaveRequest) -> SaveRequest:
-        """Forget the step, and return the request for a save that is begun: it notes the tensors that it reads."""
+        """Forget the step, if it is the one to save, and return the request of a save, which notes what it reads."""
+        if self._request is not None and self._request.step != request.step:
+            return request
         self.forget()
         if next(_find_tensors(request.state), None) is not None:
             return request

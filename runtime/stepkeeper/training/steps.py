@@ -55,12 +55,13 @@ class TrainSteps:
 
         """
         if OnPreemption() in parts_of(policy) and not saves_on_notice:
-            raise ValueError("OnPreemption() and chkpt_on_preemption=False contradict each other")
+            raise ValueError("OnPreemption() and stop_on_notice=False contradict each other")
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
         self._saver = saver
         self._progress = progress
         self._companion = companion
         self._disruptions = DisruptionHistory()
+        self._is_alone = rank_group.world_size == 1
         self.decider: Final = SaveDecider(policy, rank_group, self._read_conditions, waits, on_met)
         self.last_step: Final = LastStep()
 
@@ -73,6 +74,11 @@ class TrainSteps:
         last = self._saver.newest_save
         saved = last is not None and last.step >= (self.decider.stop_step or 0)
         return self.decider.is_save_due(step, stopping=stopping and not saved)
+
+    def has_saved(self, step: int) -> bool:
+        """Return True if the newest save is of `step`; if it failed, only on several ranks, which learn of it apart."""
+        newest = self._saver.newest_save
+        return newest is not None and newest.step == step and not (self._is_alone and newest.failed)
 
     def start_save(self, request: SaveRequest) -> InFlight:
         """Start a save and restart the policy's clock."""

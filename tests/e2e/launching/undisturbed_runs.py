@@ -11,7 +11,7 @@ from fork_server import TORCH, ForkServer
 from free_ports import free_port
 from page_blocks import ROOT
 
-from stepkeeper import CheckpointManager, Whole
+from stepkeeper import CheckpointManager, Options, Whole
 
 __all__ = ["Undisturbed", "losses_of", "model_of"]
 
@@ -67,14 +67,14 @@ class Undisturbed:
 def losses_of(uri: str, step: int) -> list[float]:
     """Read the losses that an example has saved with a step."""
     losses: list[float] = []
-    with CheckpointManager(uri, chkpt_on_preemption=False) as manager:
-        manager.restore(step, {"losses": Whole(losses)}, items=["losses"])
+    with CheckpointManager(uri, options=Options(stop_on_notice=False)) as manager:
+        manager.restore({"losses": Whole(losses)}, step, items=["losses"])
     return losses
 
 
 def model_of(uri: str, step: int, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Read the model that was saved with a step, whose tensors are shaped like these."""
     model = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
-    with CheckpointManager(uri, chkpt_on_preemption=False) as manager:
-        manager.restore(step, {"model": model}, items=["model"])
+    with CheckpointManager(uri, options=Options(stop_on_notice=False)) as manager:
+        manager.restore({"model": model}, step, items=["model"])
     return model

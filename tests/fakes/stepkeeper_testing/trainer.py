@@ -12,17 +12,17 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.contract import Interval, Settings
+from stepkeeper.policy.keep import KeepPolicy
 from stepkeeper.policy.save import SavePolicy
 from stepkeeper.save import persist
 from stepkeeper.save.share import write_share
-from stepkeeper.training.environment import Environment, PodPaths
+from stepkeeper.training.environment import PodPaths
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
 __all__ = [
     "Mutex",
-    "environment_in",
     "in_pod",
     "join",
     "open_manager",
@@ -51,32 +51,32 @@ def places_in(folder: Path, rank: int | None = None) -> PodPaths:
     )
 
 
-def environment_in(
-    folder: Path, rank: int | None = None, *, root: Path | None = None, steps: int = 10**6, **identity: Any
-) -> Environment:
-    """Return what an operator says to a pod that saves every `steps` steps to `root`, or to `folder`/root."""
-    return Environment(
-        identity=pod_identity(**identity),
-        settings=Settings(uri=(root or folder / "root").as_uri(), interval=Interval(steps=steps)),
-        places=places_in(folder, rank),
-    )
-
-
 def in_pod(
-    folder: Path, rank: int | None = None, *, steps: int = 10**6, **identity: Any
+    folder: Path,
+    rank: int | None = None,
+    *,
+    root: Path | None = None,
+    steps: int = 10**6,
+    options: Options = Options(),
+    **identity: Any,
 ) -> CheckpointManager:
-    """Open the manager of a pod as a training in a container does, from its environment and its settings."""
-    environment = environment_in(folder, steps=steps, **identity)
-    settings = folder / f"settings.{rank}"
-    settings.write_bytes(environment.settings.to_json())
-    settings.rename(folder / "settings.json")
-    os.environ.update(pod_environ(environment.identity))
-    return CheckpointManager.from_env(places=places_in(folder, rank))
+    """Open the manager of a pod as a training in a container does, from its environment and its settings.
+
+    The job saves every `steps` steps to `root`, or to `folder`/root.
+    """
+    settings = Settings(uri=(root or folder / "root").as_uri(), interval=Interval(steps=steps))
+    path = folder / f"settings.{rank}"
+    path.write_bytes(settings.to_json())
+    path.rename(folder / "settings.json")
+    os.environ.update(pod_environ(pod_identity(**identity)))
+    return CheckpointManager.from_env(_places=places_in(folder, rank), options=options)
 
 
-def open_manager(root: str | Path, interval: SavePolicy | int = 1, **options: Any) -> CheckpointManager:
+def open_manager(
+    root: str | Path, save: SavePolicy | int = 1, keep: KeepPolicy | int | None = None, **options: Any
+) -> CheckpointManager:
     """Open a manager of a process that heeds no notice, and saves each step unless something else is said."""
-    return CheckpointManager(root, interval, chkpt_on_preemption=False, **options)
+    return CheckpointManager(root, save=save, keep=keep, options=Options(stop_on_notice=False, **options))
 
 
 def join(rank: int, world_size: int, folder: Path, timeout_s: float = 120.0) -> None:

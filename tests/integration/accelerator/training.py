@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import tpu_device
 
-from stepkeeper import CheckpointManager, RandomState
+from stepkeeper import CheckpointManager, Options, RandomState
 from stepkeeper_planners import prime_optimizer
 from stepkeeper_planners.state.tree import flatten_state
 
@@ -39,18 +39,18 @@ def check_state(found: dict[str, Any], fill: float) -> None:
 
 def manage(root: Path) -> None:
     assert flatten_state(make_state(1.0)).aliases == {"model.head": "model.embed"}
-    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
+    with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
         state = make_state(1.0)
-        manager.save_async(1, state)
+        manager.save(1, state)
         state["model"]["matrix"].fill_(99.0)  # while the save may still be under way
-        manager.join()
-        manager.save(2, make_state(2.0))
+        manager.wait()
+        manager.save(2, make_state(2.0)).result()
     state = make_state(0.0)
-    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
-        restored = manager.restore_latest(state)
+    with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
+        restored = manager.restore(state)
         assert restored is not None
         check_state(state, 2.0)
-        manager.restore(1, state)
+        manager.restore(state, 1)
     check_state(state, 1.0)
 
 
@@ -61,11 +61,11 @@ def draw(generator: torch.Generator) -> float:
 def keep_random_numbers(root: Path, module: tpu_device.Module) -> None:
     (generator,) = module.default_generators
     generator.manual_seed(5)
-    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
-        manager.save(1, {"w": torch.zeros(1), "random": RandomState()})
+    with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
+        manager.save(1, {"w": torch.zeros(1), "random": RandomState()}).result()
         wanted = draw(generator)
         assert draw(generator) != wanted
-        manager.restore(1, {"w": torch.zeros(1), "random": RandomState()})
+        manager.restore({"w": torch.zeros(1), "random": RandomState()}, 1)
     assert draw(generator) == wanted
 
 

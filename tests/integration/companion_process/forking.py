@@ -89,14 +89,14 @@ def check(manager: CheckpointManager, worker: int) -> None:
     while manager.health().companion_pid is not None:
         assert time.monotonic() - killed_s < 15, "a companion that has died is missed at once"
         time.sleep(0.01)
-    manager.save(2, STATE)
+    manager.save(2, STATE).result()
     assert manager.health().committed_step == 2
 
 
 subprocess._fork_exec = paused(subprocess._fork_exec)  # type: ignore[attr-defined]  # nothing else is before all starts
 os.posix_spawn = paused(os.posix_spawn)
-with CheckpointManager(URI, 1) as training:
-    training.save_async(1, STATE)
+with CheckpointManager(URI, save=1) as training:
+    training.save(1, STATE)
     forked = fork_worker()
     try:
         check(training, forked)

@@ -67,7 +67,7 @@ def has_a_manager() -> None:
     """SIGTERM is the manager's notice: the program goes on to a step that it can save."""
     follower = stepkeeper.follow(URI, poll_s=0.05)
     read(next(follower))
-    with CheckpointManager(URI + "-own", 1, chkpt_on_preemption=True) as manager:
+    with CheckpointManager(URI + "-own", save=1) as manager:
         state = {"w": torch.ones(8)}
         step, is_over = 0, False
         while not is_over:

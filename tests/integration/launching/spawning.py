@@ -23,8 +23,8 @@ def say(event: str, **values: object) -> None:
 def train(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=(folder / "ranks").as_uri(), rank=rank, world_size=N_RANKS)
     state: dict[str, Any] = {"w": torch.zeros(4), "step": 0}
-    with CheckpointManager.from_env(places=places_in(folder)) as manager:
-        manager.restore_latest(state)
+    with CheckpointManager.from_env(_places=places_in(folder)) as manager:
+        manager.restore(state)
         say("runs")
         for step in range(1, 10**6):
             state["w"] += 1

@@ -87,8 +87,8 @@ def main() -> None:
         # The manager calls the handler that was there before.
         signal.signal(signal.SIGTERM, lambda *_: told.set())
     state = {"w": torch.zeros(4)}
-    with CheckpointManager.from_env(places=places_in(FOLDER)) as manager:
-        restored = manager.restore_latest(state)
+    with CheckpointManager.from_env(_places=places_in(FOLDER)) as manager:
+        restored = manager.restore(state)
         step = restored.step if restored else 0
         if CASE == "fails-once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and this.rank == 1:
             raise ValueError("the loss is no number")

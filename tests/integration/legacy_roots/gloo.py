@@ -28,14 +28,14 @@ def resume() -> None:
     for steps in ([100, 200], [100, 200, 201]):
         state = state_at(0)
         with open_manager(FOLDER / f"on-{WORLD_SIZE}") as manager:
-            assert manager.all_steps() == steps
-            assert manager.restore_latest(state) is not None
+            assert manager.steps() == steps
+            assert manager.restore(state) is not None
             assert (state["step"], state["names"]) == (steps[-1], ["x", {"y": steps[-1]}])
             assert torch.equal(state["model"]["w"].full_tensor(), WHOLE + steps[-1])
             assert torch.equal(state["model"]["b"], torch.full((5,), float(steps[-1])))
             if len(steps) == 2:
-                manager.save(201, state_at(201), force=True)
-                manager.restore(100, state)
+                manager.save(201, state_at(201)).result()
+                manager.restore(state, 100)
                 assert torch.equal(state["model"]["w"].full_tensor(), WHOLE + 100)
 
 

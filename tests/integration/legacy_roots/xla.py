@@ -75,15 +75,15 @@ def save(root: Path) -> dict[str, Any]:
 def resume(root: Path) -> dict[str, Any]:
     training = Training(2, (2, 2))
     found: dict[str, Any] = {"model": training.model, "optim": training.optimizer, "step": 0}
-    with stepkeeper.CheckpointManager(root.as_uri(), 10**6, chkpt_on_preemption=False) as manager:
-        steps = manager.all_steps()
-        result = manager.restore_latest(found)
+    with stepkeeper.CheckpointManager(root.as_uri()) as manager:
+        steps = manager.steps()
+        result = manager.restore(found)
         assert result is not None
         said = {"steps": steps, "step": result.step, "value": found["step"], "bits": training.bits()}
         training.train(1)
         found["step"] = result.step + 1
-        manager.save(result.step + 1, found, force=True)
-        return said | {"after": training.bits(), "steps_after": manager.all_steps()}
+        manager.save(result.step + 1, found).result()
+        return said | {"after": training.bits(), "steps_after": manager.steps()}
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def state_at(step: int) -> dict[str, Any]:
 def restored(folder: Path, rank: int) -> dict[str, Any]:
     state = state_at(0)
     with manager_of(folder, rank) as manager:
-        assert manager.restore_latest(state) is not None
+        assert manager.restore(state) is not None
     return state
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     join(rank, world_size, folder)
     with manager_of(folder, rank) as manager:
-        manager.save(3, state_at(3))
+        manager.save(3, state_at(3)).result()
     names = counted(folder / "root")
     expected = state_at(3)
     state = restored(folder, rank)

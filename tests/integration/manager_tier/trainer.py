@@ -12,22 +12,21 @@ from typing import Any
 
 import torch
 
-from stepkeeper import CheckpointManager
-from stepkeeper_testing.trainer import environment_in
+from stepkeeper import Options
+from stepkeeper_testing.trainer import in_pod
 
 FOLDER = Path(sys.argv[1])
 
 
 def main() -> None:
     state: dict[str, Any] = {"w": torch.ones(3000), "n": 1}
-    environment = environment_in(FOLDER, steps=1, grace_s=4)
-    root, disk = (FOLDER / "root").as_uri(), FOLDER / "disk"
-    with CheckpointManager(root, 1, local_tier=disk, environment=environment) as manager:
-        assert manager.save(1, state)
+    options = Options(local_tier=FOLDER / "disk")
+    with in_pod(FOLDER, steps=1, grace_s=4, options=options) as manager:
+        manager.save(1, state).result()
         Path(os.environ["STEPKEEPER_TEST_HOLD_FILE"]).touch()
         state["w"] += 1
         state["n"] = 2
-        manager.save_async(2, state)
+        manager.save(2, state)
         while not list((FOLDER / "disk").glob("*/2/*/*.distcp")):
             time.sleep(0.01)
         print("staged", flush=True)

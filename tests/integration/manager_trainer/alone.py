@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import stepkeeper.torch_xla as xc
 from stepkeeper import CheckpointManager
 from stepkeeper.errors import FencedError, OtherJobsRootError
 from stepkeeper.log import Log
@@ -59,7 +60,7 @@ def stop_from(first: int, manager: CheckpointManager) -> None:
 
 
 def own_handler_in_a_save(manager: CheckpointManager) -> None:
-    manager.save_async(2, STATE, force=True)
+    manager.save(2, STATE)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     be_told(manager)
 
@@ -94,7 +95,7 @@ def long_end(manager: CheckpointManager) -> None:
 
 def stuck_deletions() -> None:
     """Wait in `join` for deletions that companions are kept from, until the test tells it to stop."""
-    with CheckpointManager(URI, 10, max_to_keep=1) as manager:
+    with xc.CheckpointManager(URI, 10, 1) as manager:
         manager.save(10, STATE)
         Path(os.environ["STEPKEEPER_TEST_HOLD_FILE"]).touch()
         manager.save_async(20, STATE)
@@ -106,8 +107,8 @@ def stuck_deletions() -> None:
 
 def told(case: Callable[[CheckpointManager], None]) -> None:
     with in_pod(FOLDER, grace_s=4) as manager:
-        manager.restore_latest(STATE)
-        manager.save(1, STATE, force=True)
+        manager.restore(STATE)
+        manager.save(1, STATE).result()
         case(manager)
 
 
@@ -173,7 +174,7 @@ def loader(method: str) -> Iterator[Callable[[], None]]:
 
 def beside(other: Any, *, is_first: bool = False) -> None:
     def train(manager: CheckpointManager, after_step: Callable[[], None]) -> None:
-        manager.restore_latest(STATE)
+        manager.restore(STATE)
         for step in range(1, 10**6):
             STATE["w"] += 1
             STATE["step"] = step
@@ -202,7 +203,7 @@ def beside(other: Any, *, is_first: bool = False) -> None:
 
 def forgive(manager: CheckpointManager) -> None:
     with suppress(FencedError):
-        manager.save(2, STATE, force=True)
+        manager.save(2, STATE).result()
 
 
 def fail_later(manager: CheckpointManager) -> None:
@@ -216,26 +217,26 @@ def choose_an_end(manager: CheckpointManager) -> None:
 
 
 WAYS: dict[str, Callable[[CheckpointManager], object]] = {
-    "save": lambda manager: manager.save(2, STATE, force=True),
-    "close": lambda manager: (manager.save_async(2, STATE, force=True), manager.close()),
-    "restore_latest": lambda manager: manager.restore_latest(STATE),
+    "save": lambda manager: manager.save(2, STATE).result(),
+    "close": lambda manager: (manager.save(2, STATE), manager.close()),
+    "restore": lambda manager: manager.restore(STATE),
     "fail_later": fail_later,
     "forgive": forgive,
     "choose_an_end": choose_an_end,
-    "ask_nothing": lambda manager: manager.save_async(2, STATE, force=True),
-    "drop": lambda manager: manager.save_async(2, STATE, force=True),
+    "ask_nothing": lambda manager: manager.save(2, STATE),
+    "drop": lambda manager: manager.save(2, STATE),
 }
 
 
 def lose_root(manager: CheckpointManager, way: str) -> CheckpointManager:
-    manager.save(1, STATE, force=True)
+    manager.save(1, STATE).result()
     Log(open_store(URI)).begin(pod_identity(restart_attempt=3), host="node-7")
     WAYS[way](manager)
     return manager
 
 
 def fenced(way: str, *, by_hand: bool = False) -> None:
-    kept = lose_root(CheckpointManager(URI, 10**6) if by_hand else in_pod(FOLDER), way)
+    kept = lose_root(CheckpointManager(URI, save=10**6) if by_hand else in_pod(FOLDER), way)
     if way != "drop":
         globals()["kept"] = kept
 
@@ -245,10 +246,10 @@ def look_elsewhere() -> None:
     uri = (FOLDER / "other").as_uri()
     Log(open_store(uri)).begin(pod_identity(job="pretrain", job_uid="uid-7"), host="node-7")
     with in_pod(FOLDER, grace_s=15) as manager:
-        manager.restore_latest(STATE)
+        manager.restore(STATE)
         other = CheckpointManager(uri)
         try:
-            other.restore_latest(STATE)
+            other.restore(STATE)
         except OtherJobsRootError:
             be_told(manager)
             stop_from(1, manager)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from stepkeeper import CheckpointManager, PerRank, RandomState, Whole
+from stepkeeper import CheckpointManager, Options, PerRank, RandomState, Whole
 from stepkeeper_testing.trainer import join
 
 rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -19,10 +19,10 @@ torch.manual_seed(first)
 history: list[dict[str, float]] = []
 state = {"random": RandomState(), "history": Whole(history), "rank": PerRank(rank, resize=lambda *_: rank)}
 drawn = []
-with CheckpointManager((folder / "root").as_uri(), 2, chkpt_on_preemption=False) as manager:
-    restored = manager.restore_latest(state)
+with CheckpointManager((folder / "root").as_uri(), save=2, options=Options(stop_on_notice=False)) as manager:
+    restored = manager.restore(state)
     if restored and restored.step >= first:
-        manager.restore(first - 1, state)
+        manager.restore(state, first - 1)
     assert len(history) == first - 1
     for step in range(first, last + 1):
         drawn.append([random.random(), float(torch.rand(()))])

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import stepkeeper.torch_xla as xc
 from stepkeeper import CheckpointManager
 from stepkeeper.policy.save import EverySeconds
 from stepkeeper_testing.trainer import in_pod, join, say
@@ -26,12 +27,12 @@ def train() -> None:
     state: dict[str, Any] = {"a": torch.zeros(1000), "b": torch.zeros(700), "step": 0}
     policy = EverySeconds(OPTIONS["seconds"]) if "seconds" in OPTIONS else OPTIONS["interval"]
     if "pod" in OPTIONS:
-        place = {"hosts_per_slice": WORLD_SIZE, "host_index": RANK, "pod": f"lm-{RANK}"}
+        place: dict[str, Any] = {"hosts_per_slice": WORLD_SIZE, "host_index": RANK, "pod": f"lm-{RANK}"}
         manager = in_pod(FOLDER, RANK, steps=OPTIONS["interval"], **place)
     else:
-        manager = CheckpointManager(ROOT, policy)
+        manager = CheckpointManager(ROOT, save=policy)
     with manager:
-        restored = manager.restore_latest(state)
+        restored = manager.restore(state)
         first = restored.step + 1 if restored else 1
         say("start", step=first - 1, a=state["a"][0].item(), b=state["b"][-1].item(), value=state["step"])
         for step in range(first, OPTIONS["steps"] + 1):
@@ -43,14 +44,23 @@ def train() -> None:
             if step == OPTIONS.get("fail_at") and RANK == 1:
                 # Its companion gets no answer from the store any more.
                 (ROOT / str(step)).write_text("")
-            if OPTIONS.get("asks"):
-                say("step", step=step, saved=manager.should_save(step) and manager.save_async(step, state))
-            else:
-                outcome = manager.step(step, state)
-                say("step", step=step, stop=outcome.stop, saved=outcome.in_flight is not None)
-                if outcome.stop:
-                    break
+            outcome = manager.step(step, state)
+            say("step", step=step, stop=outcome.stop, saved=outcome.in_flight is not None)
+            if outcome.stop:
+                break
             time.sleep(OPTIONS.get("pause_s", 0.0) * (1 + RANK))
+
+
+def ask() -> None:
+    """Ask the manager before each save, as torch_xla's is asked."""
+    # With a policy, as from_env makes one: torch_xla's constructor takes a number of steps only.
+    made = xc.CheckpointManager.__new__(xc.CheckpointManager)
+    CheckpointManager.__init__(made, ROOT, save=EverySeconds(OPTIONS["seconds"]))
+    with made as manager:
+        for step in range(1, OPTIONS["steps"] + 1):
+            due = manager.should_save(step)
+            say("step", step=step, saved=due and manager.save_async(step, {"step": step}))
+            time.sleep(OPTIONS["pause_s"] * (1 + RANK))
 
 
 def end() -> None:
@@ -58,8 +68,8 @@ def end() -> None:
     how, last = OPTIONS["how"], 7
     state: dict[str, Any] = {"w": torch.zeros(100), "step": 0}
     n_steps = last - 1 if how == "uneven" and RANK == 1 else last
-    with CheckpointManager(ROOT, 5, total_steps=last if how == "total" else None) as manager:
-        manager.restore_latest(state)
+    with CheckpointManager(ROOT, save=5, total_steps=last if how == "total" else None) as manager:
+        manager.restore(state)
         for step in range(1, n_steps + 1):
             state["w"] += 1
             state["step"] = step
@@ -80,7 +90,7 @@ def evict() -> None:
     def state_of(step: int) -> dict[str, Any]:
         return {"w": torch.full((1000,), float(step)), "step": step}
 
-    with CheckpointManager(ROOT, 1, max_to_keep=2) as manager:
+    with xc.CheckpointManager(ROOT, 1, 2) as manager:
         for step in range(1, 8):
             manager.save(step, state_of(step))
             assert manager.all_steps() == [step - 1, step][-step:], (step, manager.all_steps())
@@ -91,7 +101,7 @@ def evict() -> None:
         assert sorted(int(path.parts[-3]) for path in ROOT.glob("*/*/.metadata")) == [13, 14]
 
 
-CASES: dict[str, Callable[[], None]] = {"train": train, "end": end, "evict": evict}
+CASES: dict[str, Callable[[], None]] = {"train": train, "ask": ask, "end": end, "evict": evict}
 
 join(RANK, WORLD_SIZE, FOLDER)
 CASES[CASE]()

@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.checkpoint.reading import read_manifests
 from stepkeeper.errors import PeerLostError, RestoreError
 from stepkeeper.log import Log
@@ -31,17 +30,17 @@ READ = PosixStore.read
 
 
 def open_manager(**options: Any) -> CheckpointManager:
-    return CheckpointManager(URI, 1, chkpt_on_preemption=False, **options)
+    return CheckpointManager(URI, save=1, options=Options(stop_on_notice=False, **options))
 
 
 def one_does_not_fit() -> None:
     """Rank 1 asks for another shape: nobody's state changes, and all raise the same."""
     with open_manager() as manager:
-        manager.save(1, {"w": torch.ones(4), "n": 7, "more": torch.ones(2)}, force=True)
+        manager.save(1, {"w": torch.ones(4), "n": 7, "more": torch.ones(2)}).result()
         state: dict[str, Any] = {"w": torch.zeros(4 + RANK), "n": 0, "more": torch.zeros(2)}
-        for restore in (partial(manager.restore, 1), manager.restore_latest):
+        for step in (1, None):
             with pytest.raises(LoadMismatchError) as raised:
-                restore(state)
+                manager.restore(state, step)
             assert raised.value.ranks == {"w": (1,)}
             assert "shape (4,) in the checkpoint, (5,) in the state" in str(raised.value)
             assert "exclude=('w',) leaves those that differ as they are in the state." in str(raised.value)
@@ -50,9 +49,9 @@ def one_does_not_fit() -> None:
         fits: dict[str, Any] = {"w": torch.zeros(4), "n": 0}
         if RANK == 0:
             fits["more"] = torch.zeros(2)
-        assert manager.restore_latest(fits) is not None
+        assert manager.restore(fits) is not None
         assert (fits["w"].sum(), fits["n"]) == (4, 7)
-        assert manager.all_steps() == [1]
+        assert manager.steps() == [1]
 
 
 def going_back() -> None:
@@ -65,30 +64,30 @@ def going_back() -> None:
         return {r.step: None if r.parent is None else steps[r.parent] for r in state.line}
 
     state: dict[str, Any] = {"w": torch.zeros(4), "ema": torch.zeros(2)}
-    with open_manager(max_pending_async=2) as manager:
+    with open_manager(max_pending=2) as manager:
         for step in (1, 2, 3):
             state["w"].fill_(step)
-            manager.save_async(step, state)
-        manager.restore(1, state)
+            manager.save(step, state)
+        manager.restore(state, 1)
         assert state["w"].tolist() == [1.0] * 4, state
-        assert manager.all_steps() == [1, 2, 3], "the log is left alone until there is something to say"
+        assert manager.steps() == [1, 2, 3], "the log is left alone until there is something to say"
         # A part says nothing of the rest.
-        manager.restore(2, state, items=["ema"])
+        manager.restore(state, 2, items=["ema"])
         state["w"].fill_(4)
         for step in (4, 5):
-            assert manager.save_async(step, state)
-        manager.join()
+            manager.save(step, state)
+        manager.wait()
         assert parents() == {5: 4, 4: 1, 1: None}
         with pytest.raises(RestoreError, match=r"no commit of step 3; its steps: 1, 4, 5$"):
-            manager.restore(3, state)
+            manager.restore(state, 3)
         # Twice back to the same one.
         for step in (8, 9):
-            manager.restore(4, state)
+            manager.restore(state, 4)
             state["w"].fill_(step)
-            manager.save(step, state)
+            manager.save(step, state).result()
         assert parents() == {9: 4, 4: 1, 1: None}
     with open_manager() as later:
-        restored = later.restore_latest(state)
+        restored = later.restore(state)
         assert restored is not None
         assert (restored.step, state["w"].tolist()) == (9, [9.0] * 4)
 
@@ -146,9 +145,9 @@ def read_together() -> None:
 
     state, into = sharded(1), sharded(2)
     with open_manager() as manager, pytest.MonkeyPatch.context() as patch:
-        manager.save(1, state, force=True)
+        manager.save(1, state).result()
         count = Count(patch)
-        assert manager.restore_latest(into) is not None
+        assert manager.restore(into) is not None
         assert same(local(into), local(state))
         check_read_once(count)
 
@@ -190,18 +189,18 @@ def one_reads_badly() -> None:
     with open_manager() as manager, pytest.MonkeyPatch.context() as patch:
         for step in (1, 2):
             counter.n = step
-            manager.save(step, {**random_state(step), "counter": counter}, force=True)
+            manager.save(step, {**random_state(step), "counter": counter}).result()
         count = Count(patch)
         if RANK == 1:
             count.at_data = lambda path, data: data[:-1] + b"!" if path.startswith("2/") else data
         into = {**random_state(3), "counter": counter}
-        result = manager.restore_latest(into)
+        result = manager.restore(into)
         assert result is not None
         assert result.step == 1
         into.pop("counter")
         assert same(into, random_state(1))
         assert given == [1], "an object got something of a commit that is bad"
-        assert manager.all_steps() == [1]
+        assert manager.steps() == [1]
 
 
 def one_is_killed() -> None:
@@ -212,12 +211,12 @@ def one_is_killed() -> None:
         return data
 
     manager = open_manager()
-    manager.save(1, random_state(1), force=True)
+    manager.save(1, random_state(1)).result()
     if RANK == 1:
         Count(pytest.MonkeyPatch()).at_data = die
     began_s = time.monotonic()
     with pytest.raises(PeerLostError, match="rank 1 is lost: "):
-        manager.restore_latest(random_state(2))
+        manager.restore(random_state(2))
     assert time.monotonic() - began_s < 60
     # No other rank is there to say good-bye to.
     os._exit(0)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper_testing.pod import pod_environ, pod_identity
 from stepkeeper_testing.trainer import Mutex, join, places_in, say
 
@@ -39,12 +39,14 @@ def stand_by(depth: int) -> None:
 
 def open_manager() -> CheckpointManager:
     if not (FOLDER / "settings.json").exists():
-        return CheckpointManager(FOLDER / "root", 1000, stacks_after_s=OPTIONS["after_s"])
+        return CheckpointManager(
+            FOLDER / "root", save=1000, options=Options(stacks_after_s=OPTIONS["after_s"])
+        )
     os.environ.update(
         pod_environ(pod_identity(hosts_per_slice=WORLD_SIZE, host_index=RANK, pod=f"lm-{RANK}"))
     )
     return CheckpointManager.from_env(
-        places=places_in(FOLDER, RANK), stacks_after_s=OPTIONS.get("after_s", 300.0)
+        _places=places_in(FOLDER, RANK), options=Options(stacks_after_s=OPTIONS.get("after_s", 300.0))
     )
 
 
@@ -55,11 +57,11 @@ def main() -> None:
     for _ in range(OPTIONS.get("more_threads", 0)):
         threading.Thread(target=stand_by, args=(20,), daemon=True).start()
     with open_manager() as manager:
-        manager.restore_latest(state)
+        manager.restore(state)
         for step in range(1, 11):
             manager.step(step, state)
             time.sleep(0.25)
-        manager.save(11, state, force=True)
+        manager.save(11, state).result()
         # By the save all have met, and the companions are on their way to each other.
         time.sleep(1.0)
         say("stands")

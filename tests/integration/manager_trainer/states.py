@@ -49,7 +49,7 @@ def new_state(resize: Callable[[Sequence[Any], Ranks], object] | None = split_ev
 def train(manager: CheckpointManager) -> None:
     """Goes on from what is there, every rank taking one document a step, and says what it has left."""
     state = new_state()
-    restored = manager.restore_latest(state)
+    restored = manager.restore(state)
     first = restored.step + 1 if restored else 1
     documents = state["loader"].value.documents
     (FOLDER / f"at-{first - 1}-{RANK}-of-{WORLD_SIZE}").write_text(repr(documents))
@@ -65,7 +65,7 @@ def train(manager: CheckpointManager) -> None:
 def refused(manager: CheckpointManager) -> None:
     """At another world size, where nothing says what becomes of the loaders."""
     state = new_state(resize=None)
-    error = failure_of(partial(manager.restore_latest, state), LoadMismatchError)
+    error = failure_of(partial(manager.restore, state), LoadMismatchError)
     assert "loader" in str(error)
     assert "resize=" in str(error)
 
@@ -81,16 +81,14 @@ def failure_of(act: Callable[[], object], kind: type[Exception]) -> Exception:
 def differs(manager: CheckpointManager) -> None:
     """Saves of states that aren't alike are given up on all ranks; those before and after them are commits."""
     state = new_state()
-    manager.save(1, state, force=True)
+    manager.save(1, state).result()
     for step, own in (
         (2, {"position": RANK}),
         (3, {f"only.{RANK}": torch.ones(3)}),
         (4, {"rng": torch.tensor([RANK])}),
     ):
         before = sorted(str(path) for path in ROOT.rglob("*"))
-        manager.save_async(step, {**state, **own}, force=True)
-        in_flight = manager.in_flight
-        assert in_flight is not None
+        in_flight = manager.save(step, {**state, **own})
         error = failure_of(partial(in_flight.result, 60), RanksDifferError)
         name = next(iter(own)) if step != 3 else "only.0"
         assert isinstance(error, RanksDifferError)
@@ -99,16 +97,16 @@ def differs(manager: CheckpointManager) -> None:
         late = failure_of(partial(manager.step, step, state), SaveError)
         assert f"{name} (on rank 1)" in str(late)
         assert isinstance(late.__cause__, RanksDifferError)
-    manager.save(5, state, force=True)
+    manager.save(5, state).result()
     # One rank can't take its snapshot; the others aren't left waiting.
     bad = {**state, "handle": object()} if RANK == 1 else {**state, "handle": 1}
     kind = UnsupportedValueError if RANK == 1 else SaveError
-    error = failure_of(partial(manager.save, 6, bad, force=True), kind)
+    error = failure_of(lambda: (manager.save(6, bad), manager.wait()), kind)
     assert "handle" in str(error)
     # It was raised in all of them, and isn't again.
     manager.wait()
-    manager.save(7, state, force=True)
-    assert manager.all_steps() == [1, 5, 7]
+    manager.save(7, state).result()
+    assert manager.steps() == [1, 5, 7]
 
 
 def main() -> None:
@@ -116,7 +114,7 @@ def main() -> None:
         join(RANK, WORLD_SIZE, FOLDER)
     case = {"train": train, "refused": refused, "differs": differs}[CASE]
     interval = 2 if CASE == "train" else 10**6
-    manager = CheckpointManager(ROOT.as_uri(), interval)
+    manager = CheckpointManager(ROOT.as_uri(), save=interval)
     try:
         case(manager)
         manager.close()

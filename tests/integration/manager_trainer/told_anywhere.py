@@ -19,7 +19,7 @@ import torch
 from stepkeeper import CheckpointManager
 from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.save import persist
-from stepkeeper_testing.trainer import environment_in, join, say, slow_shares
+from stepkeeper_testing.trainer import in_pod, join, say, slow_shares
 
 T = TypeVar("T")
 FOLDER, RANK, WORLD_SIZE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -79,7 +79,7 @@ def update(weight: torch.Tensor) -> torch.Tensor:
 def train(manager: CheckpointManager) -> None:
     state: dict[str, Any] = {"weight": torch.zeros(64, 64), "step": 0}
     with part("restore"):
-        restored = manager.restore_latest(state)
+        restored = manager.restore(state)
     done = restored.step if restored else 0
     least, most = state["weight"].min().item(), state["weight"].max().item()
     say("start", step=done, held=[state["step"], least, most])
@@ -102,8 +102,7 @@ def main() -> None:
     if WORLD_SIZE > 1:
         join(RANK, WORLD_SIZE, FOLDER)
     slow_saves_down()
-    environment = environment_in(FOLDER, RANK, root=ROOT, steps=4, grace_s=120)
-    MANAGERS.append(CheckpointManager(ROOT.as_uri(), 4, environment=environment))
+    MANAGERS.append(in_pod(FOLDER, RANK, root=ROOT, steps=4, grace_s=120))
     with MANAGERS[0] as manager:
         train(manager)
 

@@ -24,8 +24,8 @@ def train(state: dict[str, Any], step: int) -> None:
 
 def open_manager() -> CheckpointManager:
     if "pod" not in OPTIONS:
-        return CheckpointManager(URI, OPTIONS["interval"])
-    return CheckpointManager.from_env(places=places_in(Path(OPTIONS["pod"])))
+        return CheckpointManager(URI, save=OPTIONS["interval"])
+    return CheckpointManager.from_env(_places=places_in(Path(OPTIONS["pod"])))
 
 
 def terminate_a_worker() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
     with open_manager() as manager:
         if OPTIONS.get("logging") == "after":
             configure_logging()
-        restored = manager.restore_latest(state)
+        restored = manager.restore(state)
         first = restored.step + 1 if restored else 1
         say("start", step=first - 1, w=state["model"]["w"].sum().item(), position=state["position"])
         if OPTIONS.get("worker"):

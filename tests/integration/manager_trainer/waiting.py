@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+import stepkeeper.torch_xla as xc
 from stepkeeper import CheckpointManager
 from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.ending import schedule
 from stepkeeper.storage.posix import PosixStore
-from stepkeeper_testing.trainer import Mutex, environment_in, say, slow_shares
+from stepkeeper_testing.trainer import Mutex, in_pod, say, slow_shares
 from stepkeeper_testing.trainer import join as join_group
 
 FOLDER, RANK, WORLD_SIZE, CASE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -26,12 +27,10 @@ STATE: dict[str, Any] = {"w": torch.zeros(1000), "step": 0}
 
 def open_manager(interval: int = 10**6) -> CheckpointManager:
     """With what an operator has told, which includes the grace period; alone where it is not known."""
-    uri = (FOLDER / "root").as_uri()
     if "grace_s" in OPTIONS:
-        environment = environment_in(FOLDER, RANK, grace_s=OPTIONS["grace_s"])
-        return CheckpointManager(uri, interval, environment=environment)
+        return in_pod(FOLDER, RANK, steps=interval, grace_s=OPTIONS["grace_s"])
     schedule._SILENCE_S = OPTIONS["silence_s"]  # type: ignore[misc]  # what is tested isn't how long it is
-    return CheckpointManager(uri, interval)
+    return CheckpointManager(FOLDER / "root", save=interval)
 
 
 def join() -> None:
@@ -42,20 +41,20 @@ def join() -> None:
 def wait_in(call: str) -> None:
     """Save step 1, stop the companion, and wait in `call` for what it never does. The test sends SIGTERM."""
     with open_manager(1000) as manager:
-        if call != "restore_latest":
-            manager.restore_latest(STATE)
-        manager.save(1, STATE, force=True)
+        if call != "restore":
+            manager.restore(STATE)
+        manager.save(1, STATE).result()
         companion = manager.health().companion_pid
         assert companion is not None
         os.kill(companion, signal.SIGSTOP)
         say("companion", pid=companion)
-        if call not in ("restore_latest", "save"):
-            manager.save_async(2, STATE, force=True)
+        if call not in ("restore", "save"):
+            manager.save(2, STATE)
         calls: dict[str, Callable[[], object]] = {
             "step": lambda: manager.step(10**6, STATE),
-            "save": lambda: manager.save(2, STATE, force=True),
+            "save": lambda: manager.save(2, STATE).result(),
             "wait": manager.wait,
-            "restore_latest": lambda: manager.restore_latest(STATE),
+            "restore": lambda: manager.restore(STATE),
             "end": lambda: None,
         }
         say("waits")
@@ -67,19 +66,19 @@ def wait_in(call: str) -> None:
 def read_in(call: str) -> None:
     """Save step 1, let the store give no answer any more, and read in `call`. The test sends SIGTERM."""
     with open_manager() as manager:
-        manager.restore_latest(STATE)
-        manager.save(1, STATE, force=True)
+        manager.restore(STATE)
+        manager.save(1, STATE).result()
         manager.wait()
         read = PosixStore.read
 
         def hang(store: PosixStore, path: str, offset: int = 0, length: int | None = None) -> bytes:
-            if call != "restore_latest" or path.endswith(".distcp"):
+            if call != "restore" or path.endswith(".distcp"):
                 say("waits")
                 threading.Event().wait()
             return read(store, path, offset, length)
 
         PosixStore.read = hang  # type: ignore[method-assign, assignment]  # a mount that hangs
-        manager.restore_latest(STATE) if call == "restore_latest" else manager.all_steps()
+        manager.restore(STATE) if call == "restore" else manager.steps()
 
 
 def go_on(manager: CheckpointManager, leave: Callable[[int], None]) -> None:
@@ -123,8 +122,8 @@ def lose_peer(how: str) -> None:
     join()
     try:
         with open_manager(OPTIONS["interval"]) as manager:
-            manager.restore_latest(STATE)
-            manager.save(1, STATE, force=True)
+            manager.restore(STATE)
+            manager.save(1, STATE).result()
             say("start")
             go_on(manager, leave)
     finally:
@@ -156,13 +155,13 @@ def stand_still(phase: str) -> None:
         return written
 
     with open_manager() as manager:
-        manager.restore_latest(STATE)
-        manager.save(1, STATE, force=True)
+        manager.restore(STATE)
+        manager.save(1, STATE).result()
         if phase == "train":
             go_on(manager, stand_in_training)
             return
-        if phase == "wait":
-            manager.save_async(2, STATE, force=not is_still)
+        if phase == "wait" and not is_still:
+            manager.save(2, STATE)
         if is_still:
             await_all("waits", WORLD_SIZE - 1)
         else:
@@ -175,10 +174,10 @@ def stand_still(phase: str) -> None:
             time.sleep(1)
             pause()
         calls: dict[str, Callable[[], object]] = {
-            "save": lambda: manager.save(2, STATE, force=True),
-            "vote": lambda: manager.save(2, STATE, force=True),
+            "save": lambda: manager.save(2, STATE).result(),
+            "vote": lambda: manager.save(2, STATE).result(),
             "wait": manager.wait,
-            "restore_latest": lambda: manager.restore_latest(STATE),
+            "restore": lambda: manager.restore(STATE),
             "end": lambda: None,
         }
         say("waits")
@@ -195,13 +194,13 @@ def come_late(how: str) -> None:
         if is_late:
             time.sleep(600)
         say("waits")
-        manager.restore_latest(STATE)
+        manager.restore(STATE)
 
 
 def unclosed(_: str) -> None:
     """Use the manager as torch_xla's is used. The last rank is done, and gone, before the others are."""
     join()
-    manager = open_manager(1)
+    manager = xc.CheckpointManager(str(FOLDER / "root"), 1)
     for step in range(1, 4):
         manager.save(step, STATE)
     if RANK == WORLD_SIZE - 1:
@@ -225,8 +224,8 @@ def stand_in_c(_: str) -> None:
 
     join()
     with open_manager() as manager:
-        manager.restore_latest(STATE)
-        manager.save(1, STATE, force=True)
+        manager.restore(STATE)
+        manager.save(1, STATE).result()
         for step in range(2, 10**6):
             STATE["step"] = step
             if manager.step(step, STATE).stop:

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_testing.trainer import join
@@ -43,10 +43,12 @@ def dtensors(rank: int, folder: Path, group: Any) -> None:
     state = {"t": cut(0, mesh)}
     load(state, checkpoint_id=folder / "dcp", planner=planner_of(group), process_group=group)
     assert torch.equal(state["t"].to_local(), cut(7, mesh).to_local())
-    manager = CheckpointManager((folder / "root").as_uri(), 1, process_group=group, chkpt_on_preemption=False)
+    manager = CheckpointManager(
+        (folder / "root").as_uri(), save=1, process_group=group, options=Options(stop_on_notice=False)
+    )
     with manager:
-        manager.save(1, {"t": cut(9, mesh)}, force=True)
-        manager.restore(1, state)
+        manager.save(1, {"t": cut(9, mesh)}).result()
+        manager.restore(state, 1)
     assert torch.equal(state["t"].to_local(), cut(9, mesh).to_local())
     with pytest.raises(CheckpointException) as raised:
         save(

@@ -61,7 +61,7 @@ def check(case: Case, folder: Path) -> list[str]:
     at_start_bytes = saving.device_bytes()
     saved = saving.run(numbers[: case.saved_at])
     with open_manager(root, 10**6) as manager:
-        assert manager.save(case.saved_at, saving.state, force=True)
+        manager.save(case.saved_at, saving.state).result()
     kept = saving.values()
     saved += saving.run(numbers[case.saved_at :])
     resumed = case.begin(case.resumed)
@@ -73,7 +73,7 @@ def check(case: Case, folder: Path) -> list[str]:
     resumed.run(range(90, 90 + case.steps_before))
     placed, n_before = resumed.shardings(), count_compilations()
     with open_manager(root, 10**6) as manager:
-        assert manager.restore_latest(resumed.state) is not None
+        assert manager.restore(resumed.state) is not None
     n_restore, device_bytes = count_compilations() - n_before, resumed.device_bytes()
     is_placed, found = resumed.shardings() == placed, resumed.values()
     if is_moved:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch_xla.runtime as xr
 from sharded_training import Training, compilations
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.save.snapshot import device_pieces
 
 STEPS, EVERY = 60, 20
@@ -25,29 +25,30 @@ def without() -> None:
 
 def behind_the_sync(root: Path) -> None:
     training = Training(width=64)
-    with CheckpointManager(str(root), EVERY) as manager:
+    with CheckpointManager(str(root), save=EVERY) as manager:
         for step in range(1, STEPS + 1):
             training.step()
             manager.step(step, training.state)
         manager.wait()
-        assert len(manager.all_steps()) == STEPS // EVERY
+        assert len(manager.steps()) == STEPS // EVERY
 
 
 def in_pieces(root: Path, part: float) -> dict[str, int]:
-    """Compilations after `restore_latest`, with room on the devices for that part of the state."""
+    """Compilations after `restore`, with room on the devices for that part of the state."""
     training = Training(width=64)
     training.step()
     total_bytes = sum(tensor.numel() * tensor.itemsize for tensor in training.tensors().values())
     budget_bytes = None if part == 1 else int(total_bytes * part)
-    with CheckpointManager(str(root), EVERY, device_budget_bytes=budget_bytes) as manager:
-        assert manager.restore_latest(training.state) is None
+    options = Options(device_budget_bytes=budget_bytes)
+    with CheckpointManager(root, save=EVERY, options=options) as manager:
+        assert manager.restore(training.state) is None
         compiled = compilations()
         manager.step(1, training.state)
         for step in range(2, STEPS + 1):
             training.step()
             manager.step(step, training.state)
         manager.wait()
-        assert len(manager.all_steps()) == STEPS // EVERY
+        assert len(manager.steps()) == STEPS // EVERY
     most = max(cut.n_pieces for cut in device_pieces.plan_clones(training.tensors()).values())
     return {"compiled": compilations() - compiled, "most pieces": most}
 
@@ -57,9 +58,9 @@ def preempted(root: Path) -> int:
     training = Training(width=48)
     compiled = 0
     try:
-        with CheckpointManager(str(root), 10**6) as manager:
+        with CheckpointManager(str(root), save=10**6) as manager:
             training.step()
-            assert manager.restore_latest(training.state) is None
+            assert manager.restore(training.state) is None
             for step in range(1, 10**6):
                 training.step()
                 if step == 5:

@@ -19,7 +19,7 @@ import torch_xla.runtime as xr
 from torch import nn
 from torch_xla.experimental.distributed_checkpoint import CheckpointManager as Theirs
 
-from stepkeeper import CheckpointManager, prime_optimizer
+from stepkeeper.torch_xla import CheckpointManager, prime_optimizer
 
 FOLDER, STEPS = Path(sys.argv[1]), int(sys.argv[2])
 

@@ -17,13 +17,14 @@ def save(uri: str) -> dict[str, Any]:
     for _ in range(6):
         undisturbed.step()
     training, compiled = Training(33, small=True), 0
-    with CheckpointManager(uri, 10**6) as manager:
+    with CheckpointManager(uri, save=10**6) as manager:
         for step in range(1, 7):
             training.step()
             if step == 4:
                 compiled = compilations()
             # The second save finds all that it needs compiled.
-            manager.save_async(step, training.state, force=step in (3, 4, 5))
+            if step in (3, 4, 5):
+                manager.save(step, training.state)
         torch_xla.sync()
         xm.wait_device_ops()
         later = compilations() - compiled
@@ -33,15 +34,15 @@ def save(uri: str) -> dict[str, Any]:
 
 def restore(uri: str) -> dict[str, Any]:
     training = Training(33, small=True)
-    with CheckpointManager(uri, 10**6) as manager:
+    with CheckpointManager(uri, save=10**6) as manager:
         xm.set_rng_state(987)
-        result = manager.restore_latest(training.state)
+        result = manager.restore(training.state)
         assert result is not None
         spec = torch_xla._XLAC._get_xla_sharding_spec(training.parameters[0])  # nowhere else
         for _ in range(result.step, 6):
             training.step()
         bits = training.bits()
-        assert manager.save(7, training.state, force=True)
+        manager.save(7, training.state).result()
     return {"step": result.step, "bits": bits, "spec": spec}
 
 

@@ -1,4 +1,4 @@
-"""The optimizer steps in place at once after save_async: python intact_xla.py FOLDER. Says what it found in JSON."""
+"""The optimizer steps in place at once after save: python intact_xla.py FOLDER. Says what it found in JSON."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import torch
 import torch_xla.runtime as xr
 from sharded_training import Training
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.save.snapshot import device, device_pieces
 from stepkeeper_planners.adapters import xla
 
@@ -19,20 +19,18 @@ def saved_and_restored(root: Path, budget_bytes: int | None, *, sync: bool = Tru
     training = Training()
     training.step()
     training.step(sync=sync)
-    with CheckpointManager(str(root), 10**6, device_budget_bytes=budget_bytes) as manager:
-        manager.save_async(1, training.state, force=True)
-        in_flight = manager.in_flight
+    with CheckpointManager(root, options=Options(device_budget_bytes=budget_bytes)) as manager:
+        in_flight = manager.save(1, training.state)
         training.step()
         training.step()
-        assert in_flight is not None
         in_flight.result(120)
     undisturbed = Training()
     undisturbed.step()
     undisturbed.step()
     expected = undisturbed.on_host()
     training.scramble()
-    with CheckpointManager(str(root), 10**6) as manager:
-        manager.restore(1, training.state)
+    with CheckpointManager(str(root), save=10**6) as manager:
+        manager.restore(training.state, 1)
     found = training.on_host()
     wrong = [name for name, tensor in expected.items() if not torch.equal(tensor, found[name])]
     return {"wrong": wrong, "tensors": len(expected), "ways": sorted(ways)}

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from stepkeeper import CheckpointManager, SPMDLoadPlanner, SPMDSavePlanner
+from stepkeeper import CheckpointManager, Options, SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper.dcp import StorageReader, StorageWriter
 
 STATES = runpy.run_path(str(Path(__file__).parents[2] / "property" / "planners_parts" / "release_state.py"))
@@ -38,8 +38,10 @@ def check(found: Any, wanted: Any, path: str) -> None:
 
 def save_all(folder: Path) -> None:
     """Save one state with a manager, with torch's save through our writer, and with nothing of ours."""
-    with CheckpointManager((folder / "manager").as_uri(), 1, chkpt_on_preemption=False) as manager:
-        manager.save(7, STATES["make_state"]())
+    with CheckpointManager(
+        (folder / "manager").as_uri(), save=1, options=Options(stop_on_notice=False)
+    ) as manager:
+        manager.save(7, STATES["make_state"]()).result()
     save(
         STATES["make_state"](),
         storage_writer=StorageWriter(folder / "writer"),
@@ -63,8 +65,10 @@ def load_all(folder: Path) -> None:
         load(state, storage_reader=StorageReader(saved), planner=SPMDLoadPlanner(), no_dist=True)
         check(state, STATES["make_state"](), f"ours on {torch.__version__} reads {saved.name} of {newest}")
     state = STATES["make_state"](100)
-    with CheckpointManager((folder / "manager").as_uri(), 1, chkpt_on_preemption=False) as manager:
-        restored = manager.restore_latest(state)
+    with CheckpointManager(
+        (folder / "manager").as_uri(), save=1, options=Options(stop_on_notice=False)
+    ) as manager:
+        restored = manager.restore(state)
     assert restored is not None
     assert restored.step == 7
     check(state, STATES["make_state"](), f"a manager on {torch.__version__} goes on from {newest}")

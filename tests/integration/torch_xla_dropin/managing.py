@@ -84,6 +84,11 @@ def seen_of_saves(folder: Path) -> dict[str, Any]:
         other.model.load_state_dict(state_dict["model"])
         other.optim.load_state_dict(state_dict["optim"])
         seen["restored"][step] = other.digest()
+    other = Training(2)
+    part = {"model": other.state_dict()["model"]}
+    assert manager_on(root, 3).restore(6, part) is None
+    other.model.load_state_dict(part["model"])
+    seen["only the model"] = other.digest()
     return seen
 
 

@@ -213,6 +213,9 @@ def act(world: World, action: Action, setting: Setting) -> World:
 def _train(world: World, rank: int, setting: Setting) -> RankState:
     """Let the train thread of a rank pass a step, or make the next move of its ending."""
     state = world.ranks[rank]
+    if state.ending.move is Move.SETTLE:
+        # It waits for its own saves only, and a loss ends the wait.
+        return state._replace(ending=state.ending.end_stop())
     if state.ending.move is Move.CLOSE:
         return state._replace(ending=state.ending.hear_closed())
     if state.failed and state.ending.move is not Move.SAVE_STOP:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.errors import StepkeeperError
 
 __all__ = ["Job", "impatient_companions"]
@@ -41,9 +41,9 @@ class Job:
 
     def open(self, uri: str) -> dict[str, Any]:
         """The root is claimed by a new manager; or why it isn't."""
-        manager = CheckpointManager(uri, 1, chkpt_on_preemption=False)
+        manager = CheckpointManager(uri, save=1, options=Options(stop_on_notice=False))
         try:
-            restored = manager.restore_latest(_state(0))
+            restored = manager.restore(_state(0))
         except StepkeeperError as error:
             return {"error": f"{type(error).__name__}: {error}"}
         self._manager = manager
@@ -83,7 +83,7 @@ class Job:
         right = []
         for step in steps:
             state = _state(0)
-            self._manager.restore(step, state)
+            self._manager.restore(state, step)
             if torch.equal(state["w"], _state(step)["w"]) and state["step"] == step:
                 right.append(step)
         return {"right": right}

@@ -17,7 +17,7 @@ from storage_kills.deadly import Fault, arm, was_killed
 from storage_kills.spares import prepare_spares
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.errors import StepkeeperError
 
 __all__ = ["Order", "digest", "state_of", "train"]
@@ -94,13 +94,15 @@ def train(order: Order) -> None:
     arm(order.rank, order.folder, order.fault)
     store = _join(order) if order.world_size > 1 else None
     state = state_of(-1, -1)
-    with CheckpointManager(order.uri, 10**9, max_to_keep=order.last, chkpt_on_preemption=False) as manager:
+    with CheckpointManager(
+        order.uri, save=10**9, keep=order.last, options=Options(stop_on_notice=False)
+    ) as manager:
         if order.restores is None:
-            manager.restore_latest(state)
+            manager.restore(state)
         else:
-            manager.restore(order.restores, state)
+            manager.restore(state, order.restores)
         if order.goes_back is not None:
-            manager.restore(order.goes_back, state)
+            manager.restore(state, order.goes_back)
         _say("restored", digest=digest(state))
         for step in order.steps:
             _save(manager, order.number, step)
@@ -117,7 +119,7 @@ def train(order: Order) -> None:
 
 def _save(manager: CheckpointManager, number: int, step: int) -> bool:
     try:
-        manager.save(step, state_of(number, step), force=True)
+        manager.save(step, state_of(number, step)).result()
     except StepkeeperError as error:
         _say("failed", step=step, why=repr(error))
         return False

@@ -17,7 +17,6 @@ from stepkeeper.policy.keep import (
     KeepPolicy,
     LastN,
     MaxAge,
-    from_max_to_keep,
     from_retention,
 )
 
@@ -118,13 +117,3 @@ def test_settings_become_policies() -> None:
 def test_what_makes_no_sense_is_refused(make: Callable[[], KeepPolicy]) -> None:
     with pytest.raises((ValueError, TypeError), match=r"at least 1|min|mode"):
         make()
-
-
-def test_how_many_are_kept_is_said_in_one_way() -> None:
-    assert from_max_to_keep(0, None) is None
-    assert from_max_to_keep(0, MaxAge(60)) == MaxAge(60)
-    assert from_max_to_keep(3, None) == LastN(3)
-    with pytest.raises(ValueError, match="both say what is kept"):
-        from_max_to_keep(3, MaxAge(60))
-    with pytest.raises(ValueError, match=r"at least 0 .*not -1"):
-        from_max_to_keep(-1, None)

@@ -41,11 +41,11 @@ def end_itself(ending: Ending) -> Ending:
         pytest.param([], [], EndKind.STOPPING, None, id="training"),
         pytest.param([stop, saved], [Move.SAVE_STOP, None], EndKind.SAVED, None, id="a stop that is saved"),
         pytest.param(
-            [stop, saved, leave],
-            [Move.SAVE_STOP, None, Move.CLOSE],
+            [stop, saved, leave, Ending.end_stop],
+            [Move.SAVE_STOP, None, Move.SETTLE, Move.CLOSE],
             EndKind.SAVED,
             75,
-            id="a saved stop that is left",
+            id="a saved stop that is left: saves that were started after it are awaited",
         ),
         pytest.param(
             [stop, failed, saved],
@@ -69,8 +69,8 @@ def end_itself(ending: Ending) -> Ending:
             id="no try can help",
         ),
         pytest.param(
-            [lambda ending: ending.miss_deadline("too late"), leave],
-            [None, Move.CLOSE],
+            [lambda ending: ending.miss_deadline("too late"), leave, Ending.end_stop],
+            [None, Move.SETTLE, Move.CLOSE],
             EndKind.GAVE_UP,
             75,
             id="the time was over before the stop",

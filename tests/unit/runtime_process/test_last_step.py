@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from stepkeeper import CheckpointManager, PerRank, RandomState
+from stepkeeper import CheckpointManager, Options, PerRank, RandomState
 from stepkeeper.ending.choices import LastStepOfRank, choose_end
+from stepkeeper.log import Log
 from stepkeeper.save.given_state import SaveRequest
+from stepkeeper.storage import open_store
 from stepkeeper.training.last_step import LastStep
 
 
@@ -63,7 +65,7 @@ def nothing(_: Training) -> None:
 def run(root: Path, form: Form = objects, then: Change = nothing) -> Training:
     """Train for seven steps, of which the fifth is saved; do `then` at the end of the block."""
     training = Training()
-    with CheckpointManager(root, 5, chkpt_on_preemption=False) as manager:
+    with CheckpointManager(root, save=5, options=Options(stop_on_notice=False)) as manager:
         for step in range(1, 8):
             training.learn()
             manager.step(step, form(training))
@@ -73,14 +75,14 @@ def run(root: Path, form: Form = objects, then: Change = nothing) -> Training:
 
 def steps(root: Path) -> list[int]:
     with CheckpointManager(root) as manager:
-        return manager.all_steps()
+        return manager.steps()
 
 
 def test_the_last_step_is_saved_as_it_is(tmp_path: Path) -> None:
     training, again = run(tmp_path), Training()
     again.learn()
-    with CheckpointManager(tmp_path, 5, chkpt_on_preemption=False) as manager:
-        restored = manager.restore_latest(objects(again))
+    with CheckpointManager(tmp_path, save=5, options=Options(stop_on_notice=False)) as manager:
+        restored = manager.restore(objects(again))
     assert restored is not None
     assert restored.step == 7
     assert all(map(torch.equal, again.model.parameters(), training.model.parameters()))
@@ -88,12 +90,59 @@ def test_the_last_step_is_saved_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_step_that_was_saved_is_not_saved_again(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path, 5, chkpt_on_preemption=False) as manager:
+    with CheckpointManager(tmp_path, save=5, options=Options(stop_on_notice=False)) as manager:
         manager.step(10, {"w": torch.zeros(1)})
         manager.step(11, {"w": torch.zeros(1)})
-        manager.save(11, {"w": torch.zeros(1)}, force=True)
+        manager.save(11, {"w": torch.zeros(1)}).result()
     with CheckpointManager(tmp_path) as manager:
-        assert [(each, manager.metadata(each).sequence) for each in manager.all_steps()] == [(10, 1), (11, 2)]
+        assert [(each, manager.metadata(each).sequence) for each in manager.steps()] == [(10, 1), (11, 2)]
+
+
+def save(manager: CheckpointManager, *numbers: int) -> None:
+    for number in numbers:
+        manager.save(number, {"w": torch.full((1,), float(number))}).result()
+
+
+def finish(manager: CheckpointManager, *numbers: int) -> None:
+    for number in numbers:
+        manager.step(number, {"w": torch.full((1,), float(number))})
+
+
+@pytest.mark.parametrize(
+    ("calls", "committed"),
+    [
+        pytest.param([(finish, 11), (save, 5)], [5, 11], id="a lower step is saved after it"),
+        pytest.param([(save, 100), (finish, 1, 2)], [100, 2], id="a greater step was saved before it"),
+        pytest.param([(save, 10), (finish, 10)], [10], id="it was saved before it was due"),
+        pytest.param([(finish, 10), (save, 10)], [10, 10], id="it is saved again"),
+        pytest.param(
+            [(finish, 10), (save, 5), (finish, 10)], [10, 5, 10], id="it is due again after another"
+        ),
+    ],
+)
+def test_a_save_under_another_number_is_not_the_last_steps(
+    tmp_path: Path, calls: list[Any], committed: list[int]
+) -> None:
+    with CheckpointManager(tmp_path, save=10, options=Options(stop_on_notice=False)) as manager:
+        for call, *numbers in calls:
+            call(manager, *numbers)
+    commits = Log(open_store(tmp_path.as_uri())).open().commits.values()
+    assert [commit.step for commit in commits] == committed
+
+
+def test_a_save_that_failed_before_the_step_was_due_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no room")
+
+    with CheckpointManager(tmp_path, save=10, options=Options(stop_on_notice=False)) as manager:
+        with monkeypatch.context() as broken:
+            broken.setattr("stepkeeper.save.pipeline.persist_save", fail)
+            with pytest.raises(OSError, match="no room"):
+                save(manager, 10)
+        finish(manager, 10)
+    assert steps(tmp_path) == [10]
 
 
 def test_an_exception_saves_nothing(tmp_path: Path) -> None:

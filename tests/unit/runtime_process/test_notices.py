@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from stepkeeper import CheckpointManager, loggers
+import stepkeeper.torch_xla as xc
+from stepkeeper import loggers
 from stepkeeper.contract import Cause, NoticeSource
 from stepkeeper.ending import notices as module
 from stepkeeper.ending.data_loaders import interrupts_a_step, tolerate_worker_exits
@@ -178,7 +179,7 @@ def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    manager = CheckpointManager(tmp_path, 10**6)
+    manager = xc.CheckpointManager(tmp_path, 10**6)
     for _ in range(2):
         aside = threading.Thread(target=manager.should_save, args=(1,))
         aside.start()

@@ -63,7 +63,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
 
 @pytest.fixture
 def manager(tmp_path: Path) -> CheckpointManager:
-    return CheckpointManager(str(tmp_path), 1)
+    return CheckpointManager(str(tmp_path), save=1)
 
 
 @pytest.mark.parametrize("error", [SaveError, CompanionLostError])
@@ -71,9 +71,7 @@ def test_what_was_handled_does_not_end_the_training(
     manager: CheckpointManager, ends: Ends, error: type[StepkeeperError]
 ) -> None:
     ends += [error("no space")]
-    manager.save_async(1, STATE)
-    begun = manager._parts.saver.newest_save
-    assert begun is not None
+    begun = manager.save(1, STATE)
     with pytest.raises(error, match="no space"):
         begun.result()
     manager.close()
@@ -83,15 +81,14 @@ def test_a_failure_that_nobody_asked_for_is_raised_whatever_others_were_heard(
     manager: CheckpointManager, ends: Ends
 ) -> None:
     ends += [SaveError("no space"), SaveError("no answer")]
+    heard = manager.save(1, STATE)
     with pytest.raises(SaveError, match="no space"):
-        manager.save(1, STATE)
-    heard = manager._parts.saver.newest_save
-    manager.save_async(2, STATE)
-    assert heard is not None
+        heard.result()
+    manager.save(2, STATE)
     with pytest.raises(SaveError, match="no space"):
         heard.result()
     with pytest.raises(SaveError, match="no answer"):
-        manager.join()
+        manager.wait()
     manager.close()
 
 
@@ -101,9 +98,9 @@ def test_that_the_root_or_the_peers_are_lost_stays_true(
 ) -> None:
     ends += [error("it is over"), None]
     with pytest.raises(error):
-        manager.save(1, STATE)
+        manager.save(1, STATE).result()
     with pytest.raises(error):
-        manager.save(2, STATE)
+        manager.save(2, STATE).result()
     assert ends == [None]
     manager.close()
 
@@ -112,11 +109,11 @@ def test_a_fence_is_said_whatever_the_saves_after_it_fail_with(
     manager: CheckpointManager, ends: Ends
 ) -> None:
     ends += [FencedError("another claim"), SaveError("no such folder")]
-    manager.save_async(1, STATE)
+    manager.save(1, STATE)
     manager._parts.saver.wait_until_idle()
     manager._parts.saver.start_save(SaveRequest(step=2, state=STATE))
     with pytest.raises(FencedError, match="another claim"):
-        manager.join()
+        manager.wait()
     assert isinstance(manager._parts.saver.failures.fence, FencedError)
     manager.close()
 
@@ -132,7 +129,7 @@ def test_a_save_for_a_notice_that_fails_is_made_again(
     assert manager._parts.saver.lineage.own_commit == RECORD
     assert manager._parts.saver.error is None
     with pytest.raises(SystemExit):
-        manager.exit_if_stopped()
+        manager.close()
 
 
 def test_a_save_for_a_notice_that_fails_whenever_it_is_made_is_given_up(
@@ -144,7 +141,7 @@ def test_a_save_for_a_notice_that_fails_whenever_it_is_made_is_given_up(
     assert ends == [None]
     assert "not allowed" in (manager._parts.saver.error or "")
     with pytest.raises(SystemExit):
-        manager.exit_if_stopped()
+        manager.close()
 
 
 @pytest.mark.parametrize("cut_off_in", ["InFlight", "build_state", "SaveJob"])
@@ -161,8 +158,8 @@ def test_a_save_whose_start_was_cut_off_holds_up_no_later_one(
         patch.setattr(pipeline, cut_off_in, interrupt)
         for step in range(1, 4):
             with pytest.raises(KeyboardInterrupt):
-                manager.save_async(step, STATE)
-    assert manager.save_async(4, STATE)
+                manager.save(step, STATE)
+    manager.save(4, STATE)
     assert manager.wait(60)
     manager.close()
 
@@ -260,7 +257,7 @@ def test_the_devices_are_empty_while_the_save_before_is_written(
     assert not first.done
     assert second.state is SaveState.TRANSFERRING
     companion.may_answer.set()
-    assert [each.result(LONGEST_S).record.slot for each in (first, second)] == [1, 2]
+    assert [each.result(LONGEST_S).sequence for each in (first, second)] == [1, 2]
     saves.close()
 
 
@@ -279,11 +276,11 @@ def test_what_cannot_be_moved_fails_its_own_save_in_its_turn(moves: Moves, compa
     with pytest.raises(TimeoutError, match="step 1 was still in flight"):
         saves.start_save(SaveRequest(step=3, state=state_of(3)), 0.0)
     companion.may_answer.set()
-    assert first.result(LONGEST_S).record.slot == 1
+    assert first.result(LONGEST_S).sequence == 1
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         second.result(LONGEST_S)
     saves.failures.raise_failure()  # it was said
-    assert saves.start_save(SaveRequest(step=3, state=state_of(3))).result(LONGEST_S).record.slot == 2
+    assert saves.start_save(SaveRequest(step=3, state=state_of(3))).result(LONGEST_S).sequence == 2
     saves.close()
 
 
@@ -298,7 +295,7 @@ def test_a_region_is_not_used_again_before_all_is_in_it(moves: Moves, companion:
         saves.start_save(SaveRequest(step=3, state=state_of(3)), 0.0)
     may_move.set()
     begun.append(saves.start_save(SaveRequest(step=3, state=state_of(3))))
-    assert [each.result(LONGEST_S).record.slot for each in begun] == [1, 2, 3]
+    assert [each.result(LONGEST_S).sequence for each in begun] == [1, 2, 3]
     assert moves.moved == [1, 2, 3], "in the order of the saves"
     saves.close()
 

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import re
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +14,41 @@ import torch
 from typing_extensions import override
 
 import stepkeeper
-from stepkeeper import CheckpointManager
+import stepkeeper.torch_xla as xc
+from stepkeeper import CheckpointManager, Options, StepkeeperError, StorageError, errors
 from stepkeeper.companion.progress import Progress, select_stored_metrics
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import SETTINGS_FILE_NAME, Interval, Report, Settings
 from stepkeeper.contract.report import MAX_METRICS, REPORT_LIMIT_BYTES
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import BadUriError
+from stepkeeper.manager_arguments import ManagerArguments
 from stepkeeper.policy import keep, save
-from stepkeeper.policy.save import SavePolicy
+from stepkeeper.tier import TierPlace
 from stepkeeper.training import environment as env
 from stepkeeper.training.cloud.metadata_server import find_metadata_host
 from stepkeeper.training.environment import PodPaths
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
 
+def test_the_package_has_all_its_names_and_ten_classes_of_errors() -> None:
+    kinds = [getattr(stepkeeper, name) for name in stepkeeper.__all__]
+    assert sum(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds) == 10
+
+
+def test_the_page_lists_each_error_that_a_manager_raises_or_what_it_is_a_case_of() -> None:
+    elsewhere = (errors.ForeignStepsError, errors.PinFormatError, errors.PinLostError, errors.RefusedError)
+    rows = (Path(__file__).parents[3] / "docs/user/manager.md").read_text().split("## Errors")[1]
+    listed = set(re.findall(r"`(\w+Error)`", rows.split("## Exact rules")[0])) - {"StepkeeperError"}
+    for name, kind in vars(errors).items():
+        if isinstance(kind, type) and issubclass(kind, StepkeeperError) and kind is not StepkeeperError:
+            cases = {each.__name__ for each in kind.__mro__}
+            assert listed & cases or issubclass(kind, (*elsewhere, errors.VerifyError)), name
+    assert issubclass(errors.UnknownOutcomeError, StorageError)
+
+
 def test_paths_and_numbers_may_be_of_any_library(tmp_path: Path) -> None:
-    manager = CheckpointManager(tmp_path / "root", np.int64(3), np.int32(2), np.int64(1), np.int64(1))
+    manager = xc.CheckpointManager(tmp_path / "root", np.int64(3), np.int32(2), np.int64(1), np.int64(1))
     assert manager.base_path == f"{tmp_path}/root/"
     assert [manager.should_save(step) for step in range(4)] == [True, False, False, True]
     for number in (manager.save_interval, manager.max_to_keep):
@@ -37,20 +57,78 @@ def test_paths_and_numbers_may_be_of_any_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("arguments", "error", "says"),
     [
-        ((2.5,), TypeError),
-        (("10",), TypeError),
-        ((0,), ValueError),
-        ((10, -1), ValueError),
-        ((10, 0, 0.5), TypeError),
+        ((2.5,), TypeError, "save_interval is a whole number, not a value of type float"),
+        (("10",), TypeError, "save_interval is a whole number, not a value of type str"),
+        ((0,), ValueError, "save_interval is at least 1, not 0"),
+        ((10, -1), ValueError, "max_to_keep is at least 0, not -1"),
+        ((10, None), TypeError, "max_to_keep is a whole number"),
+        ((10, 0, 0.5), TypeError, "max_pending_async is a whole number"),
+        ((10, 0, 0), ValueError, "max_pending_async is at least 1, not 0"),
     ],
 )
 def test_what_is_no_number_of_steps_is_refused_at_once(
-    tmp_path: Path, arguments: tuple[Any, ...], error: type[Exception]
+    tmp_path: Path, arguments: tuple[Any, ...], error: type[Exception], says: str
 ) -> None:
-    with pytest.raises(error):
-        CheckpointManager(str(tmp_path), *arguments)
+    with pytest.raises(error, match=says):
+        xc.CheckpointManager(str(tmp_path), *arguments)
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "a fraction of a step": ({"save": 1.5}, TypeError, "save is a number of steps or a policy"),
+    "no steps": ({"save": 0}, ValueError, "save is at least 1, not 0"),
+    "a bool of steps": ({"save": True}, TypeError, "save is a whole number, not a value of type bool"),
+    "a class of policies": ({"save": save.EveryNSteps}, TypeError, "not <class .*EveryNSteps"),
+    "a number in a policy": ({"save": save.AnyOf((save.AtSteps((1,)), 10))}, TypeError, "save is .* not 10"),  # type: ignore[arg-type]  # what is tested
+    "a policy of the other kind": ({"save": keep.LastN(5)}, TypeError, "stepkeeper.policy.save, not LastN"),
+    "a bool of commits": ({"keep": True}, TypeError, "keep is a whole number, not a value of type bool"),
+    "no commits": ({"keep": False}, TypeError, "keep is a whole number, not a value of type bool"),
+    "a class of what is kept": ({"keep": keep.LastN}, TypeError, "is no policy of stepkeeper.policy.keep"),
+    "no options": ({"options": None}, TypeError, "options is an Options value, not a value of type NoneType"),
+    "a dict of options": ({"options": {"max_pending": 2}}, TypeError, "options is an Options value"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("is_jobs", [False, True], ids=["constructor", "from_env"])
+def test_what_is_no_argument_is_refused_at_once(places: PodPaths, wrong: str, *, is_jobs: bool) -> None:
+    (places.settings_folder / SETTINGS_FILE_NAME).write_bytes(
+        Settings(uri=places.settings_folder.as_uri(), interval=Interval(steps=1)).to_json()
+    )
+    arguments, error, says = WRONG[wrong]
+    construct: Any = partial(CheckpointManager, places.settings_folder)
+    if is_jobs:
+        construct = partial(CheckpointManager.from_env, _places=places)
+    with pytest.raises(error, match=says):
+        construct(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"max_pending": 0}, ValueError, "max_pending is at least 1, not 0"),
+        ({"max_pending": "2"}, TypeError, "max_pending is a whole number, not a value of type str"),
+        ({"max_pending": None}, TypeError, "max_pending is a whole number, not a value of type NoneType"),
+        ({"device_budget_bytes": -1}, ValueError, "device_budget_bytes is at least 0, not -1"),
+        ({"device_budget_bytes": "1G"}, TypeError, "device_budget_bytes is a whole number"),
+        ({"local_tier_bytes": -5}, ValueError, "local_tier_bytes is at least 1, not -5"),
+        ({"take_over": 1}, TypeError, "take_over is a job's namespace/name, True or False, not 1"),
+        ({"take_over": ""}, TypeError, "take_over is a job's namespace/name"),
+        ({"stacks_after_s": 0}, ValueError, "stacks_after_s is a number of seconds greater than 0"),
+    ],
+)
+def test_options_check_their_values(options: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        Options(**options)
+
+
+def test_torch_xlas_manager_takes_the_options_that_messages_name(
+    tmp_path: Path, given: list[ManagerArguments]
+) -> None:
+    options = Options(take_over="default/other", max_pending=3)
+    xc.CheckpointManager(tmp_path, 10, 0, 2, chkpt_on_preemption=False, options=options)
+    assert given[0].options == Options(take_over="default/other", max_pending=2, stop_on_notice=False)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +140,7 @@ def test_what_is_no_number_of_steps_is_refused_at_once(
 )
 def test_a_uri_that_lost_a_slash_is_no_folder(path: str | Path, whole: str) -> None:
     with pytest.raises(BadUriError, match=f"pass '{whole}', a str"):
-        CheckpointManager(path, 10)
+        CheckpointManager(path, save=10)
     with pytest.raises(BadUriError, match=f"pass '{whole}', a str"):
         stepkeeper.follow(str(path))
 
@@ -71,22 +149,21 @@ def test_a_root_in_the_memory_of_this_process_is_refused() -> None:
     with pytest.raises(
         BadUriError, match=r"'memory://run' is in the memory of one process.* temporary folder"
     ):
-        CheckpointManager("memory://run", 10)
+        CheckpointManager("memory://run", save=10)
 
 
 def test_a_home_folder_is_written_as_in_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    with CheckpointManager("~/root", 10, local_tier="~/disk") as manager:
-        assert manager.base_path == f"{tmp_path}/root/"
-        manager.save(1, {"w": torch.ones(2)}, force=True)
+    with CheckpointManager("~/root", save=10, options=Options(local_tier="~/disk")) as manager:
+        manager.save(1, {"w": torch.ones(2)})
     assert sorted(each.name for each in tmp_path.iterdir()) == ["disk", "root"]
 
 
 @pytest.mark.parametrize("tier", ["gs://bucket/tier", "file:///disk", Path("gs://bucket/tier")])
 def test_a_local_tier_is_a_folder(tmp_path: Path, tier: str | Path) -> None:
     with pytest.raises(BadUriError, match=r"on this host's own disk|pathlib removes a slash"):
-        CheckpointManager(str(tmp_path), 10, local_tier=tier)
+        CheckpointManager(str(tmp_path), save=10, options=Options(local_tier=tier))
 
 
 @pytest.fixture
@@ -99,27 +176,27 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodPaths:
 
 
 @pytest.fixture
-def options(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def given(monkeypatch: pytest.MonkeyPatch) -> list[ManagerArguments]:
     """Return the arguments that a manager is constructed with, without constructing it."""
-    found: dict[str, Any] = {}
-
-    def note(_: CheckpointManager, __: str, policy: SavePolicy, **given: object) -> None:
-        found.update(given, policy=policy)
-
-    monkeypatch.setattr(CheckpointManager, "__init__", note)
+    found: list[ManagerArguments] = []
+    monkeypatch.setattr(CheckpointManager, "_open", lambda _, arguments: found.append(arguments))
     return found
 
 
-def test_the_code_adds_to_what_the_job_says(places: PodPaths, options: dict[str, Any]) -> None:
-    CheckpointManager.from_env(
-        places=places, also_save=save.AtSteps((250,)), also_keep=keep.BestN(2, "loss", "min")
-    )
-    assert options["policy"] == save.AnyOf((save.EveryNSteps(1), save.AtSteps((250,))))
-    assert options["keep"] == keep.AnyOf((keep.LastN(3), keep.BestN(2, "loss", "min")))
+def test_the_code_adds_to_what_the_job_says(places: PodPaths, given: list[ManagerArguments]) -> None:
+    for manager in (CheckpointManager, xc.CheckpointManager):
+        manager.from_env(_places=places, save=save.AtSteps((250,)), keep=keep.BestN(2, "loss", "min"))
+        arguments = given.pop()
+        assert arguments.policy == save.AnyOf((save.EveryNSteps(1), save.AtSteps((250,))))
+        assert arguments.keep == keep.AnyOf((keep.LastN(3), keep.BestN(2, "loss", "min")))
+        manager.from_env(_places=places, save=np.int64(5), keep=7)
+        arguments = given.pop()
+        assert arguments.save == save.AnyOf((save.EveryNSteps(1), save.EveryNSteps(5)))
+        assert arguments.keep == keep.AnyOf((keep.LastN(3), keep.LastN(7)))
 
 
 @pytest.mark.parametrize(
-    ("is_mounted", "given", "tier", "tier_bytes"),
+    ("is_mounted", "named", "tier", "tier_bytes"),
     [
         (False, None, None, None),
         (True, None, "volume", 7),
@@ -129,10 +206,10 @@ def test_the_code_adds_to_what_the_job_says(places: PodPaths, options: dict[str,
 )
 def test_what_the_code_names_comes_before_what_the_template_mounts(
     places: PodPaths,
-    options: dict[str, Any],
+    given: list[ManagerArguments],
     monkeypatch: pytest.MonkeyPatch,
     is_mounted: bool,
-    given: str | None,
+    named: str | None,
     tier: str | None,
     tier_bytes: int | None,
 ) -> None:
@@ -144,11 +221,10 @@ def test_what_the_code_names_comes_before_what_the_template_mounts(
         # Of the same file system as what is above it, as on a node that unpacks its images to folders.
         mounts += f"23 22 0:30 /pods/tier {places.local_tier_folder} rw,relatime - overlay overlay rw\n"
     monkeypatch.setattr(env, "read_mountinfo", lambda: mounts)
-    CheckpointManager.from_env(
-        places=places, local_tier=None if given is None else folder / given, local_tier_bytes=7
-    )
-    assert options["local_tier"] == (None if tier is None else folder / tier)
-    assert options["local_tier_bytes"] == tier_bytes
+    options = Options(local_tier=None if named is None else folder / named, local_tier_bytes=7)
+    CheckpointManager.from_env(_places=places, options=options)
+    expected = None if tier is None else TierPlace(folder=str(folder / tier), most_bytes=tier_bytes)
+    assert given[0].tier == expected
 
 
 class Unreadable(float):

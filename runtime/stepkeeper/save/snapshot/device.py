@@ -168,13 +168,13 @@ class DeviceCopies:
         if not self._learns:
             raise SaveError(
                 f"the devices have no room for a copy of {tried_bytes} bytes of the state ({error}): give "
-                "CheckpointManager a smaller device_budget_bytes"
+                "CheckpointManager Options with a smaller device_budget_bytes"
             ) from error
         if xla_pieces.is_multi_process_program():
             raise SaveError(
                 f"the devices have no room for a copy of the state ({error}): give CheckpointManager "
-                "device_budget_bytes, the same on all ranks: what it leaves over is copied to the host while training "
-                "waits"
+                "Options with device_budget_bytes, the same on all ranks: what it leaves over is copied to the host "
+                "while training waits"
             ) from error
 
     def _lower_limit(self, tried_bytes: int) -> None:
