@@ -54,7 +54,7 @@ def _play_on(cluster: Cluster, job: dict[str, Any]) -> int:
 def _acts(cluster: Cluster, spec: dict[str, Any]) -> list[Act]:
     """Bring about one disruption with notice and one without, both midway between two saves."""
     total_steps = spec["totalSteps"]
-    interval = spec["checkpoint"]["interval"]["steps"]
+    interval = spec["checkpoint"]["interval"]["every"]["steps"]
     # A save that is under way at a power cut may yet commit, and then there would be nothing to lose.
     at_stake = interval // 2
     return [

@@ -35,5 +35,6 @@ class Cloud:
         return [found["name"] for kind in ("queued_resources", "nodes") for found in state[kind]]
 
     def _set_capacity(self, cores: int | None) -> None:
-        family = self.resource["spec"]["node"]["acceleratorType"].rpartition("-")[0]
+        accelerator = self.resource["spec"]["slices"]["accelerator"]
+        family = {"v5e": "v5litepod"}.get(accelerator, accelerator)
         self.remote.do("set_capacity", accelerator=family, cores=cores)

@@ -71,7 +71,7 @@ class Follower:
                 "the window begins: the cloud sends SIGTERM and waits for the training", at_unix_s
             )
         if view.lost and (before is None or not before.lost):
-            nodes = ", ".join(f"{node['name']} is {node['state']}" for node in status.get("nodes", []))
+            nodes = ", ".join(f"{node['name']} is {node['state']}" for node in status.get("slices", []))
             self._tell(f"THE MACHINES ARE TAKEN AWAY: {nodes or view.state}", at_unix_s)
         self._see_window(at_unix_s, status)
 
@@ -125,12 +125,12 @@ class Follower:
 
 
 def _is_lost(status: dict[str, Any]) -> bool:
-    taken = any(node["state"] in _TAKEN for node in status.get("nodes", []))
+    taken = any(node["state"] in _TAKEN for node in status.get("slices", []))
     return taken or status.get("state") in _ENDING
 
 
 def _is_maintained(status: dict[str, Any]) -> bool:
-    announced = (node.get("upcomingMaintenance", {}) for node in status.get("nodes", []))
+    announced = (node.get("upcomingMaintenance", {}) for node in status.get("slices", []))
     return any(maintenance.get("status") == "Ongoing" for maintenance in announced)
 
 

@@ -43,8 +43,8 @@ retry() {
 
 # Without the operator's labels no job would find this node, and nobody would remove it: it is better not to join.
 labels=$(attribute stepkeeper-node-labels)
-cloud_node=$(attribute instance-id)
-labels+=",stepkeeper.dev/cloud-node=${cloud_node##*/}"
+slice=$(attribute instance-id)
+labels+=",stepkeeper.dev/slice=${slice##*/}"
 
 if [[ -n $TOKEN_SECRET ]]; then
   TOKEN=$(retry gcloud secrets versions access latest --secret="$TOKEN_SECRET")

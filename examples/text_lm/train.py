@@ -137,7 +137,7 @@ def main() -> None:
     options = parse_options()
     preset = PRESETS[options.preset]
     n_steps = options.steps or preset.steps
-    # First of all: from here on, being told to stop is heeded.
+    # First of all: from here on, SIGTERM saves and stops.
     with open_manager(options.checkpoint_uri) as manager:
         xr.use_spmd()
         training = Training(preset)

@@ -5,7 +5,6 @@ from typing import Final
 __all__ = [
     "ACCELERATOR_LABEL",
     "ADOPT_ANNOTATION",
-    "CLOUD_NODE_LABEL",
     "COMPLETION_INDEX_LABEL",
     "CORDONED_BY_ANNOTATION",
     "FIELD_OWNER",
@@ -24,6 +23,7 @@ __all__ = [
     "QUEUED_RESOURCE_UID_LABEL",
     "QUEUE_LABEL",
     "RESTART_ATTEMPT_LABEL",
+    "SLICE_LABEL",
     "SPOT_LABEL",
     "TEMPLATE_HASH_ANNOTATION",
     "TOPOLOGY_LABEL",
@@ -88,8 +88,8 @@ QUEUED_RESOURCE_LABEL: Final = "stepkeeper.dev/queued-resource"
 QUEUED_RESOURCE_NAMESPACE_LABEL: Final = "stepkeeper.dev/queued-resource-namespace"
 """Label on nodes: namespace of that QueuedResource."""
 
-CLOUD_NODE_LABEL: Final = "stepkeeper.dev/cloud-node"
-"""Label on nodes: id of the slice in Cloud TPU that the host is of."""
+SLICE_LABEL: Final = "stepkeeper.dev/slice"
+"""Label on nodes: id of the slice that the host belongs to, in the cloud."""
 
 NOT_READY_TAINT: Final = "node.kubernetes.io/not-ready"
 UNREACHABLE_TAINT: Final = "node.kubernetes.io/unreachable"

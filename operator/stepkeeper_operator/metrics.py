@@ -28,7 +28,7 @@ class QueuedResourceMetrics:
             one,
         )
         self._recreations = gauge(
-            "queued_resource_recreations", "Times that a QueuedResource was made anew in the cloud.", one
+            "queued_resource_recreations", "Times that a QueuedResource was recreated in the cloud.", one
         )
         self._quota_exhausted = gauge(
             "queued_resource_quota_exhausted",

@@ -82,7 +82,7 @@ class CheckpointManager(ManagerInspection):
 
         Raises:
             BadUriError: `path` names no store.
-            ValueError: A number is out of its range, or two arguments contradict each other.
+            TypeError, ValueError: An argument is of the wrong type or out of its range, or two contradict each other.
 
         Ranks:
             All ranks call this with the same arguments.
@@ -132,7 +132,7 @@ class CheckpointManager(ManagerInspection):
             NotInPodError: No operator made this container; the message says what to write instead.
             ContractError: The operator's settings are of another version.
             ProcessGroupError: The job has several hosts, and they don't form a process group yet.
-            ValueError: A number is out of its range, or two arguments contradict each other.
+            TypeError, ValueError: An argument is of the wrong type or out of its range, or two contradict each other.
 
         Ranks:
             All ranks call this with the same arguments.

@@ -13,7 +13,7 @@ from stepkeeper.errors import BadUriError
 from stepkeeper.policy.keep import AnyOf as KeepAnyOf
 from stepkeeper.policy.keep import KeepPolicy, LastN, from_retention
 from stepkeeper.policy.save import AnyOf, AtSteps, Auto, EveryNSteps, SavePolicy, from_interval, parts_of
-from stepkeeper.quantities import check_whole
+from stepkeeper.quantities import check_number, check_whole
 from stepkeeper.storage import check_slashes, expand_home
 from stepkeeper.tier import TierPlace
 from stepkeeper.training.environment import Environment
@@ -26,6 +26,7 @@ class Options:
     """The settings of a manager that few trainings need to change.
 
     Raises:
+        TypeError: A value is of the wrong type.
         ValueError: A number is out of its range.
 
     """
@@ -67,10 +68,15 @@ class Options:
         job: object = self.take_over
         if not isinstance(job, str | bool) or job == "":
             raise TypeError(f"take_over is a job's namespace/name, True or False, not {job!r}")
-        if self.stacks_after_s is not None and not 0 < self.stacks_after_s < math.inf:
-            raise ValueError(
-                f"stacks_after_s is a number of seconds greater than 0, not {self.stacks_after_s}"
-            )
+        if self.local_tier is not None:
+            _check_path("local_tier is the path of a folder", self.local_tier)
+        if (limit_s := self.stacks_after_s) is not None and (
+            not 0 < check_number("stacks_after_s", limit_s) < math.inf
+        ):
+            raise ValueError(f"stacks_after_s is a number of seconds greater than 0, not {limit_s}")
+        for name in ("unsafe_single_writer", "stop_on_notice"):
+            if not isinstance(flag := getattr(self, name), bool):
+                raise TypeError(f"{name} is True or False, not {flag!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +139,7 @@ def build_arguments(
         tier_bytes = None if tier is None else options.local_tier_bytes
         options = replace(options, local_tier=tier, local_tier_bytes=tier_bytes)
     return ManagerArguments(
-        path=expand_home(os.fspath(path)),
+        path=expand_home(_check_path("path is a URI or the path of a folder", path)),
         save=saves[0] if len(saves) == 1 else AnyOf(tuple(saves)),
         keep=keeps[0] if len(keeps) == 1 else KeepAnyOf(tuple(keeps)) if keeps else None,
         total_steps=None if total_steps is None else check_whole("total_steps", total_steps, 1),
@@ -142,6 +148,13 @@ def build_arguments(
         tier=_build_tier_place(options.local_tier, options.local_tier_bytes),
         environment=environment,
     )
+
+
+def _check_path(what: str, given: object) -> str:
+    """Return the path as text. Raises TypeError, which begins with `what`, if it is none."""
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(f"{what}, not a value of type {type(given).__name__}")
+    return os.fspath(given)
 
 
 def _convert_save(given: Any) -> SavePolicy:

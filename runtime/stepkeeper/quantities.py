@@ -1,9 +1,9 @@
-"""Check the whole numbers that a training gives, and format sizes for people."""
+"""Check the numbers that a training gives, and format sizes for people."""
 
 import operator
-from typing import Final, SupportsIndex
+from typing import Final, SupportsFloat, SupportsIndex
 
-__all__ = ["check_whole", "size_text"]
+__all__ = ["check_number", "check_whole", "size_text"]
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -19,6 +19,13 @@ def check_whole(name: str, number: object, least: int | None = None) -> int:
     if least is not None and whole < least:
         raise ValueError(f"{name} is at least {least}, not {whole}")
     return whole
+
+
+def check_number(name: str, number: object) -> float:
+    """Return the argument `name`, a number of any library, as Python's own. Raises TypeError if it isn't one."""
+    if isinstance(number, bool) or not isinstance(number, SupportsFloat):
+        raise TypeError(f"{name} is a number, not a value of type {type(number).__name__}")
+    return float(number)
 
 
 def size_text(size_bytes: int) -> str:

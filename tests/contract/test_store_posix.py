@@ -35,13 +35,15 @@ def race(thread):
     for slot in range(n_slots):
         me = f"{number}.{thread}"
         if store.put_if_absent(f"log/{slot:08d}.json", me.encode()):
-            print(slot, me)
+            wins.append(f"{slot} {me}")
 
+wins = []
 print("ready", flush=True)
 sys.stdin.readline()
 threads = [threading.Thread(target=race, args=(n,)) for n in range(n_threads)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
+for win in wins: print(win)
 """
 
 

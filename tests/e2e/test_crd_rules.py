@@ -102,7 +102,7 @@ def test_of_a_client_that_asks_for_no_validation_an_unknown_field_is_dropped(kub
     options = ("--dry-run=server", "--validate=false", "-o", "yaml")
     made = kubectl.kubectl("apply", *options, "-f", str(UNKNOWN_FIELD))
     checkpoint = yaml.safe_load(made)["spec"]["checkpoint"]
-    assert checkpoint["interval"]["steps"] == 500
+    assert checkpoint["interval"]["every"]["steps"] == 500
     assert "every" not in checkpoint
 
 
@@ -116,7 +116,7 @@ def test_defaults_are_in_the_object_so_that_an_upgrade_changes_no_job(kubectl: C
     assert spec["placement"]["tpu"]["provisioning"] == "OnDemand"
     path = QUEUED_RESOURCES / "accepted/minimal.yaml"
     spec = yaml.safe_load(kubectl.kubectl("apply", "--dry-run=server", "-o", "yaml", "-f", str(path)))["spec"]
-    assert (spec["updatePolicy"], spec["deletionPolicy"], spec["node"]["count"]) == ("Refuse", "Delete", 1)
+    assert (spec["updatePolicy"], spec["deletionPolicy"], spec["slices"]["count"]) == ("Refuse", "Delete", 1)
     assert spec["recreatePolicy"]["backoff"] == {"initialSeconds": 30, "maxSeconds": 1800}
 
 

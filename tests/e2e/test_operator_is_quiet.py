@@ -59,7 +59,7 @@ def manifest(name: str) -> dict[str, object]:
     trainer = {"name": "trainer", "image": "localhost/busybox:1", "command": ["true"]}
     spec = {
         "placement": {"hosts": {"count": 1}},
-        "checkpoint": {"uri": f"file:///nowhere/{name}", "interval": {"steps": 1}},
+        "checkpoint": {"uri": f"file:///nowhere/{name}", "interval": {"every": {"steps": 1}}},
         "template": {"spec": {"containers": [trainer]}},
     }
     return {
@@ -96,7 +96,7 @@ def test_it_is_refused_nothing_and_writes_nothing_when_nothing_happens(
     start = len(requests(operator))
     operator.load_shell_image()
     operator.kubectl("apply", "-f", "-", stdin=json.dumps(manifest("quiet")))
-    complete = ("--for=condition=Complete", "ctj/quiet", "--timeout=200s")
+    complete = ("--for=condition=Finished", "ctj/quiet", "--timeout=200s")
     operator.kubectl("wait", *complete, timeout_s=210)
     settle(operator)
     before = len(requests(operator))

@@ -107,7 +107,7 @@ def test_what_a_pod_waits_for_is_said_when_nothing_but_the_pod_has_changed(jobs:
     status = job.until(
         lambda status: missing in condition(status, "Running").get("message", ""), timeout_s=60
     )
-    assert condition(status, "Running")["reason"] == "CreateContainerConfigError"
+    assert condition(status, "Running")["reason"] == "PodWaiting"
     job.kubectl("create", "secret", "generic", "late", "--from-literal=token=x")
     job.until_phase("Running")
     complete(job)

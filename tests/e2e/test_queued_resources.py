@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 CREATE = "CreateQueuedResource"
 OTHERS = {
-    V5P: {"acceleratorType": "v5p-8", "runtimeVersion": "v2-alpha-tpuv5"},
-    V6E: {"acceleratorType": "v6e-4", "runtimeVersion": "v2-alpha-tpuv6e"},
+    V5P: {"accelerator": "v5p", "topology": "2x2x1", "image": "v2-alpha-tpuv5"},
+    V6E: {"accelerator": "v6e", "topology": "2x2", "image": "v2-alpha-tpuv6e"},
 }
 """Nodes whose capacity and quota tests take away: nobody else is hurt."""
 
@@ -39,13 +39,13 @@ MANY = [50, pytest.param(200, marks=pytest.mark.long)]
 @pytest.fixture
 def machines_taken(resources: QueuedResources) -> None:
     """The pair is there, joined: no other resource gets machines."""
-    resources.create(PAIR, node={"count": 2}).until_condition("NodesJoined", "True")
+    resources.create(PAIR, slices={"count": 2}).until_condition("NodesJoined", "True")
 
 
 @pytest.mark.usefixtures("machines_taken")
 def test_quota_is_gone_and_comes_back(resources: QueuedResources) -> None:
     resources.set_quota(V5P, 0)
-    resource = resources.create("quota", node=OTHERS[V5P])
+    resource = resources.create("quota", slices=OTHERS[V5P])
     status = resource.until_condition("QuotaExhausted", "True")
     assert status["state"] == "Pending"
     assert status["error"]["code"] == "RESOURCE_EXHAUSTED"
@@ -53,7 +53,7 @@ def test_quota_is_gone_and_comes_back(resources: QueuedResources) -> None:
     assert "default-quota" not in resources.in_cloud()
     resources.set_quota(V5P, None)
     resource.until_state("Active")
-    assert resource.condition("QuotaExhausted") == ("False", "QuotaSuffices")
+    assert resource.condition("QuotaExhausted") == ("False", "AsExpected")
     assert resource.events().count("QuotaExhausted") == 1
 
 
@@ -68,16 +68,16 @@ def test_what_exists_is_adopted_where_an_annotation_names_it_and_else_is_not_tou
     resources.cloud.do("forget_calls")
     no_script = {"startupScriptSecretRef": None}
     for name in ("matches", "differs"):
-        manifest = queued_resource(name, node=no_script)
+        manifest = queued_resource(name, slices=no_script)
         manifest["metadata"]["annotations"] = {"stepkeeper.dev/adopt": f"default-{name}"}
         resources.apply(manifest)
     matches, differs = resources.find("matches"), resources.find("differs")
-    unnamed = resources.create("unnamed", node=no_script)
-    assert matches.until_state("Active")["bookkeeping"]["adopted"]
-    differs.until_condition("Accepted", "False", "Differs")
-    told = "runtime_version: asked for v2-alpha-tpuv5-lite, the cloud has v2-alpha-tpuv5"
+    unnamed = resources.create("unnamed", slices=no_script)
+    assert matches.until_state("Active")["operator"]["adopted"]
+    differs.until_condition("Accepted", "False", "SpecMismatch")
+    told = "image: asked for v2-alpha-tpuv5-lite, the cloud has v2-alpha-tpuv5"
     assert told in differs.message("Accepted")
-    unnamed.until_condition("Accepted", "False", "NotOurs")
+    unnamed.until_condition("Accepted", "False", "OwnedByOther")
     assert "stepkeeper.dev/adopt: default-unnamed" in unnamed.message("Accepted")
     resources.delete(["matches", "differs", "unnamed"])
     left = {cloud_id: state for cloud_id, state in resources.in_cloud().items() if PAIR not in cloud_id}
@@ -124,7 +124,7 @@ def test_an_operator_killed_before_it_hears_of_its_creation_makes_no_second(
     resource = resources.create("killed")
     until(lambda: "default-killed" in resources.in_cloud(), seen=lambda: str(resource.status()))
     status = resource.status()
-    assert status["bookkeeping"]["created"]
+    assert status["operator"]["created"]
     assert "operation" not in status
     n_before = count_operator_starts(resources.cluster)
     resources.cluster.faults.kill_operator()
@@ -166,7 +166,7 @@ def bring_into_all_states(resources: QueuedResources) -> dict[str, str]:
     resources.set_capacity(V6E, 0)
     resources.apply(*(queued_resource(name, **KEEP) for name in provided))
     resources.create("refused").until_condition("Accepted", "False", "Refused")
-    resources.create("waiting", node=OTHERS[V6E]).until_state("WaitingForResources")
+    resources.create("waiting", slices=OTHERS[V6E]).until_state("WaitingForResources")
     for name in provided:
         resources.find(name).until_state("Active")
     cloud.do("fail", queued_resource="default-fails", code="INTERNAL", message="no machine is well")

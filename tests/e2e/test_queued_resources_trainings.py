@@ -37,7 +37,7 @@ N_STEPS, N_STEPS_SHARED = 60, 100
 NOTICE_S = 110.0
 """Less than two minutes, so that the operator asks at once."""
 
-GUARANTEED: dict[str, Any] = {"node": {"count": 2}, "tier": {"guaranteed": {}}}
+GUARANTEED: dict[str, Any] = {"slices": {"count": 2}, "tier": {"guaranteed": {}}}
 AUTOCHECKPOINT_GRACE_S = 300
 
 
@@ -138,7 +138,7 @@ class Training:
             "tpu": {"accelerator": "v5e", "topology": "2x2", "queuedResourceName": resource},
         }
         spec["totalSteps"] = self.n_steps
-        spec["checkpoint"] |= {"uri": self.uri, "interval": {"steps": 100 * self.n_steps}}
+        spec["checkpoint"] |= {"uri": self.uri, "interval": {"every": {"steps": 100 * self.n_steps}}}
         arguments = ["--steps", str(self.n_steps), "--pause-seconds", str(pause_s)]
         spec["template"]["spec"]["containers"][0]["args"] += arguments
         return job
@@ -161,7 +161,7 @@ def test_machines_come_are_taken_away_and_come_again_and_the_training_goes_on_ex
         # Longer than the operator looks away from a request that waits.
         cloud.do("set_timings", provisioning_s=8)
         resources.apply(training.manifest)
-        resource = resources.create("story", node={"autocheckpointEnabled": True})
+        resource = resources.create("story", slices={"autocheckpointEnabled": True})
         resource.until_state("WaitingForResources")
         job.until_condition("Suspended", "True", "WaitingForQueuedResource")
         resources.set_capacity(V5E, None)
@@ -176,7 +176,7 @@ def test_machines_come_are_taken_away_and_come_again_and_the_training_goes_on_ex
         announced_s = time.time()
         cloud.do("announce_maintenance", node="default-story", starts_in_s=NOTICE_S)
         saved = training.until_saved_ahead()
-        assert resource.condition("MaintenanceScheduled") == ("True", "Pending")
+        assert resource.condition("MaintenanceScheduled") == ("True", "MaintenanceAnnounced")
         latest = training.read_log().latest
         assert latest is not None
         assert latest.step == saved < N_STEPS
@@ -278,7 +278,7 @@ def until_waiting(trainings: list[Training], reason: str) -> None:
 def find_training_on(resources: QueuedResources, trainings: list[Training], cloud_node: str) -> Training:
     """Find the training whose last pod is on this slice."""
     nodes = resources.list_joined("shared").items()
-    (name,) = (n for n, raw in nodes if raw["metadata"]["labels"]["stepkeeper.dev/cloud-node"] == cloud_node)
+    (name,) = (n for n, raw in nodes if raw["metadata"]["labels"]["stepkeeper.dev/slice"] == cloud_node)
     return next(training for training in trainings if list(training.nodes.values())[-1] == name)
 
 

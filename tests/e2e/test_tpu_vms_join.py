@@ -28,7 +28,7 @@ def list_nodes(cluster: Cluster) -> dict[str, Mapping[str, Any]]:
     """Return the nodes with the resource's labels, by cloud node and host."""
     selector = f"stepkeeper.dev/queued-resource-uid={UID}"
     return {
-        f"{node['metadata']['labels']['stepkeeper.dev/cloud-node']}-w-{name_of(node)[-1]}": node
+        f"{node['metadata']['labels']['stepkeeper.dev/slice']}-w-{name_of(node)[-1]}": node
         for node in json.loads(cluster.kubectl("get", "nodes", "-l", selector, "-o", "json"))["items"]
     }
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from free_ports import free_port
 
-from stepkeeper.contract import Interval, Settings
+from stepkeeper.contract import EveryInterval, Interval, Settings
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
 SCRIPTS: Final = Path(__file__).parents[1] / "integration" / "launching"
@@ -72,7 +72,9 @@ def pods(tmp_path: Path, n_hosts: int, coordinator: str = "localhost") -> list[t
     for host in range(n_hosts):
         folder = tmp_path / f"pod-{host}"
         folder.mkdir()
-        settings = Settings(uri=(tmp_path / "root").as_uri(), interval=Interval(steps=1000))
+        settings = Settings(
+            uri=(tmp_path / "root").as_uri(), interval=Interval(every=EveryInterval(steps=1000))
+        )
         (folder / "settings.json").write_bytes(settings.to_json())
         identity = pod_identity(
             host_index=host,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepkeeper.contract import ExitCode, Interval, Settings
+from stepkeeper.contract import EveryInterval, ExitCode, Interval, Settings
 from stepkeeper_testing.left_behind import head_of, last_word
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
@@ -22,7 +22,7 @@ PATIENCE_S = 150
 def pod(folder: Path, root: Path) -> dict[str, str]:
     """Prepare the folder of a pod's own files, and return its environment."""
     folder.mkdir()
-    settings = Settings(uri=root.as_uri(), interval=Interval(steps=1000))
+    settings = Settings(uri=root.as_uri(), interval=Interval(every=EveryInterval(steps=1000)))
     (folder / "settings.json").write_bytes(settings.to_json())
     return pod_environ(pod_identity(grace_s=60, termination_file=str(folder / "termination")))
 

@@ -112,7 +112,7 @@ def test_a_function_that_returns_no_state_is_refused(uri: str, given: Any, name:
 def test_a_restore_refuses_a_function_because_values_would_be_lost(uri: str, call: str) -> None:
     with open_manager(uri) as manager:
         manager.save(1, {"n": 1}).result()
-        with pytest.raises(TypeError, match="is filled in place"):
+        with pytest.raises(TypeError, match="needs a state dict, not a function: call it"):
             CALLS[call](manager, lambda: {"n": 0})
 
 

@@ -18,6 +18,7 @@ from rank_talk import hear
 from stepkeeper.contract import (
     CommitPoint,
     EndKind,
+    EveryInterval,
     ExitCode,
     Identity,
     Interval,
@@ -67,7 +68,9 @@ def pod(
 ) -> dict[str, str]:
     """Make a folder that holds what a pod has mounted, and return its environment."""
     folder.mkdir()
-    settings = Settings(uri=uri, interval=Interval(steps=steps), on_disruption=on_disruption)
+    settings = Settings(
+        uri=uri, interval=Interval(every=EveryInterval(steps=steps)), on_disruption=on_disruption
+    )
     (folder / "settings.json").write_bytes(settings.to_json())
     return pod_environ(pod_identity())
 

@@ -12,7 +12,16 @@ from fork_server import ForkedProcess, ForkServer
 from rank_talk import ended_at_last, hear
 from report_endpoint import Operator, make_certificate
 
-from stepkeeper.contract import Directive, Endpoint, ExitCode, Interval, Report, ReportPhase, Settings
+from stepkeeper.contract import (
+    Directive,
+    Endpoint,
+    EveryInterval,
+    ExitCode,
+    Interval,
+    Report,
+    ReportPhase,
+    Settings,
+)
 from stepkeeper.stacks.dumping import REPORT_LIMIT
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
@@ -36,7 +45,7 @@ def write_settings(
 ) -> None:
     endpoint = Endpoint(url=operator.url, report_interval_s=1)
     settings = Settings(
-        uri=(folder / "root").as_uri(), interval=Interval(steps=steps), endpoint=endpoint
+        uri=(folder / "root").as_uri(), interval=Interval(every=EveryInterval(steps=steps)), endpoint=endpoint
     ).to_json()
     (folder / "settings.json").write_text(json.dumps(json.loads(settings) | dict(more or {})))
 

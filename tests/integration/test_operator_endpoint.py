@@ -107,7 +107,9 @@ async def desk() -> AsyncIterator[Desk]:
 
 async def test_an_open_request_for_a_save_is_in_every_answer(desk: Desk) -> None:
     now = int(desk.world.now)
-    request = SaveRequest(id="maintenance-7", attempt=1, before=now + 100, time=now, reason="maintenance")
+    request = SaveRequest(
+        id="maintenance-7", attempt=1, maintenance_time=now + 100, time=now, reason="maintenance"
+    )
     desk.world.reports.set_save_request(desk.world.job.metadata.uid, request)
     for left_s in (100, 60):
         desk.world.now = now + 100 - left_s

@@ -71,10 +71,10 @@ async def make_site(tpu: FakeCloud) -> AsyncIterator[MakeSite]:
 
 @pytest.mark.parametrize("tier", [{"guaranteed": {}}, {"spot": {}}, {"bestEffort": {}}])
 async def test_it_is_created_joined_and_deleted(make_site: MakeSite, tier: dict[str, Any]) -> None:
-    site = await make_site(tier=tier, node={"count": 2})
+    site = await make_site(tier=tier, slices={"count": 2})
     await site.become_active()
     assert site.world.status.joined == "2/2"
-    assert site.world.status.api_version == ("v2" if "spot" in tier else "v2alpha1")
+    assert site.world.status.provider == f"tpu.googleapis.com/{'v2' if 'spot' in tier else 'v2alpha1'}"
     assert (
         site.world.status.autocheckpoint
         == {"guaranteed": "On", "spot": "Off", "bestEffort": "Off"}[next(iter(tier))]
@@ -90,7 +90,12 @@ async def test_what_was_retained_is_taken_up_by_the_next_object_of_the_name(
 ) -> None:
     spec: dict[str, Any] = {
         "tier": tier,
-        "node": {"count": 2, "network": {"network": "default"}, "tags": ["b", "a"], "labels": {"team": "x"}},
+        "slices": {
+            "count": 2,
+            "network": {"network": "default"},
+            "tags": ["b", "a"],
+            "labels": {"team": "x"},
+        },
         "project": PLACE.project,
         "zone": PLACE.zone,
         "deletionPolicy": "Retain",
@@ -120,7 +125,7 @@ async def test_a_service_without_v2alpha1_serves_what_doesnt_need_it(tpu: FakeCl
             site.world.now = tpu.now()
             site.world.sync_hosts(await client.list_nodes(PLACE, ApiVersion.V2))
         assert site.world.condition("NodesJoined") == ("True", "AllHostsJoined")
-        assert site.world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
+        assert site.world.condition("MaintenanceScheduled") == ("Unknown", "NotReported")
         assert "UNIMPLEMENTED" in site.world.message("MaintenanceScheduled")
         await client.close()
 
@@ -139,7 +144,7 @@ async def test_a_recreation_whose_deletion_was_refused_says_so_and_goes_on(
     assert await site.list_ids() == ["team-v5e"]
     tpu.clear_faults()
     lifted_at = site.world.now
-    await site.run(60, until=lambda: site.world.status.bookkeeping.number == 1)
+    await site.run(60, until=lambda: site.world.status.operator.number == 1)
     assert site.world.now - lifted_at <= 360
     await site.become_active()
     assert site.world.condition("Degraded") == ("False", "AsExpected")

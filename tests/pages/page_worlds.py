@@ -30,7 +30,7 @@ _JOB: Final = {
     "metadata": {"name": "llm", "namespace": "default", "uid": "uid-1"},
     "spec": {
         "placement": {"hosts": {"count": 1}},
-        "checkpoint": {"uri": "gs://my-bucket/runs/llm", "interval": {"steps": 500}},
+        "checkpoint": {"uri": "gs://my-bucket/runs/llm", "interval": {"every": {"steps": 500}}},
         "template": {"spec": {"containers": [{"name": CONTAINER_NAME, "image": "my-registry/my-trainer:1"}]}},
     },
 }

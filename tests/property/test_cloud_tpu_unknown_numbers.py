@@ -22,8 +22,8 @@ from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
 from stepkeeper_operator.cloud_tpu.convert import build_queued_resource, read_node, read_queued_resource
+from stepkeeper_operator.cloud_tpu.request import build_request
 from stepkeeper_operator.queued_resources.decision import DeleteCloudResource
-from stepkeeper_operator.queued_resources.request import build_request
 
 MODULES = {ApiVersion.V2: tpu_v2, ApiVersion.V2ALPHA1: tpu_v2alpha1}
 SHOWN = {

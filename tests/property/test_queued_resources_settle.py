@@ -23,11 +23,11 @@ MOST_WRITES = 60
 """Writes in an hour about one that is refused again and again."""
 
 BROKEN: list[dict[str, Any]] = [
-    {"node": {"acceleratorType": "v9-8"}},
-    {"node": {"runtimeVersion": "no-such-version"}},
-    {"node": {"idPrefix": "somebody-elses"}},
+    {"slices": {"accelerator": "v7x", "topology": "2x2x1"}},
+    {"slices": {"image": "no-such-version"}},
+    {"slices": {"namePrefix": "somebody-elses"}},
     {"tier": {"guaranteed": {"reserved": True}}, "reservation_name": "none"},
-    {"node": {"startupScriptSecretRef": {"name": "missing"}}},
+    {"slices": {"startupScriptSecretRef": {"name": "missing"}}},
 ]
 """Specs that can't become active: refused, taken, missing."""
 
@@ -42,13 +42,13 @@ slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 def specs(draw: st.DrawFn) -> dict[str, Any]:
     """Draw the specs that people write."""
     tier = draw(st.sampled_from(("guaranteed", "spot", "bestEffort")))
-    node: dict[str, Any] = {"count": draw(st.integers(1, 3))}
+    slices: dict[str, Any] = {"count": draw(st.integers(1, 3))}
     checkpointed = draw(st.sampled_from((None, True, False)))
     if checkpointed is not None:
-        node["autocheckpointEnabled"] = checkpointed
+        slices["autocheckpointEnabled"] = checkpointed
     spec: dict[str, Any] = {
         "tier": {tier: {}},
-        "node": node,
+        "slices": slices,
         "update_policy": draw(st.sampled_from(("Recreate", "Refuse"))),
         "deletion_policy": draw(st.sampled_from(("Delete", "Retain"))),
         "recreate_policy": draw(
@@ -109,7 +109,7 @@ def has_ended(world: StoryWorld) -> bool:
 @example(
     spec={
         "tier": {"guaranteed": {}},
-        "node": {"count": 3},
+        "slices": {"count": 3},
         "update_policy": "Recreate",
         "recreate_policy": {},
     },
@@ -146,14 +146,14 @@ def test_a_resource_that_could_become_active_does(
         await play(world, story)
         await rest(world)
         stuck = {
-            ("False", "Differs"),
+            ("False", "SpecMismatch"),
             ("Unknown", "Adopting"),
-            ("False", "NotOurs"),
+            ("False", "OwnedByOther"),
             ("False", "NothingToAdopt"),
         }
         if world.condition("Accepted") in stuck:
             assert adopted, "it was made for this spec"
-            if world.condition("Accepted") != ("False", "Differs"):
+            if world.condition("Accepted") != ("False", "SpecMismatch"):
                 forgotten = any(name == "the status is lost" for name, _, _ in story)
                 assert forgotten, "only the status, and nodes that are gone, could tell whose it was"
             there = [cloud_id for _, cloud_id in world.cloud.resources if cloud_id == "team-v5e"]

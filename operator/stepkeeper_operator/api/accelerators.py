@@ -1,19 +1,20 @@
-"""Describe the TPU generations on Kubernetes: node label, shape of a topology, chips on a host."""
+"""List the TPU generations of both kinds: node label, chips on a host, and the topologies that a slice can have."""
 
 import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from stepkeeper_operator.api.cel import CelRule, cel_list, listed
+
 __all__ = [
     "ACCELERATORS",
-    "SHAPES_OF_TWO_SIDES",
-    "SMALL_SHAPES_OF_THREE_SIDES",
     "Accelerator",
     "AcceleratorFacts",
     "choose_chips_per_host",
     "count_chips",
     "count_hosts",
+    "topology_rules",
 ]
 
 
@@ -48,13 +49,41 @@ ACCELERATORS: Final = {
 }
 """Source: the machine types in GKE's TPU documentation and in the code of xpk and tpu-provisioner."""
 
-SHAPES_OF_TWO_SIDES: Final = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_RECTANGLES: Final = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 """The topologies of v5e and v6e."""
 
-SMALL_SHAPES_OF_THREE_SIDES: Final = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
+_SMALL_CUBOIDS: Final = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
 """The topologies of v4 and later ones with three sides that aren't made of whole cubes of 4x4x4."""
 
+_CUBES: Final = (
+    "(self.topology.matches('^[1-9][0-9]{0,3}x[1-9][0-9]{0,3}x[1-9][0-9]{0,3}$')"
+    " && self.topology.split('x').all(side, int(side) % 4 == 0)"
+    " && self.topology.split('x').map(side, int(side)).isSorted())"
+)
+"""CEL: `self.topology` is made of whole cubes of 4x4x4, with its sides in ascending order."""
+
 _USUAL_HOST: Final = 4
+
+
+def topology_rules(at: str) -> tuple[CelRule, ...]:
+    """Return the rules that the object at `at`, which has an accelerator and a topology, has one that exists."""
+    flat, solid = (
+        tuple(kind.value for kind, facts in ACCELERATORS.items() if facts.dimensions == n) for n in (2, 3)
+    )
+    return (
+        CelRule(
+            at=at,
+            cel=f"!(self.accelerator in {cel_list(flat)}) || self.topology in {cel_list(_RECTANGLES)}",
+            message=f"topology: {listed(flat)} have two sides: use one of {', '.join(_RECTANGLES)}",
+        ),
+        CelRule(
+            at=at,
+            cel=f"!(self.accelerator in {cel_list(solid)}) || self.topology in {cel_list(_SMALL_CUBOIDS)}"
+            f" || (self.accelerator == 'v7x' && self.topology == '1x1x1') || {_CUBES}",
+            message=f"topology: {listed(solid)} have three sides: use {', '.join(_SMALL_CUBOIDS)}, or"
+            " multiples of 4 in ascending order like 4x4x8",
+        ),
+    )
 
 
 def count_chips(topology: str) -> int:

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel, to_snake
 from pydantic_core import PydanticCustomError
 
-__all__ = ["BY_TYPE", "SET", "ApiModel", "Count", "SpecPart", "StatusPart", "Timestamp"]
+__all__ = ["BY_TYPE", "SET", "ApiModel", "Count", "ObjectMeta", "SpecPart", "StatusPart", "Timestamp"]
 
 _CONFIG: Final = ConfigDict(
     frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
@@ -57,12 +57,18 @@ class SpecPart(ApiModel):
     union: ClassVar[tuple[str, ...]] = ()
     """Fields of which one has to be given. Where this version knows none that is, it can't read the part."""
 
+    several: ClassVar[bool] = False
+    """True if more than one field of `union` may be given."""
+
     compared: ClassVar[tuple[str, ...]] = ()
     """Fields of a whole spec that are hashed to see whether what was made of it is out of date."""
 
     @model_validator(mode="after")
     def _check_union(self) -> Self:
-        absent = all(getattr(self, to_snake(name)) is None for name in self.union)
+        given = [name for name in self.union if getattr(self, to_snake(name)) is not None]
+        if len(given) > 1 and not self.several:
+            raise PydanticCustomError("members", "only one of {members}", {"members": ", ".join(given)})
+        absent = not given
         if self.union and absent and self.needs_member():
             unknown = ", ".join(self.model_extra or ())
             raise PydanticCustomError(
@@ -88,7 +94,7 @@ class SpecPart(ApiModel):
         fields = ", ".join(f"spec.{path}" for path in self.unknown_fields())
         if not fields:
             return ""
-        text = f"this operator doesn't know {fields}, and runs without: upgrade it, or remove them"
+        text = f"this operator doesn't know {fields} and runs without: upgrade the operator, or remove it from the spec"
         if not self.hides_changes():
             return text
         return f"{text}. Until then it applies no change of {', '.join(f'spec.{name}' for name in self.compared)}"
@@ -139,3 +145,18 @@ Timestamp = Annotated[
 
 Count = Annotated[int, Field(ge=0)]
 """A number of things in a status. It has no upper bound: the operator counts, nobody types it."""
+
+
+class ObjectMeta(StatusPart):
+    """The part of metadata that the operator reads."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int = 1
+    resource_version: str = ""
+    creation_timestamp: Timestamp | None = None
+    deletion_timestamp: Timestamp | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    finalizers: tuple[str, ...] = ()

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
-__all__ = ["CUBIC_TOPOLOGY", "CelRule", "cel_list", "listed"]
+__all__ = ["CelRule", "cel_list", "listed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,14 +15,6 @@ class CelRule:
 
     cel: str
     message: str
-
-
-CUBIC_TOPOLOGY: Final = (
-    "(self.topology.matches('^[1-9][0-9]{0,3}x[1-9][0-9]{0,3}x[1-9][0-9]{0,3}$')"
-    " && self.topology.split('x').all(side, int(side) % 4 == 0)"
-    " && self.topology.split('x').map(side, int(side)).isSorted())"
-)
-"""CEL: `self.topology` is made of whole cubes of 4x4x4, with its sides in ascending order."""
 
 
 def cel_list(values: Iterable[str] | Iterable[int]) -> str:

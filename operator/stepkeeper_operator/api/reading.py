@@ -47,9 +47,9 @@ def read_object(kind: type[T], raw: object) -> Reading[T]:
             # From the back, so that the numbers of the others in a list stay right.
             for detail in reversed(error.errors(include_url=False)):
                 path = _render(detail["loc"])
-                if not path.startswith("status"):
-                    # Later it may be missing because it was left out.
-                    problems.setdefault(path, f"{path}: {detail['msg']}")
+                # A part that was left out makes the part around it unreadable, too.
+                if not path.startswith("status") and not any(each.startswith(path) for each in problems):
+                    problems[path] = f"{path}: {_describe(detail)}"
                 if not _leave_out(known, detail):
                     return Reading(value=None, problems=tuple(problems.values()))
     return Reading(value=None, problems=tuple(problems.values()))
@@ -74,6 +74,10 @@ def _leave_out(raw: Any, detail: ErrorDetails) -> bool:
     else:
         del found[last]
     return True
+
+
+def _describe(detail: ErrorDetails) -> str:
+    return "is no object" if detail["type"] == "model_type" else detail["msg"]
 
 
 def _render(path: Sequence[int | str]) -> str:

@@ -94,7 +94,7 @@ class ReportCache:
             report_interval_s=self._report_interval_s,
             checkpoint_now=request.id,
             save_reason=request.reason,
-            save_within_s=max(0, int(request.before - self._clock())),
+            save_within_s=max(0, int(request.maintenance_time - self._clock())),
         )
 
 

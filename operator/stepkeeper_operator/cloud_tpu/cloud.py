@@ -31,6 +31,11 @@ class ApiVersion(StrEnum):
     V2ALPHA1 = "v2alpha1"
     """Has more: a node's autocheckpoint_enabled and upcoming_maintenance, tier best_effort, guaranteed.reserved."""
 
+    @property
+    def provider(self) -> str:
+        """The API and its version, as a status names them."""
+        return f"tpu.googleapis.com/{self.value}"
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
@@ -124,8 +129,6 @@ class CloudMaintenance:
 
     window_start: int | None = None
     window_end: int | None = None
-    latest_window_start: int | None = None
-    can_reschedule: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,8 +153,6 @@ def _read_maintenance(raw: Mapping[str, Any] | None) -> CloudMaintenance | None:
         status=raw.get("maintenance_status", "UNKNOWN"),
         window_start=_parse_time(raw.get("window_start_time")),
         window_end=_parse_time(raw.get("window_end_time")),
-        latest_window_start=_parse_time(raw.get("latest_window_start_time")),
-        can_reschedule=raw.get("can_reschedule", False),
     )
 
 

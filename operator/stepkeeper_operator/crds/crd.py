@@ -46,7 +46,7 @@ class ResourceDefinition:
 
     columns: tuple[Column, ...]
     rules: tuple[CelRule, ...]
-    edit: Callable[[Schema], Schema]
+    edit: Callable[[Schema], Schema] | None = None
     """Changes the schema where it has to differ from the types."""
 
     opaque: frozenset[str] = frozenset()
@@ -103,7 +103,7 @@ def _build_schema(definition: ResourceDefinition) -> Schema:
         schema = replace_at(schema, name, {"type": "string"})
     # The API server has a schema of its own for metadata and refuses so much as a description here.
     schema["properties"]["metadata"] = {"type": "object"}
-    schema = definition.edit(schema)
+    schema = schema if definition.edit is None else definition.edit(schema)
     # An operator that is newer than its CRD writes fields of status that the CRD doesn't have.
     status = keep_unknown_fields(without_defaults(schema["properties"]["status"]))
     schema = replace_at(schema, "status", status)

@@ -17,11 +17,6 @@ def _with_pod_template(schema: Schema) -> Schema:
     return replace_at(schema, "spec.template", pod_template_schema())
 
 
-def _with_any_generation(schema: Schema) -> Schema:
-    """Leave the generations to the rules: the message about an enum can't say why one of them is missing."""
-    return replace_at(schema, "spec.node.acceleratorConfig.type", {"type": "string", "maxLength": 32})
-
-
 TRAINING_JOB: Final = ResourceDefinition(
     kind=trainingjob.KIND,
     short_names=trainingjob.SHORT_NAMES,
@@ -77,9 +72,8 @@ QUEUED_RESOURCE: Final = ResourceDefinition(
         _AGE,
     ),
     rules=queuedresource_rules.RULES,
-    edit=_with_any_generation,
     page=Path("docs/operations/queued-resource-reference.md"),
-    introduction="Cloud TPU VMs, requested through the queue of Cloud TPU, that join this cluster as nodes. The"
+    introduction="Cloud TPU VMs, requested from the cloud's queue, that join this cluster as nodes. The"
     " operator knows this kind where the chart's `cloudTPU.enabled` is true.",
 )
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from stepkeeper.contract import CONTAINER_NAME
+from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS
 from stepkeeper_operator.facts.raw import RawObject, condition_of, parse_time, read_in
 
 __all__ = ["CheckpointRoot", "JobRoot", "read_job_root"]
@@ -42,7 +43,7 @@ def read_job_root(raw: RawObject) -> JobRoot | None:
     if place is None:
         return None
     status = raw.get("status") or {}
-    over = any(condition_of(raw, kind).get("status") == "True" for kind in ("Complete", "Failed"))
+    over = any(condition_of(raw, kind).get("status") == "True" for kind in END_CONDITIONS)
     asleep = read_in(spec, "suspend") is True and status.get("phase") == _SUSPENDED
     return JobRoot(
         namespace=meta["namespace"],

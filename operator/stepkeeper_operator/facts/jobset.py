@@ -204,9 +204,6 @@ class Workload:
     """Uid of the JobSet that owns it. Empty: none does."""
 
     quota_reserved: bool
-    reason: str
-    """Kueue's reason why it has its quota, or none."""
-
     message: str
     eviction: str | None
     """Reason and message of its eviction, until it has quota again."""
@@ -226,7 +223,6 @@ def read_workload(raw: RawObject) -> Workload:
         jobset_name=str(owner["name"]) if owned else "",
         jobset_uid=str(owner["uid"]) if owned else "",
         quota_reserved=quota.get("status") == "True",
-        reason=quota.get("reason") or "Pending",
         message=quota.get("message", "Kueue has not looked at it yet")[:_KUEUE_MESSAGE_LIMIT],
         eviction=eviction if evicted.get("status") == "True" else None,
     )

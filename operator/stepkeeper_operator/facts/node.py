@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from stepkeeper_operator.facts.raw import RawObject, condition_of, parse_time
 from stepkeeper_operator.labels import (
-    CLOUD_NODE_LABEL,
     CORDONED_BY_ANNOTATION,
     QUEUED_RESOURCE_UID_LABEL,
+    SLICE_LABEL,
     SPOT_LABEL,
 )
 
@@ -65,7 +65,7 @@ def read_node(raw: RawObject) -> Node:
         unschedulable=bool(raw.get("spec", {}).get("unschedulable")),
         cordoned_by=(meta.get("annotations") or {}).get(CORDONED_BY_ANNOTATION, ""),
         queued_resource_uid=labels.get(QUEUED_RESOURCE_UID_LABEL),
-        cloud_node=labels.get(CLOUD_NODE_LABEL, ""),
+        cloud_node=labels.get(SLICE_LABEL, ""),
         addresses=tuple(
             item["address"]
             for item in (raw.get("status") or {}).get("addresses") or ()

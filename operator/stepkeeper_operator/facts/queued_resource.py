@@ -2,18 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResourceSpec, choose_autocheckpoint
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.facts.raw import RawObject, condition_of, parse_time
 
 __all__ = ["MaintenanceWindow", "QueuedMachines", "read_queued_machines"]
-
-_JOIN_TIMEOUT: Final = "JoinTimeout"
-"""Reason of condition NodesJoined once the time to join is over."""
-
-_NOT_ANSWERED: Final = "NotAnswered"
-"""Reason of condition Accepted until the cloud has taken the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +33,9 @@ class QueuedMachines:
     spot: bool
     best_effort: bool
     autocheckpoint_setting: str
-    """On, Off or Mixed: as the cloud has its nodes; while it doesn't tell, as was asked."""
+    """On, Off or Mixed: as the cloud has its slices; while it doesn't tell, as was asked."""
 
-    n_nodes: int
+    n_slices: int
     """Slices that it asks for."""
 
     active: bool
@@ -69,7 +64,7 @@ class QueuedMachines:
 
     @property
     def autocheckpoint(self) -> bool:
-        """True if all its nodes give a training 5 minutes before maintenance."""
+        """True if all its slices give a training 5 minutes before maintenance."""
         return self.autocheckpoint_setting == "On"
 
     @property
@@ -81,7 +76,7 @@ class QueuedMachines:
 def read_queued_machines(raw: RawObject) -> QueuedMachines:
     """Read the facts of a QueuedResource object."""
     meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
-    node, tier = spec.get("node") or {}, spec.get("tier") or {}
+    slices, tier = spec.get("slices") or {}, spec.get("tier") or {}
     active, joined = condition_of(raw, "Active"), condition_of(raw, "NodesJoined")
     return QueuedMachines(
         name=meta["name"],
@@ -90,23 +85,23 @@ def read_queued_machines(raw: RawObject) -> QueuedMachines:
         deleting=meta.get("deletionTimestamp") is not None,
         spot="spot" in tier,
         best_effort="bestEffort" in tier,
-        autocheckpoint_setting=_find_autocheckpoint(status.get("autocheckpoint") or "", node, tier),
-        n_nodes=node.get("count") or 1,
+        autocheckpoint_setting=_find_autocheckpoint(status.get("autocheckpoint") or "", slices, tier),
+        n_slices=slices.get("count") or 1,
         active=active.get("status") == "True",
         joined=joined.get("status") == "True",
         join_deadline=_find_join_deadline(spec, status),
-        join_timed_out=joined.get("reason") == _JOIN_TIMEOUT,
+        join_timed_out=joined.get("reason") == Reason.JOIN_TIMEOUT,
         state=status.get("state") or "Pending",
         obstacle=_find_obstacle(raw, active, joined),
-        replaced=(status.get("bookkeeping") or {}).get("removing") == "SpecChanged",
+        replaced=(status.get("removal") or {}).get("reason") == Reason.SPEC_CHANGED,
         windows=_read_windows(status),
     )
 
 
 def _read_windows(status: Mapping[str, Any]) -> tuple[MaintenanceWindow, ...]:
-    """Read the windows of all nodes: the earliest alone would hide the ones after it once it has begun."""
+    """Read the windows of all slices: the earliest alone would hide the ones after it once it has begun."""
     announced = [
-        node["upcomingMaintenance"] for node in status.get("nodes") or () if "upcomingMaintenance" in node
+        each["upcomingMaintenance"] for each in status.get("slices") or () if "upcomingMaintenance" in each
     ]
     # Only so many nodes are shown; the earliest time is of all.
     announced.append({"windowStart": status.get("nextMaintenanceTime")})
@@ -121,24 +116,23 @@ def _read_windows(status: Mapping[str, Any]) -> tuple[MaintenanceWindow, ...]:
 
 
 def _find_join_deadline(spec: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
-    bookkeeping = status.get("bookkeeping") or {}
-    since = parse_time(bookkeeping.get("missingSince") or bookkeeping.get("activeSince"))
+    since = parse_time(status.get("missingHostsSince"))
     default = QueuedResourceSpec.model_fields["join_timeout_seconds"].default
     return None if since is None else since + spec.get("joinTimeoutSeconds", default)
 
 
-def _find_autocheckpoint(read_back: str, node: Mapping[str, Any], tier: Mapping[str, Any]) -> str:
-    """Find the setting of its nodes. While the cloud doesn't tell, what was asked for counts."""
+def _find_autocheckpoint(read_back: str, slices: Mapping[str, Any], tier: Mapping[str, Any]) -> str:
+    """Find the setting of its slices. While the cloud doesn't tell, what was asked for counts."""
     if read_back:
         return read_back
-    asked = choose_autocheckpoint(node.get("autocheckpointEnabled"), guaranteed="guaranteed" in tier)
+    asked = choose_autocheckpoint(slices.get("autocheckpointEnabled"), guaranteed="guaranteed" in tier)
     return "On" if asked else "Off"
 
 
 def _find_obstacle(raw: RawObject, active: Mapping[str, Any], joined: Mapping[str, Any]) -> str:
     """Find the first condition that isn't as it should be. What waits for an answer is told by condition Active."""
     accepted, quota = condition_of(raw, "Accepted"), condition_of(raw, "QuotaExhausted")
-    undecided = accepted.get("status") == "Unknown" and accepted.get("reason") != _NOT_ANSWERED
+    undecided = accepted.get("status") == "Unknown" and accepted.get("reason") != Reason.NOT_ANSWERED
     inactive = active.get("status") != "True"
     found = (
         (accepted, accepted.get("status") == "False"),

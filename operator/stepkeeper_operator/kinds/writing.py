@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from stepkeeper_operator.api.base import ObjectMeta
 from stepkeeper_operator.api.reading import describe_problems, read_object
 from stepkeeper_operator.api.v1alpha1.conditions import (
     MAX_CONDITIONS,
@@ -13,7 +14,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
     ConditionType,
     ConditionUpdate,
 )
-from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cluster import EVENTS, Cluster, Resource
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
@@ -21,15 +22,12 @@ from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import RawObject, condition_of
 from stepkeeper_operator.metrics import Metrics
 
-__all__ = ["UNREADABLE", "ObjectWriter", "renew_condition"]
+__all__ = ["ObjectWriter", "renew_condition"]
 
 _log = logging.getLogger(__name__)
 
 _EVENT_LIMIT = 1024
 """Bytes of an event's note, as Kubernetes counts them."""
-
-UNREADABLE = "UnreadableSpec"
-"""Reason of conditions while the spec can't be read."""
 
 
 class ObjectWriter:
@@ -137,7 +135,7 @@ class ObjectWriter:
             extra = {**self._key_of(meta).log_fields, "problems": condition["message"], "error": str(error)}
             _log.warning("cannot write status of unreadable object: nothing is done for it", extra=extra)
             return None
-        event = ObjectEvent(warning=True, reason=UNREADABLE, message=condition["message"])
+        event = ObjectEvent(warning=True, reason=Reason.UNREADABLE_SPEC, message=condition["message"])
         await self.create_event(meta, event)
         return told
 
@@ -162,7 +160,9 @@ def _refuse(raw: RawObject, problems: Sequence[str], *, generation: int, now: fl
     """Return condition Accepted that names the problems, or None if the object says so already."""
     text = describe_problems(problems)
     known = condition_of(raw, ConditionType.ACCEPTED)
-    update = ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=UNREADABLE, message=text)
+    update = ConditionUpdate(
+        type=ConditionType.ACCEPTED, status=False, reason=Reason.UNREADABLE_SPEC, message=text
+    )
     condition = renew_condition(known, update, generation=generation, now=now)
     return None if condition is known else condition
 

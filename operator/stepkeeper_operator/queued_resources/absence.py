@@ -13,11 +13,11 @@ from typing import Final, TypeVar
 
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPU, Place
+from stepkeeper_operator.cloud_tpu.naming import CLUSTER_LABEL, UID_LABEL, make_cloud_id
 from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.cluster import QUEUED_RESOURCES
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.metrics import QueuedResourceMetrics
-from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, UID_LABEL, make_cloud_id
 from stepkeeper_operator.queued_resources.sight import find_labels
 from stepkeeper_operator.queued_resources.subject import Subject
 
@@ -40,18 +40,18 @@ async def complete_listing(
     That is the present resource, and what is being adopted; then their nodes, once they have some. Where the present
     one is gone, it is the nodes that the cluster's nodes name. Raises CloudTPUError.
     """
-    meta, bookkeeping = subject.meta, subject.status.bookkeeping
-    known = bookkeeping.created and not bookkeeping.adopting
+    meta, operator = subject.meta, subject.status.operator
+    known = operator.created and not operator.adopting
     hosts = {each.cloud_node for each in members if _CLOUD_ID.fullmatch(each.cloud_node)}
-    asked = known or bookkeeping.adopting or bookkeeping.removing or meta.deletion_timestamp is not None
+    asked = known or operator.adopting or subject.status.removing or meta.deletion_timestamp is not None
     if not (asked or hosts):  # somebody may have emptied the status of one that has hosts
         return listing
-    present = make_cloud_id(meta.namespace, meta.name, bookkeeping.number)
-    ids = {present, bookkeeping.identity.partition("@")[0] if bookkeeping.adopting else ""} - {""}
+    present = make_cloud_id(meta.namespace, meta.name, operator.number)
+    ids = {present, operator.identity.partition("@")[0] if operator.adopting else ""} - {""}
     resources = listing.resources | await _get_all(
         ids - listing.resources.keys(), lambda name: cloud.get_queued_resource(place, name, listing.version)
     )
-    had_nodes = {"ACTIVE"} if bookkeeping.active_since is not None else set[str]()
+    had_nodes = {"ACTIVE"} if subject.status.active_since is not None else set[str]()
     found = [resources[name] for name in ids & resources.keys()]
     names = {name for each in found if not known or each.state in had_nodes for name in each.node_ids}
     if present not in resources:

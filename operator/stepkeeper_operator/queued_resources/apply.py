@@ -4,9 +4,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, assert_never
 
-from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.api.base import ObjectMeta
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError, ErrorKind
+from stepkeeper_operator.cloud_tpu.naming import FINALIZER, UID_LABEL, make_node_labels
 from stepkeeper_operator.cluster import NODES, Cluster
 from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
 from stepkeeper_operator.facts import Node
@@ -26,7 +27,6 @@ from stepkeeper_operator.queued_resources.decision import (
     Relabel,
     SetFinalizer,
 )
-from stepkeeper_operator.queued_resources.naming import FINALIZER, UID_LABEL, make_node_labels
 from stepkeeper_operator.queued_resources.observed import CORDON_REST_S, Memory, Observed, Outcome, Verb
 from stepkeeper_operator.queued_resources.sight import is_ours
 from stepkeeper_operator.queued_resources.subject import Subject
@@ -154,7 +154,7 @@ class Applier:
         found = listing.resources.get(cloud_id)
         if found is None:
             return None
-        if not is_ours(found, listing, meta, action.bookkeeping):
+        if not is_ours(found, listing, meta, action.operator):
             text = f"{cloud_id} doesn't carry this object's label any more, so it isn't deleted"
             raise CloudTPUError(ErrorKind.BUSY, "ABORTED", text)
         self._check_acting()

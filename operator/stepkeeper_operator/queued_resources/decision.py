@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import partial
+from typing import Final, TypeAlias
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
-    QueuedResourceBookkeeping,
     QueuedResourceConditionType,
     QueuedResourceStatus,
+    ResourceOperatorState,
 )
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts import Node
@@ -53,7 +55,7 @@ class DeleteCloudResource:
     cloud_id: str
     request_id: str
     version: ApiVersion
-    bookkeeping: QueuedResourceBookkeeping = field(compare=False)
+    operator: ResourceOperatorState = field(compare=False)
     """Whether the object has adopted it."""
 
 
@@ -109,17 +111,15 @@ Action: TypeAlias = (
 )
 
 
-def judge_accepted(reason: str, message: str, *, status: bool | None = False) -> ConditionUpdate:
-    """Make condition Accepted."""
-    kind = QueuedResourceConditionType.ACCEPTED
-    return ConditionUpdate(type=kind, status=status, reason=reason, message=message)
+judge_accepted: Final = partial(ConditionUpdate, QueuedResourceConditionType.ACCEPTED, status=False)
+"""Make condition Accepted, which is False unless `status` is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Something that isn't as it should be, and what to do: a part of condition Degraded."""
 
-    reason: str
+    reason: Reason
     message: str
 
 
@@ -128,7 +128,7 @@ class Plan:
     """The next step with the cloud resource, before the status is filled in."""
 
     status: QueuedResourceStatus
-    """With the bookkeeping, operation and error as they will be. The mirror of the cloud isn't in it yet."""
+    """With `operator`, operation and error as they will be. The mirror of the cloud isn't in it yet."""
 
     actions: tuple[Action, ...] = ()
     look_s: float | None = None

@@ -10,16 +10,16 @@ from typing import Final
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cloud_tpu.cloud import CloudOperationState, CloudTPU, CloudTPUError, Place
+from stepkeeper_operator.cloud_tpu.naming import FINALIZER, parse_cloud_name
 from stepkeeper_operator.cloud_tpu.polling import Poller
+from stepkeeper_operator.cloud_tpu.request import place_of, read_api_version
 from stepkeeper_operator.cluster import NAMESPACES, QUEUED_RESOURCES, SECRETS, Cluster
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.metrics import QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.absence import OrphanWatch, complete_listing
-from stepkeeper_operator.queued_resources.naming import FINALIZER, parse_cloud_name
 from stepkeeper_operator.queued_resources.observed import MemberPod, Memory, Observed, ResourceMemory
-from stepkeeper_operator.queued_resources.request import place_of, read_api_version
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.subject import Subject, has_nothing
 
@@ -70,7 +70,7 @@ class Observer:
         )
         if _needs_nothing(subject):
             return observed
-        if subject.status.bookkeeping.removing or meta.deletion_timestamp is not None:
+        if subject.status.removing or meta.deletion_timestamp is not None:
             observed = replace(observed, pods=await self._find_pods(nodes))
         else:
             observed = await self._read_script(subject, observed)
@@ -111,7 +111,7 @@ class Observer:
 
     def _find_former(self, subject: Subject) -> tuple[Node, ...]:
         """Find the cluster's nodes of objects that are gone: some may be of machines that this one has adopted."""
-        if not subject.status.bookkeeping.adopted:
+        if not subject.status.operator.adopted:
             return ()
         uids = self._cache.list_uids(QUEUED_RESOURCES)
         nodes = self._cache.list_queued_nodes()
@@ -142,10 +142,10 @@ class Observer:
     async def _read_script(self, subject: Subject, observed: Observed) -> Observed:
         """Read the startup script, where the next request needs one."""
         resource, status, namespace = subject.resource, subject.status, subject.meta.namespace
-        reference = None if resource is None else resource.spec.node.startup_script_secret_ref
-        if reference is None or (status.bookkeeping.created and status.was_seen):
+        reference = None if resource is None else resource.spec.slices.startup_script_secret_ref
+        if reference is None or (status.operator.created and status.was_seen):
             return observed
-        what = f"Secret {namespace}/{reference.name}, which spec.node.startupScriptSecretRef names,"
+        what = f"Secret {namespace}/{reference.name}, which spec.slices.startupScriptSecretRef names,"
         try:
             raw = await self._cluster.get(SECRETS, namespace, reference.name)
         except ApiError as error:
@@ -180,7 +180,7 @@ def _needs_nothing(subject: Subject) -> bool:
 def _find_place(subject: Subject) -> Place | None:
     """Find where the resource is. The name of what was made has it, else the spec."""
     named, resource = parse_cloud_name(subject.status.cloud_name), subject.resource
-    if named is not None and (subject.status.bookkeeping.created or resource is None):
+    if named is not None and (subject.status.operator.created or resource is None):
         return named
     return None if resource is None else place_of(resource.spec)
 

@@ -70,7 +70,7 @@ class CloudSettings:
 
     def compute_poll_s(self, status: QueuedResourceStatus) -> float:
         """Compute the seconds until the cloud is looked at again: the sooner, the sooner something can have changed."""
-        if status.operation is not None or status.bookkeeping.removing:
+        if status.operation is not None or status.removing:
             return self.poll_fast_s
         if status.state in _WAITING:
             return self.poll_waiting_s

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceBookkeeping
+from stepkeeper_operator.api.base import ObjectMeta
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import ResourceOperatorState
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource
+from stepkeeper_operator.cloud_tpu.naming import UID_LABEL, make_cloud_id, make_labels
 from stepkeeper_operator.cloud_tpu.polling import Listing
-from stepkeeper_operator.queued_resources.naming import UID_LABEL, make_cloud_id, make_labels
 from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 
@@ -59,14 +59,12 @@ class Scene:
     now: float
 
 
-def look_at(observed: Observed, meta: ObjectMeta, bookkeeping: QueuedResourceBookkeeping) -> Sight:
+def look_at(observed: Observed, meta: ObjectMeta, operator: ResourceOperatorState) -> Sight:
     """Find what is under the id of the present cloud resource, and everything else that carries the object's label."""
-    listing, cloud_id = observed.listing, make_cloud_id(meta.namespace, meta.name, bookkeeping.number)
+    listing, cloud_id = observed.listing, make_cloud_id(meta.namespace, meta.name, operator.number)
     if listing is None:
         return Sight(known=False)
-    ours = {
-        name: each for name, each in listing.resources.items() if is_ours(each, listing, meta, bookkeeping)
-    }
+    ours = {name: each for name, each in listing.resources.items() if is_ours(each, listing, meta, operator)}
     found, resource = listing.resources.get(cloud_id), ours.pop(cloud_id, None)
     foreign = found if resource is None else None
     live = () if found is None else list_live(found, listing)
@@ -77,7 +75,7 @@ def look_at(observed: Observed, meta: ObjectMeta, bookkeeping: QueuedResourceBoo
         resource=resource,
         foreign=foreign,
         nodes=shown,
-        unlabelled=tuple(n for n in shown if bookkeeping.adopted and _uid_of(n.labels) != meta.uid),
+        unlabelled=tuple(n for n in shown if operator.adopted and _uid_of(n.labels) != meta.uid),
         leftovers=tuple(n for n in nodes if _uid_of(n.labels) == meta.uid and n not in present),
         strays=tuple(ours.values()),
         others=_list_others(listing, meta, observed.cluster_id, foreign),
@@ -106,14 +104,14 @@ def identify(found: CloudQueuedResource) -> str:
 
 
 def is_ours(
-    found: CloudQueuedResource, listing: Listing, meta: ObjectMeta, bookkeeping: QueuedResourceBookkeeping
+    found: CloudQueuedResource, listing: Listing, meta: ObjectMeta, operator: ResourceOperatorState
 ) -> bool:
     """Return True for what carries the object's label.
 
-    Of what was adopted, or taken over, the nodes carry the label. While there are none, the bookkeeping counts.
+    Of what was adopted, or taken over, the nodes carry the label. While there are none, `operator` counts.
     """
-    if identify(found) == bookkeeping.identity and not list_live(found, listing):
-        return bookkeeping.adopted
+    if identify(found) == operator.identity and not list_live(found, listing):
+        return operator.adopted
     return _uid_of(find_labels(found, listing)) == meta.uid
 
 

@@ -5,16 +5,15 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from stepkeeper_operator.api.base import ApiModel
+from stepkeeper_operator.api.base import ApiModel, ObjectMeta
 from stepkeeper_operator.api.reading import read_object
-from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy, QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
 from stepkeeper_operator.facts.raw import RawObject, read_in
 
 __all__ = ["Subject", "has_nothing", "read_subject"]
 
-_NEEDED: Final = ("cloudName", "apiVersion", "operation", "bookkeeping")
+_NEEDED: Final = ("cloudName", "provider", "removal", "operation", "operator")
 """Fields of a status by which a resource is found: without them it would be made twice."""
 
 
@@ -60,10 +59,10 @@ def read_subject(raw: RawObject) -> Subject:
 
 def has_nothing(status: QueuedResourceStatus) -> bool:
     """Return True where the cloud has nothing of it for certain: it was never asked for, or was removed for good."""
-    bookkeeping = status.bookkeeping
-    if bookkeeping.created or bookkeeping.removing or bookkeeping.adopting:
+    operator = status.operator
+    if operator.created or status.removing or operator.adopting or status.was_seen:
         return False
-    return bookkeeping.number == 0 or status.state is QueuedResourceState.GONE
+    return operator.number == 0 or status.state is QueuedResourceState.GONE
 
 
 def _find_status_problems(status: RawObject) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Final, TextIO
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy
+from stepkeeper_operator.cloud_tpu.naming import FINALIZER
 from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
-from stepkeeper_operator.queued_resources.naming import FINALIZER
 
 __all__ = ["OBSTACLE", "check_uninstall"]
 

@@ -126,7 +126,7 @@ class JobController(KindController[JobReading, Observed, Decision]):
             self._metrics.step.labels(key.namespace, key.name).set(progress.step)
         if checkpoint is not None and checkpoint.latest is not None:
             self._metrics.committed_step.labels(key.namespace, key.name).set(checkpoint.latest.step)
-        starts = decision.status.bookkeeping.starts_without_checkpoint
+        starts = decision.status.operator.starts_without_checkpoint
         self._metrics.starts_without_checkpoint.labels(key.namespace, key.name).set(starts)
         self._metrics.stalled.labels(key.namespace, key.name).set(is_stalled(decision.status))
         self._metrics.pod_stuck.labels(key.namespace, key.name).set(is_pod_stuck(decision.status))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.kinds.decision import KindDecision
@@ -70,13 +71,17 @@ class JobEnd:
     """The end of the job, complete or failed."""
 
     complete: bool
-    reason: str
+    reason: Reason
     message: str
 
-    def to_condition_update(self) -> ConditionUpdate:
-        """Return the condition Complete or Failed for this end."""
+    def to_condition_updates(self) -> tuple[ConditionUpdate, ...]:
+        """Return condition Finished for this end, and Complete or Failed."""
         kind = ConditionType.COMPLETE if self.complete else ConditionType.FAILED
-        return ConditionUpdate(type=kind, status=True, reason=self.reason, message=self.message)
+        how = Reason.COMPLETE if self.complete else Reason.FAILED
+        return (
+            ConditionUpdate(type=ConditionType.FINISHED, status=True, reason=how, message=self.message),
+            ConditionUpdate(type=kind, status=True, reason=self.reason, message=self.message),
+        )
 
 
 class Decision(KindDecision[TrainingJobStatus, Action]):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.evidence import AttemptEvidence
@@ -27,7 +28,6 @@ from stepkeeper_operator.facts import (
 from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.build import config_map_name
-from stepkeeper_operator.training_jobs.decide.conditions import NO_WORKLOAD
 from stepkeeper_operator.training_jobs.decision import CreateJobSet
 from stepkeeper_operator.training_jobs.memory import JobMemory, Memory
 from stepkeeper_operator.training_jobs.observed import Leftover, Observed, compute_recheck_s, find_end
@@ -151,16 +151,15 @@ class Observer:
 
     async def _find_unwatched(self, job: CheckpointedTrainingJob) -> Leftover | None:
         """Find what an earlier JobSet made while our watches were broken: no cache has it yet."""
-        bookkeeping = job.status.bookkeeping
-        backs_off = bookkeeping.not_before is not None and self._clock() < bookkeeping.not_before
-        if bookkeeping.job_sets == 0 or backs_off:
+        at = job.status.next_start_time
+        if job.status.operator.job_sets == 0 or (at is not None and self._clock() < at):
             return None
         for resource in (BATCH_JOBS, PODS):
             # List first: an object that a watch brings meanwhile is then in the cache.
             selector = f"{JOB_UID_LABEL}={job.metadata.uid}"
             present = await self._cluster.list_uids(resource, selector, namespace=job.metadata.namespace)
             if present - self._cache.list_uids(resource):
-                return Leftover(name=f"a {resource.kind} that no watch has told of yet")
+                return Leftover(name=f"a {resource.kind} that no watch has reported yet")
         return None
 
     async def _read_config_map(self, key: ObjectKey, uid: str) -> ConfigMap | None:
@@ -192,7 +191,7 @@ def _recall_holder(job: CheckpointedTrainingJob, jobset: JobSet | None, memory: 
     resources = job.status.resources
     same = resources is not None and resources.job_set is not None and resources.job_set.uid == jobset.uid
     kind = ConditionType.QUOTA_RESERVED
-    said = same and any(c.type == kind and c.reason == NO_WORKLOAD for c in job.status.conditions)
+    said = same and any(c.type == kind and c.reason == Reason.NO_WORKLOAD for c in job.status.conditions)
     return replace(jobset, born_suspended=said or memory.held_jobset == jobset.uid)
 
 

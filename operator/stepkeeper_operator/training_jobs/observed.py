@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS, ConditionStatus
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
@@ -165,19 +165,16 @@ def compute_recheck_s(job: CheckpointedTrainingJob, jobset: JobSet, *, now: floa
         The seconds, which grow while the job waits; None as long as the job doesn't wait for JobSet.
 
     """
-    attempts, not_before = job.status.attempts, job.status.bookkeeping.not_before
+    attempts, next_at = job.status.attempts, job.status.next_start_time
     if not attempts or jobset.suspend:
         return None
     ended_at = attempts[-1].end
-    if ended_at is None or (jobset.is_finished and not_before is not None and now < not_before):
+    if ended_at is None or (jobset.is_finished and next_at is not None and now < next_at):
         return None
     return min(_MAX_RECHECK_S, max(JOBSET_RECHECK_S, (now - ended_at) * _RECHECK_SHARE))
 
 
 def find_end(job: CheckpointedTrainingJob) -> int | None:
-    """Find the Unix time at which the job was Complete or Failed; None if it isn't over."""
-    for condition in job.status.conditions:
-        ended = condition.type in {ConditionType.COMPLETE, ConditionType.FAILED}
-        if ended and condition.status is ConditionStatus.TRUE:
-            return condition.last_transition_time
-    return None
+    """Find the Unix time at which the job has ended; None if it isn't over."""
+    ends = (c for c in job.status.conditions if c.type in END_CONDITIONS and c.status is ConditionStatus.TRUE)
+    return next((end.last_transition_time for end in ends), None)

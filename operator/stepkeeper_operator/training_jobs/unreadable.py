@@ -4,9 +4,10 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from stepkeeper_operator.api.base import ObjectMeta
 from stepkeeper_operator.api.reading import read_object
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
-from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS, ConditionType, ConditionUpdate
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
@@ -14,8 +15,8 @@ from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import JOBSETS, Cluster
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.facts.raw import RawObject, read_in
-from stepkeeper_operator.kinds.writing import UNREADABLE, ObjectWriter, renew_condition
+from stepkeeper_operator.facts.raw import RawObject, condition_of, read_in
+from stepkeeper_operator.kinds.writing import ObjectWriter, renew_condition
 from stepkeeper_operator.training_jobs.apply import suspend_manifest
 from stepkeeper_operator.training_jobs.attempts.budgets import reset_failures
 from stepkeeper_operator.training_jobs.decide.status import mirror_storage
@@ -28,7 +29,7 @@ _BY_SPEC: Final = frozenset(
 )
 """Conditions of what runs, which change without the spec, and can't be judged without it."""
 
-_NOT_JUDGED: Final = "nobody can tell while the spec can't be read: condition Accepted says what to mend"
+_NOT_JUDGED: Final = "not known while the spec can't be read; condition Accepted names what to correct"
 
 
 class UnreadableJobs:
@@ -105,21 +106,23 @@ def _show_commits(raw: RawObject, observed: Observed) -> RawObject:
         return raw
     update: dict[str, object] = {"checkpoint": mirror.checkpoint}
     if mirror.new_commit:
-        known = job.status.bookkeeping
+        known = job.status.operator
         starts = {"starts_without_checkpoint": min(1, known.starts_without_checkpoint)}
-        update["bookkeeping"] = known.model_copy(update=starts)
+        update["operator"] = known.model_copy(update=starts)
         if read_in(spec, "restarts", "resetOnNewCheckpoint") is not False:
             update["restarts"] = reset_failures(job.status.restarts)
     written = job.status.model_copy(update=update).to_raw()
-    new = {key: written[key] for key in ("checkpoint", "bookkeeping", "restarts") if key in written}
+    new = {key: written[key] for key in ("checkpoint", "operator", "restarts") if key in written}
     return {**raw, "status": {**(raw.get("status") or {}), **new}}
 
 
 def _stop_judging(raw: RawObject, *, now: float) -> RawObject:
-    """Return the job with the conditions Unknown that nobody can judge without its spec: they would stay for ever."""
+    """Return the job with the conditions Unknown that can't be judged without its spec: they would stay for ever."""
     status = raw.get("status") or {}
     before = status.get("conditions") or []
     generation = ObjectMeta.model_validate(raw["metadata"]).generation
+    if any(condition_of(raw, kind).get("status") == "True" for kind in END_CONDITIONS):
+        return raw
     after = [_make_unknown(each, generation=generation, now=now) for each in before]
     return raw if after == before else {**raw, "status": {**status, "conditions": after}}
 
@@ -128,12 +131,17 @@ def _make_unknown(condition: RawObject, *, generation: int, now: float) -> RawOb
     kind = condition.get("type")
     if kind not in _BY_SPEC:
         return condition
-    update = ConditionUpdate(type=ConditionType(kind), status=None, reason=UNREADABLE, message=_NOT_JUDGED)
+    update = ConditionUpdate(
+        type=ConditionType(kind), status=None, reason=Reason.UNREADABLE_SPEC, message=_NOT_JUDGED
+    )
     return renew_condition(condition, update, generation=generation, now=now)
 
 
 def _make_stand_in(spec: object) -> RawObject:
     """Make a spec that can be read in place of one that can't. It has the root of this one."""
     uri = read_in(spec, "checkpoint", "uri")
-    checkpoint = {"uri": uri if isinstance(uri, str) else "file:///unknown", "interval": {"steps": 1}}
+    checkpoint = {
+        "uri": uri if isinstance(uri, str) else "file:///unknown",
+        "interval": {"every": {"steps": 1}},
+    }
     return {"placement": {"hosts": {"count": 1}}, "template": {}, "checkpoint": checkpoint}

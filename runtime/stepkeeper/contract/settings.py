@@ -7,31 +7,27 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Self
 
-from stepkeeper.contract.wire import ContractError, Else, decode_message, encode_json, list_unknown
+from stepkeeper.contract.wire import (
+    ContractError,
+    Else,
+    UnknownMemberError,
+    decode_message,
+    encode_json,
+    list_unknown,
+)
 
 __all__ = [
+    "AutoInterval",
     "Best",
     "BestMode",
+    "ContinuousInterval",
     "Endpoint",
+    "EveryInterval",
     "Interval",
-    "IntervalType",
     "OnDisruption",
     "Retention",
     "Settings",
 ]
-
-
-class IntervalType(StrEnum):
-    """The kind of an interval between saves."""
-
-    FIXED = "Fixed"
-    """Save after that many steps or seconds, whichever is first."""
-
-    CONTINUOUS = "Continuous"
-    """Save whenever no save is in flight, at least `seconds` apart."""
-
-    AUTO = "Auto"
-    """Save by what a save costs and how often the job is disrupted, at most `seconds` apart."""
 
 
 class OnDisruption(StrEnum):
@@ -45,19 +41,44 @@ class OnDisruption(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """The interval between saves."""
+class EveryInterval:
+    """Save after so many steps or seconds, whichever comes first."""
 
-    type: IntervalType = IntervalType.FIXED
     steps: int | None = None
     seconds: int | None = None
 
     def __post_init__(self) -> None:
-        if self.type is not IntervalType.FIXED:
-            if self.steps is not None:
-                raise ContractError(f"interval {self.type} has no steps")
-        elif self.steps is None and self.seconds is None:
-            raise ContractError("interval needs steps or seconds")
+        if self.steps is None and self.seconds is None:
+            raise UnknownMemberError("interval.every: give steps, seconds or both")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuousInterval:
+    """Save whenever no save is in flight, at least so many seconds apart."""
+
+    min_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoInterval:
+    """Save by the cost of a save and the job's rate of disruptions, at most so many seconds apart."""
+
+    max_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """The interval between saves: exactly one of these."""
+
+    every: EveryInterval | None = None
+    continuous: ContinuousInterval | None = None
+    auto: AutoInterval | None = None
+
+    def __post_init__(self) -> None:
+        n_given = sum(each is not None for each in (self.every, self.continuous, self.auto))
+        if n_given != 1:
+            error = ContractError if n_given else UnknownMemberError
+            raise error("interval: give exactly one of every, continuous and auto")
 
 
 class BestMode(StrEnum):
@@ -113,8 +134,8 @@ class Settings:
     uri: str
     """The root of its checkpoints."""
 
-    interval: Annotated[Interval, Else(Interval(type=IntervalType.AUTO))]
-    """Auto, if its type isn't known."""
+    interval: Annotated[Interval, Else(Interval(auto=AutoInterval()))]
+    """Auto, if none of its members is known."""
 
     retention: Annotated[Retention, Else(Retention(every_steps=1))] = Retention()
     """All commits are kept if it isn't known which are best."""

@@ -25,6 +25,7 @@ __all__ = [
     "AtMost",
     "ContractError",
     "Else",
+    "UnknownMemberError",
     "decode",
     "decode_message",
     "encode",
@@ -55,13 +56,13 @@ class AtMost:
 
 @dataclass(frozen=True, slots=True)
 class Else:
-    """The value to read in place of one that holds an unknown member of an enum."""
+    """The value to read in place of one that holds an unknown member of an enum or a union."""
 
     value: object
 
 
-class _UnknownMemberError(ContractError):
-    """An enum has no such member in this version."""
+class UnknownMemberError(ContractError):
+    """An enum has no such member in this version, or none of the members of a union that it has is given."""
 
 
 def encode(value: Any) -> Any:
@@ -167,7 +168,7 @@ def _decode_annotated(kind: Any, raw: object, path: str, passed_over: list[str] 
 def _decode_or_else(kind: Any, mark: Else, raw: object, path: str, passed_over: list[str] | None) -> object:
     try:
         return _decode(kind, raw, path, passed_over)
-    except _UnknownMemberError as error:
+    except UnknownMemberError as error:
         if passed_over is None:
             raise
         passed_over.append(str(error))
@@ -225,7 +226,7 @@ def _decode_scalar(kind: Any, raw: object, path: str) -> object:
             return kind(str(raw))
         except ValueError:
             known = ", ".join(member.value for member in kind)
-            raise _UnknownMemberError(f"{path}: {raw!r} is none of {known}") from None
+            raise UnknownMemberError(f"{path}: {raw!r} is none of {known}") from None
     # bool is an int in Python, not in JSON.
     if type(raw) is not kind:
         raise ContractError(f"{path}: expected {kind.__name__}, got {type(raw).__name__}")

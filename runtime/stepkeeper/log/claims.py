@@ -36,8 +36,9 @@ class Claim:
 def check_claim(state: LogState, claim: Claim) -> None:
     """Check that `claim` is the last one in the log. Raises FencedError."""
     if state.claim != claim.slot:
+        advice = "; end one of the two, or give each a root of its own" if state.owner is None else ""
         raise FencedError(
-            f"claim {claim.slot} is stale: slot {state.claim} has claimed the root for {_name_claimant(state)}"
+            f"claim {claim.slot} is stale: slot {state.claim} has claimed the root for {_name_claimant(state)}{advice}"
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from stepkeeper.contract import BestMode, Retention
+from stepkeeper.quantities import check_whole
 
 __all__ = [
     "AnyOf",
@@ -28,8 +29,8 @@ __all__ = [
 class Committed:
     """A commit, as a policy sees it."""
 
-    slot: int
-    """Slot in the log; later commits have greater slots."""
+    sequence: int
+    """Slot in the log. Later commits have greater numbers, whatever their steps."""
 
     step: int
     """The training step."""
@@ -48,7 +49,7 @@ class KeepPolicy(Protocol):
     """
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
-        """Return the slots of the commits that stay.
+        """Return the sequence numbers of the commits that stay.
 
         Args:
             commits: The live commits, in the order in which they were committed.
@@ -65,6 +66,7 @@ class LastN:
         n: Number of commits, at least 1.
 
     Raises:
+        TypeError: `n` isn't a whole number.
         ValueError: `n` is less than 1.
 
     """
@@ -72,11 +74,11 @@ class LastN:
     n: int
 
     def __post_init__(self) -> None:
-        _check_at_least_1("LastN", self.n)
+        check_whole("LastN.n", self.n, 1)
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
-        """Return the slots of the `n` newest commits."""
-        return frozenset(commit.slot for commit in commits[-self.n :])
+        """Return the sequence numbers of the `n` newest commits."""
+        return frozenset(commit.sequence for commit in commits[-self.n :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class EveryNSteps:
         steps: Number of steps, at least 1.
 
     Raises:
+        TypeError: `steps` isn't a whole number.
         ValueError: `steps` is less than 1.
 
     """
@@ -94,11 +97,11 @@ class EveryNSteps:
     steps: int
 
     def __post_init__(self) -> None:
-        _check_at_least_1("EveryNSteps", self.steps)
+        check_whole("EveryNSteps.steps", self.steps, 1)
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
-        """Return the slots of the commits whose step is a multiple of `steps`."""
-        return frozenset(commit.slot for commit in commits if commit.step % self.steps == 0)
+        """Return the sequence numbers of the commits whose step is a multiple of `steps`."""
+        return frozenset(commit.sequence for commit in commits if commit.step % self.steps == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,7 @@ class EverySeconds:
         seconds: Seconds between kept commits, at least 1.
 
     Raises:
+        TypeError: `seconds` isn't a whole number.
         ValueError: `seconds` is less than 1.
 
     """
@@ -119,18 +123,18 @@ class EverySeconds:
     seconds: int
 
     def __post_init__(self) -> None:
-        _check_at_least_1("EverySeconds", self.seconds)
+        check_whole("EverySeconds.seconds", self.seconds, 1)
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
-        """Return the slots of commits that lie at least `seconds` apart."""
+        """Return the sequence numbers of commits that lie at least `seconds` apart."""
         found = set()
         last_s: float | None = None
         for commit in commits:
             if commit.time_unix_s is None:
-                found.add(commit.slot)
+                found.add(commit.sequence)
             elif last_s is None or not 0 <= commit.time_unix_s - last_s < self.seconds:
                 # A time before that of the last kept commit can't be trusted: keep the commit.
-                found.add(commit.slot)
+                found.add(commit.sequence)
                 last_s = commit.time_unix_s
         return frozenset(found)
 
@@ -148,6 +152,7 @@ class BestN:
         keep_without: Whether commits without that metric stay.
 
     Raises:
+        TypeError: `n` isn't a whole number.
         ValueError: `n` is less than 1, or `mode` is neither "min" nor "max".
 
     """
@@ -158,16 +163,16 @@ class BestN:
     keep_without: bool = True
 
     def __post_init__(self) -> None:
-        _check_at_least_1("BestN", self.n)
+        check_whole("BestN.n", self.n, 1)
         if self.mode not in ("min", "max"):
-            raise ValueError(f'BestN: mode is "min" or "max", not {self.mode!r}')
+            raise ValueError(f'BestN.mode is "min" or "max", not {self.mode!r}')
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
-        """Return the slots of the best commits, and of those without the metric if they stay."""
+        """Return the sequence numbers of the best commits, and of those without the metric if they stay."""
         having = [commit for commit in commits if self.metric in commit.metrics]
-        best = sorted(having, key=lambda commit: (*self._badness(commit), -commit.slot))[: self.n]
+        best = sorted(having, key=lambda commit: (*self._badness(commit), -commit.sequence))[: self.n]
         without = [commit for commit in commits if self.metric not in commit.metrics]
-        return frozenset(commit.slot for commit in (*best, *(without if self.keep_without else ())))
+        return frozenset(commit.sequence for commit in (*best, *(without if self.keep_without else ())))
 
     def _badness(self, commit: Committed) -> tuple[bool, float]:
         value = commit.metrics[self.metric]
@@ -186,6 +191,7 @@ class MaxAge:
         seconds: Seconds, at least 1.
 
     Raises:
+        TypeError: `seconds` isn't a whole number.
         ValueError: `seconds` is less than 1.
 
     """
@@ -193,13 +199,13 @@ class MaxAge:
     seconds: int
 
     def __post_init__(self) -> None:
-        _check_at_least_1("MaxAge", self.seconds)
+        check_whole("MaxAge.seconds", self.seconds, 1)
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
-        """Return the slots of the commits that are young enough."""
+        """Return the sequence numbers of the commits that are young enough."""
         newest_s = max((c.time_unix_s for c in commits if c.time_unix_s is not None), default=math.inf)
         return frozenset(
-            commit.slot
+            commit.sequence
             for commit in commits
             if commit.time_unix_s is None or newest_s - commit.time_unix_s <= self.seconds
         )
@@ -217,7 +223,7 @@ class AnyOf:
     policies: tuple[KeepPolicy, ...]
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
-        """Return the slots that any of the policies selects."""
+        """Return the sequence numbers that any of the policies selects."""
         return frozenset[int]().union(*(policy.kept(commits) for policy in self.policies))
 
 
@@ -249,7 +255,9 @@ class Keep:
                 parts[_FIELDS[type(part)]].append(part)
             else:
                 known = ", ".join(kind.__name__ for kind in (*_FIELDS, AnyOf))
-                raise TypeError(f"{part!r} is no policy of stepkeeper.policy.keep, which has {known}")
+                raise TypeError(
+                    f"keep is a number of commits or a policy of stepkeeper.policy.keep ({known}), not {part!r}"
+                )
         return cls(**{name: tuple(found) for name, found in parts.items()})  # type: ignore[arg-type]  # sorted by type
 
     @property
@@ -283,8 +291,3 @@ def from_retention(retention: Retention) -> KeepPolicy:
     if retention.max_age_seconds:
         also.append(MaxAge(retention.max_age_seconds))
     return AnyOf((last, *also)) if also else last
-
-
-def _check_at_least_1(what: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{what} takes a number of at least 1, not {value}")

@@ -1,11 +1,12 @@
 """Decide when to save, by frozen values that are asked after each step. Clocks and counts come in as arguments."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from stepkeeper.contract import Interval, IntervalType
+from stepkeeper.contract import Interval
+from stepkeeper.quantities import check_number, check_whole
 
 __all__ = [
     "AnyOf",
@@ -95,6 +96,7 @@ class EveryNSteps:
         steps: Number of steps, at least 1.
 
     Raises:
+        TypeError: `steps` isn't a whole number.
         ValueError: `steps` is less than 1.
 
     """
@@ -102,8 +104,7 @@ class EveryNSteps:
     steps: int
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"a save interval has at least 1 step, not {self.steps}")
+        check_whole("EveryNSteps.steps", self.steps, 1)
 
     def due(self, moment: Moment) -> bool:
         """Return True if the step is a multiple of `steps`."""
@@ -115,11 +116,22 @@ class AtSteps:
     """Save the given steps: the last one of a training, whose result it was run for, or any others.
 
     Args:
-        steps: The steps to save.
+        steps: The steps to save, each at least 0.
+
+    Raises:
+        TypeError: `steps` isn't a tuple of whole numbers.
+        ValueError: A step is less than 0.
 
     """
 
     steps: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        steps: object = self.steps
+        if not isinstance(steps, Iterable):
+            raise TypeError(f"AtSteps.steps is a tuple of steps: write AtSteps(({steps!r},))")
+        whole = tuple(check_whole("each of AtSteps.steps", step, 0) for step in steps)
+        object.__setattr__(self, "steps", whole)
 
     def due(self, moment: Moment) -> bool:
         """Return True if the step is one of `steps`."""
@@ -134,6 +146,7 @@ class EverySeconds:
         seconds: Seconds between saves, greater than 0.
 
     Raises:
+        TypeError: `seconds` isn't a number.
         ValueError: `seconds` isn't greater than 0.
 
     """
@@ -141,7 +154,7 @@ class EverySeconds:
     seconds: float
 
     def __post_init__(self) -> None:
-        _check_positive("a save interval", self.seconds)
+        _check_positive("EverySeconds.seconds", self.seconds)
 
     def due(self, moment: Moment) -> bool:
         """Return True if `seconds` have passed."""
@@ -150,25 +163,26 @@ class EverySeconds:
 
 @dataclass(frozen=True, slots=True)
 class Continuous:
-    """Save whenever no save is in flight and `minimum_s` have passed since the last one started.
+    """Save whenever no save is in flight and `min_s` have passed since the last one started.
 
     Args:
-        minimum_s: Least seconds between the starts of two saves, at least 0.
+        min_s: Least seconds between the starts of two saves, at least 0.
 
     Raises:
-        ValueError: `minimum_s` is negative.
+        TypeError: `min_s` isn't a number.
+        ValueError: `min_s` is negative.
 
     """
 
-    minimum_s: float = 0.0
+    min_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.minimum_s >= 0:
-            raise ValueError(f"the least time between saves is 0 s or longer, not {self.minimum_s}")
+        if not check_number("Continuous.min_s", self.min_s) >= 0:
+            raise ValueError(f"Continuous.min_s is at least 0, not {self.min_s}")
 
     def due(self, moment: Moment) -> bool:
-        """Return True if no save is in flight and `minimum_s` have passed."""
-        return not moment.saving and moment.since_save_s >= self.minimum_s
+        """Return True if no save is in flight and `min_s` have passed."""
+        return not moment.saving and moment.since_save_s >= self.min_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,18 +200,19 @@ class Auto:
 
     The cost of a save is measured. The rate of disruptions is this training's own so far, weighed with an assumed
     rate as if `assumed_weight` disruptions had been seen at that rate. Nothing is measured before the first save:
-    it comes after `least_s`.
+    it comes after `min_s`.
 
     Raises:
+        TypeError: One of them isn't a number.
         ValueError: A time or weight isn't greater than 0, the bounds are in the wrong order, or `background_share`
             isn't from 0 to 1.
 
     """
 
-    least_s: float = 60.0
+    min_s: float = 60.0
     """Lower bound of the interval in seconds, whatever is measured."""
 
-    most_s: float = 3600.0
+    max_s: float = 3600.0
     """Upper bound of the interval in seconds, whatever is measured."""
 
     assumed_between_s: float = _DAY_S
@@ -210,12 +225,12 @@ class Auto:
     """Share of the training's speed that a save in flight takes, from 0 to 1: part of the save's cost."""
 
     def __post_init__(self) -> None:
-        for name in ("least_s", "most_s", "assumed_between_s", "assumed_weight"):
-            _check_positive(f"Auto's {name}", getattr(self, name))
-        if self.least_s > self.most_s:
-            raise ValueError(f"Auto's least_s={self.least_s} is more than its most_s={self.most_s}")
-        if not 0 <= self.background_share <= 1:
-            raise ValueError(f"Auto's background_share is from 0 to 1, not {self.background_share}")
+        for name in ("min_s", "max_s", "assumed_between_s", "assumed_weight"):
+            _check_positive(f"Auto.{name}", getattr(self, name))
+        if self.min_s > self.max_s:
+            raise ValueError(f"Auto.min_s={self.min_s} is more than Auto.max_s={self.max_s}")
+        if not 0 <= check_number("Auto.background_share", self.background_share) <= 1:
+            raise ValueError(f"Auto.background_share is from 0 to 1, not {self.background_share}")
 
     def due(self, moment: Moment) -> bool:
         """Return True if no save is in flight and the interval has passed."""
@@ -232,18 +247,18 @@ class Auto:
 
         """
         if cost is None:
-            return self.least_s
+            return self.min_s
         between_s = (self.assumed_between_s * self.assumed_weight + disruptions.over_s) / (
             self.assumed_weight + disruptions.count
         )
         lost_s = cost.stall_s + self.background_share * cost.duration_s
         best_s = max(_daly_s(lost_s, between_s), cost.duration_s)
-        return min(max(best_s, self.least_s), self.most_s)
+        return min(max(best_s, self.min_s), self.max_s)
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Save when at least one of `policies` says so.
+    """Save when at least one of `policies` requires it.
 
     Args:
         policies: The policies to combine.
@@ -268,24 +283,15 @@ def parts_of(policy: SavePolicy) -> Iterator[SavePolicy]:
 
 def from_interval(interval: Interval) -> SavePolicy:
     """Return the policy that a job's interval asks for."""
-    policies = _of_type(interval)
-    return policies[0] if len(policies) == 1 else AnyOf(tuple(policies))
-
-
-def _of_type(interval: Interval) -> list[SavePolicy]:
-    match interval.type:
-        case IntervalType.AUTO:
-            most_s = Auto().most_s if interval.seconds is None else interval.seconds
-            return [Auto(least_s=min(Auto().least_s, most_s), most_s=most_s)]
-        case IntervalType.CONTINUOUS:
-            return [Continuous(interval.seconds or 0)]
-        case IntervalType.FIXED:
-            policies: list[SavePolicy] = []
-            if interval.steps is not None:
-                policies.append(EveryNSteps(interval.steps))
-            if interval.seconds is not None:
-                policies.append(EverySeconds(interval.seconds))
-            return policies
+    if (every := interval.every) is not None:
+        policies: list[SavePolicy] = [] if every.steps is None else [EveryNSteps(every.steps)]
+        policies += [] if every.seconds is None else [EverySeconds(every.seconds)]
+        return policies[0] if len(policies) == 1 else AnyOf(tuple(policies))
+    if interval.continuous is not None:
+        return Continuous(interval.continuous.min_seconds or 0)
+    asked_s = None if interval.auto is None else interval.auto.max_seconds
+    max_s = Auto().max_s if asked_s is None else asked_s
+    return Auto(min_s=min(Auto().min_s, max_s), max_s=max_s)
 
 
 def _daly_s(cost_s: float, between_s: float) -> float:
@@ -304,6 +310,6 @@ def _daly_s(cost_s: float, between_s: float) -> float:
     return math.sqrt(2 * cost_s * between_s) * (1 + math.sqrt(half) / 3 + half / 9)
 
 
-def _check_positive(what: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{what} is longer than 0 s, not {value}")
+def _check_positive(name: str, value: float) -> None:
+    if not check_number(name, value) > 0:
+        raise ValueError(f"{name} is greater than 0, not {value}")

@@ -56,7 +56,7 @@ def _is_passed(abandoned: CommitRecord, proven: Collection[CommitRecord]) -> boo
 
 def _known(record: CommitRecord, times_unix_s: Mapping[int, float]) -> Committed:
     return Committed(
-        slot=record.slot,
+        sequence=record.slot,
         step=record.step,
         time_unix_s=times_unix_s.get(record.slot),
         metrics=metrics_of(record),

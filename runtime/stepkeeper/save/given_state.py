@@ -78,8 +78,7 @@ def check_target(state: Mapping[str, object]) -> None:
     """
     if _is_function(state):
         raise TypeError(
-            "a restore takes no function: the state is filled in place, and values that are put into a dict which "
-            "nobody keeps would be lost. Call it first: state = function(); restore into state; use what is in it"
+            "restore needs a state dict, not a function: call it, restore into the result, then use the result"
         )
     _check_state(state, "got")
 

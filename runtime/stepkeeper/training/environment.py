@@ -94,7 +94,7 @@ def read_environment(places: PodPaths | None = None) -> Environment:
         raise NotInPodError(
             f"{Identity.variable('job_uid')} is not set: this process is in no container of a "
             "CheckpointedTrainingJob. Without the operator, write "
-            "CheckpointManager('gs://bucket/run', save=500) instead of from_env()"
+            "stepkeeper.CheckpointManager('gs://bucket/run', save=500) instead of from_env()"
         )
     identity = Identity.from_env(os.environ)
     places = places or replace(PodPaths(), termination_file=Path(identity.termination_file))

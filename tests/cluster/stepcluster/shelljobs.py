@@ -148,7 +148,7 @@ class ShellJob:
             "metadata": {"name": self.name, "namespace": self.name, "labels": dict(self.labels)},
             "spec": {
                 "placement": {"hosts": {"count": self.n_hosts}},
-                "checkpoint": {"uri": "file:///nowhere", "interval": {"steps": 1}},
+                "checkpoint": {"uri": "file:///nowhere", "interval": {"every": {"steps": 1}}},
                 "restarts": {
                     "maxFailures": self.max_failures,
                     "backoff": {"initialSeconds": 1, "maxSeconds": 1},

@@ -119,7 +119,7 @@ def example_story(cluster: Cluster, example: str, nodes: Sequence[str], *, name:
 def maintained_story(cluster: Cluster, nodes: Sequence[str], *, metadata_host: str) -> Story:
     """examples/fsdp2 on machines that have this metadata server. Only what it is told makes it save."""
     story = example_story(cluster, "fsdp2", nodes, name="maintained")
-    story.job["spec"]["checkpoint"]["interval"] = {"steps": ENDLESS}
+    story.job["spec"]["checkpoint"]["interval"] = {"every": {"steps": ENDLESS}}
     (trainer,) = story.job["spec"]["template"]["spec"]["containers"]
     trainer["env"].append({"name": "GCE_METADATA_HOST", "value": metadata_host})
     return story

@@ -6,8 +6,8 @@ from fake_cluster.world import training_job
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Attempt,
-    Bookkeeping,
     CauseCount,
+    OperatorState,
     RestartsStatus,
 )
 from stepkeeper_operator.cache.evidence import AttemptEvidence
@@ -33,7 +33,7 @@ def make_job(
 
 
 def make_history(*attempts: Attempt, failures: int = 0, evictions: int = 0, **more: Any) -> JobHistory:
-    """Make the history of a job that runs on its first JobSet. `more` replaces any field of its bookkeeping."""
+    """Make the history of a job that runs on its first JobSet. `more` has other noted facts."""
     counts = {"ApplicationError": failures, "Eviction": evictions}
     by_cause = tuple(
         CauseCount(cause=cause, count=n, counted_towards_limit=n if cause == "ApplicationError" else 0)
@@ -43,7 +43,8 @@ def make_history(*attempts: Attempt, failures: int = 0, evictions: int = 0, **mo
     return JobHistory(
         attempts=attempts,
         restarts=RestartsStatus(total=failures + evictions, by_cause=by_cause),
-        bookkeeping=Bookkeeping(**({"job_sets": 1, "started": True} | more)),
+        next_start_time=more.pop("next_start_time", None),
+        operator=OperatorState(**({"job_sets": 1, "started": True} | more)),
     )
 
 
@@ -149,7 +150,7 @@ def make_machines(**more: Any) -> QueuedMachines:
         "spot": False,
         "best_effort": False,
         "autocheckpoint_setting": "Off",
-        "n_nodes": 1,
+        "n_slices": 1,
         "active": True,
         "joined": True,
         "join_deadline": None,

@@ -26,14 +26,14 @@ def machines(
     maintenance_at: tuple[float, ...] = (),
     removing: str = "",
     read_back: str = "",
-    active_since: float | None = None,
+    missing_since: float | None = None,
     join_timed_out: bool = False,
     uid: str = "uid-a",
 ) -> dict[str, Any]:
     """Make a QueuedResource as the API server has it."""
-    node: dict[str, Any] = {"acceleratorType": "v5litepod-8", "runtimeVersion": "r", "count": count}
+    slices: dict[str, Any] = {"accelerator": "v5e", "topology": "2x4", "image": "r", "count": count}
     if autocheckpoint is not None:
-        node["autocheckpointEnabled"] = autocheckpoint
+        slices["autocheckpointEnabled"] = autocheckpoint
     conditions = [
         {"type": "Active", "status": str(active), "message": message},
         {
@@ -46,12 +46,13 @@ def machines(
     status: dict[str, Any] = {
         "state": state,
         "conditions": conditions,
-        "bookkeeping": {"removing": removing, "activeSince": _render(active_since)},
+        "removal": {"reason": removing} if removing else None,
+        "missingHostsSince": _render(missing_since),
         "autocheckpoint": read_back,
     }
     if maintenance_at:
         status["nextMaintenanceTime"] = render_time(min(maintenance_at))
-        status["nodes"] = [
+        status["slices"] = [
             {
                 "name": f"pod-a-{index}",
                 "state": "Ready",
@@ -63,7 +64,7 @@ def machines(
     meta: dict[str, Any] = {"name": "pod-a", "namespace": namespace, "uid": uid}
     if deleting:
         meta["deletionTimestamp"] = render_time(1_800_000_000.0)
-    spec = {"project": "lab-tpus", "zone": "us-central2-b", "node": node, "tier": tier}
+    spec = {"project": "lab-tpus", "zone": "us-central2-b", "slices": slices, "tier": tier}
     return {"metadata": meta, "spec": spec, "status": status}
 
 

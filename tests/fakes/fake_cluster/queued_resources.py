@@ -7,19 +7,21 @@ from typing import Any, Final
 from stepkeeper_operator.api.v1alpha1.conditions import Condition
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
-    QueuedResourceBookkeeping,
     QueuedResourceState,
     QueuedResourceStatus,
+    RemovalStatus,
+    ResourceOperatorState,
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource, Place
+from stepkeeper_operator.cloud_tpu.naming import FINALIZER
 from stepkeeper_operator.cloud_tpu.polling import Listing
+from stepkeeper_operator.cloud_tpu.request import build_request, hash_spec
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
+from stepkeeper_operator.queued_resources.decide.answers import book
 from stepkeeper_operator.queued_resources.decide.queued_resource import decide_queued_resource
 from stepkeeper_operator.queued_resources.decision import Decision
-from stepkeeper_operator.queued_resources.naming import FINALIZER
 from stepkeeper_operator.queued_resources.observed import Observed
-from stepkeeper_operator.queued_resources.request import build_request, hash_spec
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.queued_resources.subject import Subject
 
@@ -32,7 +34,7 @@ PLACE: Final = Place(project="my-project", zone="us-central2-b")
 def make_resource(
     status: QueuedResourceStatus | None = None,
     *,
-    node: Mapping[str, Any] | None = None,
+    slices: Mapping[str, Any] | None = None,
     deleting: bool = False,
     finalizers: Iterable[str] = (FINALIZER,),
     adopt: str | None = None,
@@ -49,7 +51,12 @@ def make_resource(
     fields = {
         "project": PLACE.project,
         "zone": PLACE.zone,
-        "node": {"acceleratorType": "v5litepod-8", "runtimeVersion": "v2-alpha-tpuv5-lite", **(node or {})},
+        "slices": {
+            "accelerator": "v5e",
+            "topology": "2x4",
+            "image": "v2-alpha-tpuv5-lite",
+            **(slices or {}),
+        },
         "tier": {"spot": {}},
         **spec,
     }
@@ -65,7 +72,7 @@ def make_resource(
 
 def make_cloud_resource(resource: QueuedResource, state: str, **changes: Any) -> CloudQueuedResource:
     """Make what the cloud has of the resource's present number."""
-    number = resource.status.bookkeeping.number
+    number = resource.status.operator.number
     request = build_request(resource, number=number, cluster_id=CLUSTER_ID, script=None)
     made = CloudQueuedResource(
         place=request.place,
@@ -126,18 +133,18 @@ def decide(resource: QueuedResource, observed: Observed, now: float = NOW) -> De
 def created(state: QueuedResourceState = QueuedResourceState.PENDING, **spec: Any) -> QueuedResource:
     """Make a resource that was asked for and that the status last saw in `state`."""
     resource = make_resource(**spec)
-    bookkeeping = QueuedResourceBookkeeping(created=True, spec_hash=hash_spec(resource.spec))
+    operator = ResourceOperatorState(created=True, spec_hash=hash_spec(resource.spec))
     name = make_cloud_resource(resource, "ACTIVE").name
-    status = QueuedResourceStatus(
-        state=state, bookkeeping=bookkeeping, cloud_name=name, observed_generation=1
-    )
+    status = QueuedResourceStatus(state=state, operator=operator, cloud_name=name, observed_generation=1)
     return resource.model_copy(update={"status": status})
 
 
 def noted(resource: QueuedResource, **changes: Any) -> QueuedResource:
-    """Return the resource with changes to the bookkeeping in its status."""
-    bookkeeping = resource.status.bookkeeping.model_copy(update=changes)
-    return with_status(resource, bookkeeping=bookkeeping)
+    """Return the resource with changes to its status, to the operator's state in it, and with a removal under way."""
+    if "removing" in changes:
+        since = changes.pop("removing_since", 0)
+        changes["removal"] = RemovalStatus(reason=changes.pop("removing"), start_time=since)
+    return resource.model_copy(update={"status": book(resource.status, **changes)})
 
 
 def with_status(resource: QueuedResource, **changes: Any) -> QueuedResource:

@@ -47,7 +47,7 @@ _Parts = tuple[QueuedResource, tuple[CloudQueuedResource, ...], tuple[CloudNode,
 _Builder = Callable[[dict[str, Any]], _Parts]
 
 
-def _present(state: str, node_state: str | None = None, **bookkeeping: Any) -> _Builder:
+def _present(state: str, node_state: str | None = None, **operator: Any) -> _Builder:
     """Build one that exists in this state, as its status says."""
 
     def build(spec: dict[str, Any]) -> _Parts:
@@ -58,16 +58,16 @@ def _present(state: str, node_state: str | None = None, **bookkeeping: Any) -> _
         seen = node_state or _NODE_STATES.get(state)
         ids = range(len(cloud.node_ids)) if seen is not None else ()
         nodes = tuple(make_node(cloud, index, seen or "") for index in ids)
-        return noted(resource, **bookkeeping), (cloud,), nodes
+        return noted(resource, **operator), (cloud,), nodes
 
     return build
 
 
-def _absent(state: QueuedResourceState = QueuedResourceState.PENDING, **bookkeeping: Any) -> _Builder:
+def _absent(state: QueuedResourceState = QueuedResourceState.PENDING, **operator: Any) -> _Builder:
     """Build one that the cloud has nothing of."""
 
     def build(spec: dict[str, Any]) -> _Parts:
-        return noted(created(state, **spec), **bookkeeping), (), ()
+        return noted(created(state, **spec), **operator), (), ()
 
     return build
 
@@ -91,7 +91,7 @@ def _found(
         known = {} if labels is None else {**made.node["labels"], **labels}
         node = {**made.node, "labels": {key: value for key, value in known.items() if value is not None}}
         if differs:
-            node["accelerator_type"] = "v5litepod-256"
+            node["accelerator_config"] = {"type": "V5LITE_POD", "topology": "16x16"}
         cloud = replace(made, node=node)
         nodes = tuple(make_node(cloud, index) for index in range(len(cloud.node_ids)))
         return resource, (cloud,), nodes
@@ -110,7 +110,7 @@ def _stray(spec: dict[str, Any]) -> _Parts:
 def _stray_of_a_failed_creation(spec: dict[str, Any]) -> _Parts:
     _, (_, earlier), _ = _stray(spec)
     resource = created(**spec)
-    return noted(resource, number=1, not_before=int(NOW) + 500), (earlier,), ()
+    return noted(resource, number=1, next_try_time=int(NOW) + 500), (earlier,), ()
 
 
 def _taken_name(state: str) -> _Builder:
@@ -138,8 +138,8 @@ SITUATIONS: Final[dict[str, _Builder]] = {
     "asked for, on its way": _absent(asked_at=int(NOW) - 1),
     "vanished": _absent(QueuedResourceState.ACTIVE, active_since=_LONG_AGO),
     "gone for good": _absent(QueuedResourceState.GONE, created=False, number=1),
-    "between two": _absent(created=False, number=1, not_before=int(NOW) + 500, spec_hash=""),
-    "due again": _absent(created=False, number=1, not_before=int(NOW) - 1, spec_hash=""),
+    "between two": _absent(created=False, number=1, next_try_time=int(NOW) + 500, spec_hash=""),
+    "due again": _absent(created=False, number=1, next_try_time=int(NOW) - 1, spec_hash=""),
     "being replaced": _present("SUSPENDED", removing="Suspended", removing_since=int(NOW) - 5),
     "being replaced, deleted": _present("DELETING", removing="Suspended", removing_since=int(NOW) - 5),
     "being replaced, gone": _absent(
@@ -230,7 +230,7 @@ def make_cell(situation: str, answer: str, wish: Wish) -> Cell:
         "deletion_policy": wish.deletion,
     }
     resource, clouds, nodes = SITUATIONS[situation](policies)
-    if wish.changed and resource.status.bookkeeping.spec_hash:
+    if wish.changed and resource.status.operator.spec_hash:
         resource = noted(resource, spec_hash="of another spec")
     if wish.deleted:
         meta = resource.metadata.model_copy(update={"deletion_timestamp": int(NOW) - 10})

@@ -7,7 +7,7 @@ from typing import Any, Final
 from fake_cluster.queued_resources import make_cloud_resource, make_resource
 from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
-from stepkeeper_operator.queued_resources.naming import UID_LABEL
+from stepkeeper_operator.cloud_tpu.naming import UID_LABEL
 
 __all__ = ["BY_HAND", "THEIRS", "adopting", "beside", "made", "owners", "record_requests", "run_all"]
 
@@ -33,7 +33,7 @@ def made(
 def beside(cloud_id: str = "team-v5e", labels: Mapping[str, str] = BY_HAND, **options: Any) -> ResourceWorld:
     """Make a world whose object names what is there by hand."""
     world = ResourceWorld(adopt=cloud_id, **options)
-    spec = {"node": options["node"]} if "node" in options else {}
+    spec = {"slices": options["slices"]} if "slices" in options else {}
     world.cloud.add(made(labels, cloud_id=cloud_id, **spec))
     return world
 
@@ -62,6 +62,6 @@ async def run_all(rounds: int, *worlds: ResourceWorld) -> None:
 async def adopting(labels: Mapping[str, str] = BY_HAND, **options: Any) -> ResourceWorld:
     world = beside(labels=labels, **options)
     await world.run(8)
-    assert world.status.bookkeeping.adopted
+    assert world.status.operator.adopted
     assert world.condition("Accepted") == ("True", "Accepted")
     return world

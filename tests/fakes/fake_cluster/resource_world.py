@@ -13,12 +13,12 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import queued_resource_key
 from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudTPU
+from stepkeeper_operator.cloud_tpu.naming import UID_LABEL
 from stepkeeper_operator.facts.raw import RawObject, parse_time, render_time
 from stepkeeper_operator.kinds.reconcile import Reconciler
-from stepkeeper_operator.labels import ADOPT_ANNOTATION, CLOUD_NODE_LABEL, QUEUED_RESOURCE_UID_LABEL
+from stepkeeper_operator.labels import ADOPT_ANNOTATION, QUEUED_RESOURCE_UID_LABEL, SLICE_LABEL
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.queued_resources.controller import QueuedResourceController
-from stepkeeper_operator.queued_resources.naming import UID_LABEL
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from tpuapi.cloud import FakeCloud
 from tpuapi.nodes import Timings
@@ -291,7 +291,7 @@ def _sync_hosts(cluster: FakeCluster, nodes: Iterable[CloudNode], *, uid: str, n
                 alive.add(f"{node.id}-w{index}")
                 labels = {
                     QUEUED_RESOURCE_UID_LABEL: node.labels.get(UID_LABEL, uid),
-                    CLOUD_NODE_LABEL: node.id,
+                    SLICE_LABEL: node.id,
                 }
                 _join(cluster, f"{node.id}-w{index}", labels, address, now)
     for raw in cluster.list_objects("nodes"):

@@ -34,7 +34,7 @@ def training_job(**spec: Any) -> dict[str, Any]:
     base = {
         "placement": {"hosts": {"count": 2}},
         "template": {"spec": {"containers": [container]}},
-        "checkpoint": {"uri": "gs://bucket/runs/lm", "interval": {"steps": 100}},
+        "checkpoint": {"uri": "gs://bucket/runs/lm", "interval": {"every": {"steps": 100}}},
         "totalSteps": 1000,
     }
     return {

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper import CheckpointManager, Options
-from stepkeeper.contract import Interval, Settings
+from stepkeeper.contract import EveryInterval, Interval, Settings
 from stepkeeper.policy.keep import KeepPolicy
 from stepkeeper.policy.save import SavePolicy
 from stepkeeper.save import persist
@@ -64,7 +64,8 @@ def in_pod(
 
     The job saves every `steps` steps to `root`, or to `folder`/root.
     """
-    settings = Settings(uri=(root or folder / "root").as_uri(), interval=Interval(steps=steps))
+    interval = Interval(every=EveryInterval(steps=steps))
+    settings = Settings(uri=(root or folder / "root").as_uri(), interval=interval)
     path = folder / f"settings.{rank}"
     path.write_bytes(settings.to_json())
     path.rename(folder / "settings.json")

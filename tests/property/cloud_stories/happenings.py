@@ -119,8 +119,8 @@ def _edit(world: StoryWorld, index: int) -> None:
     if world.raw is None or world.resource.spec.update_policy != "Recreate":
         return
     world.reasons.add("SpecChanged")
-    kind = f"v5litepod-{2 ** (2 + index % 3)}"
-    world.edit(node={**world.raw["spec"]["node"], "acceleratorType": kind})
+    topology = ("2x2", "2x4", "4x4")[index % 3]
+    world.edit(slices={**world.raw["spec"]["slices"], "topology": topology})
 
 
 def _forget_status(world: StoryWorld) -> None:

@@ -10,12 +10,12 @@ from typing_extensions import override
 from fake_cluster.queued_resources import PLACE, make_cloud_resource, make_resource
 from fake_cluster.resource_world import Killed, ResourceWorld
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_NODES, QueuedResourceStatus
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_SLICES, QueuedResourceStatus
 from stepkeeper_operator.cache.keys import queued_resource_key
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource
+from stepkeeper_operator.cloud_tpu.naming import UID_LABEL
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.labels import CLOUD_NODE_LABEL
-from stepkeeper_operator.queued_resources.naming import UID_LABEL
+from stepkeeper_operator.labels import SLICE_LABEL
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from tpuapi.cloud import FakeCloud
 from tpuapi.nodes import Timings
@@ -125,7 +125,7 @@ class StoryWorld(ResourceWorld):
         """The ids of the cloud resources that are the object's: by their labels, or by its status."""
         uid = uid or self.uid
         status = self.status if uid == self.uid and self.raw is not None else None
-        adopted = status.cloud_name if status is not None and status.bookkeeping.adopted else ""
+        adopted = status.cloud_name if status is not None and status.operator.adopted else ""
         found = self.cloud.resources.values()
         return [q.id for q in found if q.node.get("labels", {}).get(UID_LABEL) == uid or q.name == adopted]
 
@@ -141,9 +141,7 @@ class StoryWorld(ResourceWorld):
         there = {node.id for node in self.cloud.nodes.values()}
         nodes = self.cluster.list_objects("nodes")
         return [
-            raw["metadata"]["name"]
-            for raw in nodes
-            if raw["metadata"]["labels"][CLOUD_NODE_LABEL] not in there
+            raw["metadata"]["name"] for raw in nodes if raw["metadata"]["labels"][SLICE_LABEL] not in there
         ]
 
     def _get(self, cloud_id: str) -> tuple[CloudQueuedResource, CloudNode]:
@@ -161,7 +159,7 @@ class StoryWorld(ResourceWorld):
         assert raw["metadata"].get("finalizers"), "somebody will remove it"
         status = self.status_of(name)
         if verb == "delete":
-            reason = status.bookkeeping.removing
+            reason = status.removing
             stray = not status.cloud_name.endswith(f"/{cloud_id}")
             assert stray or reason in _NEXT, f"destroyed for {reason or 'no reason'}"
             assert reason in {"", "Deleted", *self.reasons}, f"{reason}: nothing of the kind has happened"
@@ -182,7 +180,7 @@ class StoryWorld(ResourceWorld):
                 continue
             assert len(self.names_in_cloud(raw["metadata"]["uid"])) <= 1, "an object never has two"
             if "status" in raw:
-                assert len(self.status_of(name).nodes) <= MAX_NODES
+                assert len(self.status_of(name).slices) <= MAX_SLICES
         for cloud_id, (resource, node) in self._foreign.items():
             assert self._get(cloud_id) == (resource, node), "somebody else's is never touched"
         await asyncio.sleep(0)

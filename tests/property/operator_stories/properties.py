@@ -95,7 +95,7 @@ def nothing_is_undone_by_kueue(teller: Teller) -> str | None:
 
 def starts_that_commit_nothing_are_bounded(teller: Teller) -> str | None:
     limit = teller.world.job.spec.restarts.max_starts_without_checkpoint
-    n_starts = teller.world.status.bookkeeping.starts_without_checkpoint
+    n_starts = teller.world.status.operator.starts_without_checkpoint
     # JobSet restarts in place at once: one restart can come before the operator's suspension, more without it.
     slipped = 2 if teller.unseen else 1
     return None if n_starts <= limit + slipped else f"{n_starts} starts without a checkpoint, {limit} allowed"
@@ -120,7 +120,8 @@ def find_contradiction(teller: Teller) -> str | None:
     if numbers != sorted(set(numbers)) or any(attempt.end is None for attempt in status.attempts[:-1]):
         return f"attempts {numbers}, of which more than the last one can run"
     true = {each.type for each in status.conditions if each.status is ConditionStatus.TRUE}
-    if {"Complete", "Failed"} <= true or {"Running", "Failed"} <= true:
+    over = {"Complete", "Failed"} & true
+    if len(over) > 1 or {"Running", "Failed"} <= true or ("Finished" in true) is not bool(over):
         return f"it is {sorted(true)}"
     return _find_false_standstill(teller)
 
@@ -129,16 +130,16 @@ def _find_false_standstill(teller: Teller) -> str | None:
     """Find out whether the training is said to stand still, and doesn't. A status is written once a second at most."""
     world, kind = teller.world, teller.world.condition("Progressing")
     moved_s = world.now - teller.moved_at
-    if kind == (ConditionStatus.FALSE, "NoStep") and 1 <= moved_s < _STEP_S:
-        return f"NoStep, though a step was reported {moved_s} s before"
-    if kind == (ConditionStatus.FALSE, "PodsFinishedOthersRun"):
+    if kind == (ConditionStatus.FALSE, "Stalled") and 1 <= moved_s < _STEP_S:
+        return f"Stalled, though a step was reported {moved_s} s before"
+    if kind == (ConditionStatus.FALSE, "PartiallyFinished"):
         known = [
             teller.done[pod["metadata"]["uid"]] for pod in world.pods if pod["metadata"]["uid"] in teller.done
         ]
         done_s = world.now - max(known, default=0.0)
         if 1 <= min(moved_s, done_s) < _DONE_S:
             step = f"{moved_s} s after a step" if teller.moved_at else "no step was reported"
-            return f"PodsFinishedOthersRun {done_s} s after a pod was done, and {step}"
+            return f"PartiallyFinished {done_s} s after a pod was done, and {step}"
     return None
 
 
@@ -154,7 +155,7 @@ async def check_next_report(teller: Teller) -> str | None:
     if world.status.attempts[-1].to_step != 1000 + known:
         return f"the attempt is at step {world.status.attempts[-1].to_step}"
     reporting = world.condition("Reporting")
-    return None if reporting == (ConditionStatus.TRUE, "ReportsArrive") else f"Reporting is {reporting}"
+    return None if reporting == (ConditionStatus.TRUE, "ReportsReceived") else f"Reporting is {reporting}"
 
 
 async def check_standstill(teller: Teller) -> str | None:
@@ -163,10 +164,12 @@ async def check_standstill(teller: Teller) -> str | None:
     for _ in range(3):
         teller.report(steps=1, after_s=10)
         await world.reconcile()
-    reason = "PodsFinishedOthersRun" if teller.count_finished() else "NoStep"
+    reason = "PartiallyFinished" if teller.count_finished() else "Stalled"
     progress = world.status.progress
     longest_s = (
-        0 if progress is None or progress.longest_step_seconds is None else progress.longest_step_seconds
+        0
+        if progress is None or progress.longest_step_millis is None
+        else progress.longest_step_millis // 1000
     )
     teller.report(after_s=_DONE_S if teller.count_finished() else max(_STEP_S, 10 * longest_s))
     await world.run_until_settled(rounds=1)

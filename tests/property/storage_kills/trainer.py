@@ -95,7 +95,7 @@ def train(order: Order) -> None:
     store = _join(order) if order.world_size > 1 else None
     state = state_of(-1, -1)
     with CheckpointManager(
-        order.uri, save=10**9, keep=order.last, options=Options(stop_on_notice=False)
+        order.uri, save=10**9, keep=order.last or None, options=Options(stop_on_notice=False)
     ) as manager:
         if order.restores is None:
             manager.restore(state)

@@ -111,7 +111,6 @@ class Controls(Life):
             status="PENDING",
             window_start=start,
             window_end=int(start + lasts_s),
-            latest_window_start=start,
         )
         self.nodes[key] = replace(self.nodes[key], maintenance=window)
         self._later(

@@ -232,10 +232,8 @@ def _view_window(window: CloudMaintenance) -> dict[str, Any]:
     return {
         "type_": window.type,
         "maintenance_status": window.status,
-        "can_reschedule": window.can_reschedule,
         "window_start_time": _write_time(window.window_start),
         "window_end_time": _write_time(window.window_end),
-        "latest_window_start_time": _write_time(window.latest_window_start),
     }
 
 

@@ -9,7 +9,7 @@ from google.protobuf import json_format
 from fake_cluster.queued_resources import make_resource
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, CloudRequest, Place
 from stepkeeper_operator.cloud_tpu.convert import build_queued_resource, read_node, read_queued_resource
-from stepkeeper_operator.queued_resources.request import build_request
+from stepkeeper_operator.cloud_tpu.request import build_request
 
 PLACE = Place(project="lab-tpus", zone="us-central2-b")
 MODULES = {ApiVersion.V2: tpu_v2, ApiVersion.V2ALPHA1: tpu_v2alpha1}
@@ -57,10 +57,9 @@ QUEUEING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({"validUntilSeconds": 600}, {"valid_until_duration": "600s"}),
     ({"validUntilTime": "2026-12-01T00:00:00Z"}, {"valid_until_time": "2026-12-01T00:00:00Z"}),
-    ({"validAfterSeconds": 600}, {"valid_after_duration": "600s"}),
     ({"validAfterTime": "2026-12-01T00:00:00Z"}, {"valid_after_time": "2026-12-01T00:00:00Z"}),
     (
-        {"validInterval": {"startTime": "2026-12-01T00:00:00Z", "endTime": "2026-12-01T08:00:00Z"}},
+        {"validAfterTime": "2026-12-01T00:00:00Z", "validUntilTime": "2026-12-01T08:00:00Z"},
         {"valid_interval": {"start_time": "2026-12-01T00:00:00Z", "end_time": "2026-12-01T08:00:00Z"}},
     ),
 ]
@@ -125,16 +124,13 @@ def test_a_node_tells_hosts_symptoms_and_maintenance() -> None:
             "type_": "SCHEDULED",
             "maintenance_status": "PENDING",
             "window_start_time": "2026-11-22T10:00:00Z",
-            "can_reschedule": True,
         },
     }
     node = read_node(json_format.ParseDict(raw, tpu_v2alpha1.Node.pb()()), ApiVersion.V2ALPHA1)
     assert (node.id, node.state, node.n_hosts) == ("train-1", "READY", 2)
     assert node.addresses == ("10.0.0.2", "10.0.0.3")
     assert node.symptoms == ("MESH_BUILD_FAIL on worker 1", "LOW_MEMORY on worker 0")
-    assert node.maintenance == CloudMaintenance(
-        type="SCHEDULED", status="PENDING", window_start=1795341600, can_reschedule=True
-    )
+    assert node.maintenance == CloudMaintenance(type="SCHEDULED", status="PENDING", window_start=1795341600)
     assert node.autocheckpoint_enabled is False
     v2 = read_node(tpu_v2.Node.pb()(name=raw["name"]), ApiVersion.V2)
     assert v2.autocheckpoint_enabled is None, "it can't tell"

@@ -13,15 +13,16 @@ from typing import Any, Final, TypeAlias
 import pytest
 
 from stepkeeper.contract import (
+    AutoInterval,
     Best,
     BestMode,
     CommitPoint,
     ContractError,
     Directive,
     Endpoint,
+    EveryInterval,
     Head,
     Interval,
-    IntervalType,
     OnDisruption,
     Report,
     ReportedCommit,
@@ -55,7 +56,7 @@ def written() -> dict[str, Message]:
     return {
         "settings": Settings(
             uri=URI,
-            interval=Interval(type=IntervalType.FIXED, steps=500, seconds=600),
+            interval=Interval(every=EveryInterval(steps=500, seconds=600)),
             retention=Retention(
                 last=5, every_steps=5000, best=Best(metric="loss", mode=BestMode.MIN), max_age_seconds=86_400
             ),
@@ -166,22 +167,24 @@ def test_keys_of_the_next_version_are_passed_over_at_every_depth(name: str) -> N
 
 def test_a_start_can_tell_what_of_its_settings_it_does_not_know() -> None:
     raw = json.loads(recorded(__version__, "settings"))
-    raw["interval"] |= {"type": RENAMED, "pace": 3}
+    raw["interval"] = {"pace": {"steps": 3}}
     raw["liveness"] = {}
     assert Settings.list_unknown(json.dumps(raw)) == (
         "Settings.liveness",
         "Settings.interval.pace",
-        "Settings.interval.type: 'Unheard' is none of Fixed, Continuous, Auto",
+        "interval: give exactly one of every, continuous and auto",
     )
     assert Settings.list_unknown(recorded(__version__, "settings")) == ()
 
 
 def _settings(**changed: object) -> Settings:
-    return Settings.from_json(json.dumps({"uri": URI, "interval": {"steps": 5}} | changed))
+    return Settings.from_json(json.dumps({"uri": URI, "interval": {"every": {"steps": 5}}} | changed))
 
 
 def test_unknown_members_are_read_as_what_loses_nothing() -> None:
-    assert _settings(interval={"type": RENAMED, "steps": 5}).interval == Interval(type=IntervalType.AUTO)
+    auto = Interval(auto=AutoInterval())
+    assert _settings(interval={"pace": {"steps": 5}}).interval == auto
+    assert _settings(interval={"every": {"tokens": 5}}).interval == auto
     assert _settings(on_disruption=RENAMED).on_disruption is OnDisruption.SAVE
     best = {"metric": "loss", "mode": RENAMED}
     assert _settings(retention={"last": 2, "best": best}).retention.every_steps == 1, "all commits are kept"
@@ -203,13 +206,13 @@ def test_what_storage_holds_is_read_strictly() -> None:
     with pytest.raises(ContractError, match=r"CommitPoint: unknown key 'zone'; known: sequence, step"):
         decode(CommitPoint, {"sequence": 1, "step": 1, "zone": "a"})
     with pytest.raises(ContractError, match=r"'Unheard' is none of Save, Skip"):
-        decode(Settings, {"uri": URI, "interval": {"steps": 1}, "on_disruption": RENAMED})
+        decode(Settings, {"uri": URI, "interval": {"every": {"steps": 1}}, "on_disruption": RENAMED})
 
 
 @pytest.mark.parametrize(
     ("kind", "least"),
     [
-        (Settings, {"uri": URI, "interval": {"steps": 1}}),
+        (Settings, {"uri": URI, "interval": {"every": {"steps": 1}}}),
         (Report, {"phase": "Training"}),
         (Directive, {}),
         (Termination, {"code": 1}),

@@ -26,10 +26,13 @@ IDENTITY = pod_identity(
     [
         ("{", "Settings: not JSON"),
         ("[]", "Settings: expected an object, got list"),
-        ('{"interval": {"steps": 1}}', "Settings: key 'uri' is missing"),
-        ('{"uri": 3, "interval": {"steps": 1}}', "Settings.uri: expected str, got int"),
-        ('{"uri": "gs://b", "interval": {"steps": true}}', "Settings.interval.steps: expected int, got bool"),
-        ('{"uri": "gs://b", "interval": {}}', "interval needs steps or seconds"),
+        ('{"interval": {"every": {"steps": 1}}}', "Settings: key 'uri' is missing"),
+        ('{"uri": 3, "interval": {"every": {"steps": 1}}}', "Settings.uri: expected str, got int"),
+        (
+            '{"uri": "gs://b", "interval": {"every": {"steps": true}}}',
+            "interval.every.steps: expected int, got bool",
+        ),
+        ('{"uri": "gs://b", "interval": {"auto": {}, "continuous": {}}}', "exactly one of every"),
     ],
 )
 def test_wrong_settings_are_refused_with_the_place(text: str, message: str) -> None:

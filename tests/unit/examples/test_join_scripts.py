@@ -24,7 +24,7 @@ METADATA = {
     "stepkeeper-node-labels": ",".join(f"{key}={value}" for key, value in LABELS.items()),
     "instance-id": "ml-v5e-1",
 }
-JOINED = {**LABELS, "stepkeeper.dev/cloud-node": "ml-v5e-1"}
+JOINED = {**LABELS, "stepkeeper.dev/slice": "ml-v5e-1"}
 STAND_INS = {
     "apt-get": "exit 1",
     "containerd": "echo '            SystemdCgroup = false'",

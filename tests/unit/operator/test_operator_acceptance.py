@@ -68,7 +68,7 @@ def other_job(
     world: World, *, age_s: float = 60, uri: str = URI, suspend: bool = False, **status: Any
 ) -> None:
     """Make another job that is older than the world's by so many seconds."""
-    raw = training_job(checkpoint={"uri": uri, "interval": {"steps": 100}}, suspend=suspend)
+    raw = training_job(checkpoint={"uri": uri, "interval": {"every": {"steps": 100}}}, suspend=suspend)
     created_at = world.job.metadata.creation_timestamp
     assert created_at is not None
     meta = {"name": "first", "namespace": "team", "uid": "first"}
@@ -92,7 +92,7 @@ async def test_the_younger_of_two_jobs_in_one_root_is_refused_with_the_name_of_t
     assert world.phase() is Phase.RUNNING
 
 
-OVER: Final = {"type": "Complete", "status": "True", "lastTransitionTime": "2027-01-01T00:00:00Z"}
+OVER: Final = {"type": "Finished", "status": "True", "lastTransitionTime": "2027-01-01T00:00:00Z"}
 BEGUN: Final = {"number": 1, "start": "2027-01-01T00:00:00Z"}
 OTHERS: Final[dict[str, tuple[dict[str, Any], bool]]] = {
     "is younger": ({"age_s": -60}, True),
@@ -148,7 +148,7 @@ def test_a_file_root_is_known_by_its_volume_and_folder(
 ) -> None:
     container = TRAINER | {"volumeMounts": [{"name": "v", "mountPath": "/data", **mount}]}
     pods = {"spec": {"containers": [container], "volumes": [{"name": "v", **source}]}}
-    raw = training_job(template=pods, checkpoint={"uri": uri, "interval": {"steps": 1}})
+    raw = training_job(template=pods, checkpoint={"uri": uri, "interval": {"every": {"steps": 1}}})
     found = read_job_root(raw | {"metadata": raw["metadata"] | {"uid": "u"}})
     assert (None if found is None else found.place) == place
 

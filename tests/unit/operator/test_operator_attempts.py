@@ -136,7 +136,7 @@ def test_a_resumption_is_an_attempt_from_the_time_that_jobset_says(
     known: tuple[Attempt, ...], of: JobSet, since: int | None
 ) -> None:
     opened = resumed(*known, of=of)
-    assert opened.bookkeeping.resumed_at == since
+    assert opened.operator.resumed_at == since
     assert len(opened.attempts) == len(known) + (since is not None)
 
 

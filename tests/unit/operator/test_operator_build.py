@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from fake_cluster.world import training_job
-from stepkeeper.contract import Best, BestMode, Identity, Retention, Settings
+from stepkeeper.contract import Best, BestMode, EveryInterval, Identity, Interval, Retention, Settings
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.build import build_config_map, build_jobset, template_hash
@@ -111,7 +111,7 @@ def test_a_toleration_that_lets_pods_be_scheduled_says_nothing_of_how_long_they_
 def test_the_hash_changes_with_the_template_and_the_placement_and_with_nothing_else() -> None:
     same = template_hash(job())
     assert template_hash(job(totalSteps=7, suspend=True, restarts={"maxFailures": 1})) == same
-    assert template_hash(job(checkpoint={"uri": "gs://b/x", "interval": {"seconds": 5}})) == same
+    assert template_hash(job(checkpoint={"uri": "gs://b/x", "interval": {"every": {"seconds": 5}}})) == same
     assert template_hash(job(placement={"hosts": {"count": 3}})) != same
     assert template_hash(job(template={"spec": {"containers": [{"name": "trainer", "image": "2"}]}})) != same
 
@@ -140,7 +140,7 @@ def test_each_slice_of_several_gets_a_node_pool_of_its_own(
 def test_the_settings_are_what_the_runtime_reads() -> None:
     checkpoint = {
         "uri": "gs://bucket/x",
-        "interval": {"steps": 5, "seconds": 60},
+        "interval": {"every": {"steps": 5, "seconds": 60}},
         "retention": {
             "last": 2,
             "everySteps": 1000,
@@ -151,7 +151,8 @@ def test_the_settings_are_what_the_runtime_reads() -> None:
     }
     manifest = build_config_map(job(checkpoint=checkpoint), OperatorSettings(), "PEM")
     settings = Settings.from_json(manifest["data"]["settings.json"])
-    assert (settings.uri, settings.interval.steps, settings.interval.seconds) == ("gs://bucket/x", 5, 60)
+    assert settings.uri == "gs://bucket/x"
+    assert settings.interval == Interval(every=EveryInterval(steps=5, seconds=60))
     assert settings.retention == Retention(
         last=2,
         every_steps=1000,

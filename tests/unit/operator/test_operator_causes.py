@@ -175,7 +175,7 @@ UNSEEN: Final = (
     case("JobSet's rule for all else", "Disruption", counted=False, rule="default", guess=True),
 )
 DONE: Final = word(0, step=40)
-ALL_DONE: Final = "every trainer exited 0 and said that the training is done"
+ALL_DONE: Final = "every trainer exited 0 and reported that the training is done"
 BOTH_DONE: Final = (ended(0, **DONE), ended(0, 1, **DONE))
 REPLACED: Final = ended(0, 2, "p3", created_at=200.0, **DONE)
 COMPLETIONS: Final = (

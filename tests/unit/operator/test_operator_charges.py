@@ -86,13 +86,13 @@ async def test_failures_restart_in_place_twice_then_in_a_new_jobset_after_a_back
     for _ in range(2):
         fail(world)
         await world.run_until_settled()
-    assert world.status.bookkeeping.job_sets == 1
+    assert world.status.operator.job_sets == 1
     fail(world)
     await world.run_until_settled(rounds=4)
     assert world.phase() is Phase.RESTARTING
-    assert world.status.bookkeeping.not_before == (world.status.attempts[-1].end or 0) + 40
+    assert world.status.next_start_time == (world.status.attempts[-1].end or 0) + 40
     await world.run_until_settled(rounds=25)
-    assert (world.phase(), world.status.bookkeeping.job_sets) == (Phase.RUNNING, 2)
+    assert (world.phase(), world.status.operator.job_sets) == (Phase.RUNNING, 2)
     assert world.jobset is not None
     assert world.jobset["spec"]["failurePolicy"]["maxRestarts"] == 0
     fail(world)
@@ -285,7 +285,7 @@ async def test_a_taint_on_the_node_of_a_dead_pod_changes_no_cause_and_skips_no_b
     for _ in range(3):
         fail(world)
         await world.run_until_settled(rounds=4)
-    before = world.status.bookkeeping.not_before
+    before = world.status.next_start_time
     assert before is not None
     world.now += 300 if restarted else 30
     dead = next(pod for pod in world.pods if pod["status"]["phase"] == "Failed")
@@ -294,7 +294,7 @@ async def test_a_taint_on_the_node_of_a_dead_pod_changes_no_cause_and_skips_no_b
         world.restart_operator()
     await world.run_until_settled(rounds=6)
     assert world.causes == ["ApplicationError"] * 3
-    assert world.status.bookkeeping.not_before == before
+    assert world.status.next_start_time == before
     assert world.phase() is Phase.RESTARTING
 
 

@@ -97,7 +97,7 @@ async def test_nothing_is_known_before_the_first_commit() -> None:
 
 
 async def test_a_job_that_saves_nothing_at_its_end_needs_no_time() -> None:
-    checkpoint = {"uri": "gs://b/x", "interval": {"steps": 1}, "onDisruption": "Skip"}
+    checkpoint = {"uri": "gs://b/x", "interval": {"every": {"steps": 1}}, "onDisruption": "Skip"}
     world = await saved(World(checkpoint=checkpoint), 100)
     assert world.condition(GRACE) == (TRUE, "NothingToSave")
 

@@ -15,7 +15,7 @@ from fake_cluster.kubelets import training_report
 from fake_cluster.stories import table
 from stepkeeper.contract import CommitPoint, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, OperatorState
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import JobSet, Pod
@@ -86,7 +86,7 @@ def test_unseen_ends_are_failures_as_often_as_jobset_has_counted_some(
 ) -> None:
     recorded = record(known, *seen, of=of)
     assert causes(recorded) == found
-    noted = recorded.bookkeeping
+    noted = recorded.operator
     assert (noted.restarts_seen, noted.counted_restarts_seen) == (of.restarts, of.restarts_counted)
 
 
@@ -94,7 +94,7 @@ def test_an_unseen_end_is_the_start_of_the_next_attempt() -> None:
     seen = evidence(1, pod(created_at=950.0))
     found = record(history(RUNNING, resumed_at=150), seen, of=jobset(restarts=1))
     assert (found.attempts[0].end, found.attempts[1].start) == (950, 950)
-    assert found.bookkeeping.resumed_at is None
+    assert found.operator.resumed_at is None
 
 
 def test_a_restart_begins_no_attempt_while_it_is_suspended_and_has_no_pods() -> None:
@@ -142,10 +142,10 @@ def updated(
     status: dict[str, Any] | None = None,
     **spec: Any,
 ) -> JobHistory:
-    bookkeeping = Bookkeeping(**({"job_sets": 1, "started": True} | (known or {})))
+    operator = OperatorState(**({"job_sets": 1, "started": True} | (known or {})))
     own: dict[str, Any] = {
         "attempts": [each.model_dump(mode="json", by_alias=True) for each in attempts],
-        "bookkeeping": bookkeeping.model_dump(mode="json", by_alias=True),
+        "operator": operator.model_dump(mode="json", by_alias=True),
     }
     job = make_job(status=own | (status or {}), **spec)
     base: dict[str, Any] = {"jobset": of or jobset(), "pods": pods, "evidence": (evidence(0, *pods),)}
@@ -171,7 +171,7 @@ SAME: Final = FIVE | {"started_template": template_hash(JOB)}
 def test_starts_without_a_commit_are_counted_until(
     attempt: Attempt, more: dict[str, Any], n_starts: int
 ) -> None:
-    assert updated(attempt, **more).bookkeeping.starts_without_checkpoint == n_starts
+    assert updated(attempt, **more).operator.starts_without_checkpoint == n_starts
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ async def test_a_job_without_quota_is_queued_in_kueues_words_and_left_alone(
         world.restart_operator()
     await world.run_until_settled(rounds=20)
     assert world.phase() is Phase.QUEUED
-    assert world.condition("QuotaReserved") == (ConditionStatus.FALSE, "Pending")
+    assert world.condition("QuotaReserved") == (ConditionStatus.FALSE, "WaitingForQuota")
     assert "insufficient unused quota" in world.message("QuotaReserved")
     assert "Queued" in world.events
     assert writes_of_jobsets(world) == ["create"]
@@ -107,7 +107,7 @@ async def test_an_eviction_is_a_queue_preemption_with_a_save_and_the_job_resumes
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert world.causes == ["QueuePreemption", None]
-    assert world.status.bookkeeping.job_sets == 1
+    assert world.status.operator.job_sets == 1
     assert writes_of_jobsets(world) == ["create"]
 
 
@@ -177,7 +177,7 @@ async def test_starts_that_kueue_takes_back_before_all_pods_run_cost_nothing() -
     assert world.phase() is Phase.QUEUED
     assert world.status.attempts == ()
     assert world.status.restarts.total == 0
-    assert world.status.bookkeeping.starts_without_checkpoint == 0
+    assert world.status.operator.starts_without_checkpoint == 0
     assert "PodsReadyTimeout" in world.message("QuotaReserved")
     assert world.events.count("StartWithdrawn") == 4
     world.controllers.gone.clear()

@@ -110,7 +110,7 @@ async def test_pods_of_a_deleted_batch_job_end_an_attempt_and_those_that_take_th
     world.controllers.delete_job("lm-w-0")
     await world.run_until_settled()
     assert (world.phase(), world.causes) == (Phase.RUNNING, ["Requested", None])
-    assert world.status.bookkeeping.job_sets == 1
+    assert world.status.operator.job_sets == 1
 
 
 async def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
@@ -194,7 +194,7 @@ async def test_a_job_whose_status_was_lost_is_resumed_with_the_jobset_that_runs(
     world.restart_operator()
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
-    assert world.status.bookkeeping.job_sets == 2
+    assert world.status.operator.job_sets == 2
     world.receive_report(training_report(sequence=3, step=30))
     world.now += 61
     await world.run_until_settled()
@@ -242,7 +242,7 @@ async def test_a_job_is_suspending_until_its_last_pod_has_ended_and_what_it_save
     assert world.jobset["status"]["conditions"][0]["type"] == "Suspended"
     assert world.phase() is Phase.SUSPENDING
     assert world.condition("Suspended") == (ConditionStatus.FALSE, "Suspending")
-    assert "2 of its pods" in world.message("Suspended")
+    assert "not ended yet: 2" in world.message("Suspended")
     assert world.causes == [None], "its pods run down"
     world.receive_report(training_report(sequence=9, step=90))
     await world.reconcile()

@@ -158,7 +158,7 @@ async def test_a_pod_that_ended_with_its_job_is_given_up_with_its_node() -> None
     world.controllers.delete_job("lm-w-0")
     await let_pass(world)
     assert world.pods == []
-    assert world.condition("PodStuck") in {None, (ConditionStatus.FALSE, "NoneStuck")}
+    assert world.condition("PodStuck") in {None, (ConditionStatus.FALSE, "AsExpected")}
 
 
 UNREACHABLE: Final = {"key": "node.kubernetes.io/unreachable", "operator": "Exists"}

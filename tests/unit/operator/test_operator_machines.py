@@ -86,9 +86,9 @@ def asked(**more: Any) -> SaveRequest:
     base: dict[str, Any] = {
         "id": "maintenance-10060-3",
         "attempt": 3,
-        "before": 10_060,
+        "maintenance_time": 10_060,
         "time": 9990,
-        "after": 7,
+        "latest_sequence": 7,
     }
     return SaveRequest(**(base | more))
 

@@ -123,7 +123,7 @@ async def test_no_second_gang_is_made_beside_one_that_no_watch_has_told_of() -> 
         await world.reconcile()
         world.now += 5
     assert world.jobset is None
-    assert "a Pod that no watch has told of yet" in world.message("Running")
+    assert "a Pod that no watch has reported yet" in world.message("Running")
     world.deliver_watches()
     world.cluster.remove("pods", "default", "later")
     await world.run_until_settled(rounds=4)

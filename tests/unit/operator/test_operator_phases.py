@@ -48,7 +48,7 @@ async def test_a_job_whose_pods_have_exited_0_is_complete_though_it_is_edited_or
     await world.run_until_settled()
     assert world.condition("Complete") == (ConditionStatus.TRUE, "AllPodsSucceeded")
     assert (world.phase(), world.causes) == (Phase.COMPLETE, [None])
-    assert world.status.bookkeeping.job_sets == 1
+    assert world.status.operator.job_sets == 1
 
 
 async def test_a_pod_that_was_told_to_stop_and_replaced_keeps_no_job_from_its_end() -> None:

@@ -10,7 +10,7 @@ from fake_cluster.facts import make_observed as seen
 from fake_cluster.facts import make_unedited_jobset as jobset
 from fake_cluster.stories import table
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, OperatorState
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.training_jobs.attempts.ends import NOT_ALLOWED
@@ -97,13 +97,13 @@ def make(known: JobHistory, job: CheckpointedTrainingJob = JOB, **observed: Any)
 
 
 def test_a_jobset_gets_a_number_of_its_own() -> None:
-    assert make(history(job_sets=0, started=False)).history.bookkeeping.job_sets == 1
+    assert make(history(job_sets=0, started=False)).history.operator.job_sets == 1
     known = history(EVICTED, restarts_seen=3, counted_restarts_seen=2, resumed_at=950)
-    assert make(known).history.bookkeeping == known.bookkeeping, "the number was not used yet"
+    assert make(known).history.operator == known.operator, "the number was not used yet"
     made = make_job(status={"resources": {"jobSet": {"name": "lm", "uid": "s"}}})
-    next_one = Bookkeeping(job_sets=2)
-    assert make(known, made).history.bookkeeping == next_one
-    assert make(known, evidence=(AttemptEvidence(ordinal=(0, 2)),)).history.bookkeeping == next_one
+    next_one = OperatorState(job_sets=2)
+    assert make(known, made).history.operator == next_one
+    assert make(known, evidence=(AttemptEvidence(ordinal=(0, 2)),)).history.operator == next_one
     waiting = make(history(EVICTED), STOPPED)
     assert (waiting.actions, waiting.waiting) == ((), "it is suspended")
 
@@ -147,7 +147,7 @@ def name_of(action: object) -> str:
 
 
 SHORT: Final = make_job(restarts={"backoff": {"initialSeconds": 46, "maxSeconds": 1000}})
-WAITED: Final = history(EVICTED, not_before=980, starts_without_checkpoint=3)
+WAITED: Final = history(EVICTED, next_start_time=980, starts_without_checkpoint=3)
 OVER: Final = history(RUNNING, starts_without_checkpoint=3)
 HELD_IDLE: Final = seen(jobset=jobset(**IDLE), held=True)
 BACKED_OFF: Final = make_job(restarts={"backoff": MINUTE})

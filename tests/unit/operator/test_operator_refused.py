@@ -12,6 +12,8 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.errors import InvalidObjectError
 
 REFUSAL = {"ttlSecondsAfterFinished": "soon"}
+AT = {"uri": "gs://bucket/lm"}
+TWO = {"every": {"steps": 5}, "continuous": {}}
 REFUSED = (ConditionStatus.FALSE, "UnreadableSpec")
 
 
@@ -93,12 +95,22 @@ async def test_an_unreadable_part_of_the_spec_is_named_and_the_job_is_suspended_
     assert await world.record_writes(rounds=3) == []
 
 
-async def test_a_job_that_can_not_be_read_at_all_is_told_so_and_suspended() -> None:
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"placement": "here"}, "spec.placement: is no object. Correct it"),
+        ({"checkpoint": AT | {"interval": {"minutes": 5}}}, "doesn't know minutes. Correct it"),
+        ({"checkpoint": AT | {"interval": TWO}}, "interval: only one of every, continuous. Correct it"),
+    ],
+)
+async def test_a_job_that_can_not_be_read_at_all_is_told_so_and_suspended(
+    spec: dict[str, Any], said: str
+) -> None:
     world = await running()
-    spoil(world, placement="here", suspend=True)
+    spoil(world, **spec, suspend=True)
     await world.run_until_settled()
     assert world.condition("Accepted") == REFUSED
-    assert "spec.placement" in world.message("Accepted")
+    assert said in world.message("Accepted")
     for kind in ("Running", "Reporting", "Progressing"):
         assert world.condition(kind) == (ConditionStatus.UNKNOWN, "UnreadableSpec")
     assert len(world.causes) == 1
@@ -107,6 +119,36 @@ async def test_a_job_that_can_not_be_read_at_all_is_told_so_and_suspended() -> N
     assert world.pods == []
     assert world.events.count("UnreadableSpec") == 1
     assert await world.record_writes(rounds=3) == []
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_corrected_job_shows_nothing_of_the_spec_that_could_not_be_read(*, ended: bool) -> None:
+    world = await running()
+    if ended:
+        for pod in world.pods:
+            world.controllers.end_pod(pod, 0)
+        await world.run_until_settled()
+    good = spoil(world, checkpoint=5)["spec"]
+    world.restart_operator()
+    await world.run_until_settled(rounds=3)
+    assert world.condition("Accepted") == REFUSED
+    spoil(world, checkpoint=good["checkpoint"])
+    await world.run_until_settled(rounds=3)
+    assert world.phase() is (Phase.COMPLETE if ended else Phase.RUNNING)
+    assert [c.type for c in world.status.conditions if c.reason == "UnreadableSpec"] == []
+
+
+async def test_a_job_whose_private_status_is_lost_runs_on() -> None:
+    world = await running()
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.run_until_settled()
+    pods = [pod["metadata"]["uid"] for pod in world.pods]
+    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    world.cluster.put("checkpointedtrainingjobs", raw | {"status": raw["status"] | {"operator": {}}})
+    world.restart_operator()
+    await world.run_until_settled()
+    assert world.phase() is Phase.RUNNING
+    assert [pod["metadata"]["uid"] for pod in world.pods] == pods
 
 
 @pytest.mark.parametrize("spec", [{"ttlSecondsAfterFinished": "x"}, {"placement": "here"}, {"checkpoint": 5}])

@@ -46,7 +46,7 @@ async def test_a_job_is_not_resumed_with_the_settings_of_before() -> None:
     world.edit(suspend=True)
     await run(world, 10)
     world.cluster.refusals[CONFIG_MAP_WRITES] = ApiError(500, "InternalError etcd has no leader")
-    world.edit(suspend=False, checkpoint={"uri": "gs://bucket/other", "interval": {"steps": 50}})
+    world.edit(suspend=False, checkpoint={"uri": "gs://bucket/other", "interval": {"every": {"steps": 50}}})
     await run(world, 5)
     assert world.jobset is not None
     assert world.jobset["spec"]["suspend"] is True
@@ -123,7 +123,7 @@ async def test_a_refused_jobset_is_told_in_the_api_servers_words_and_tried_again
     assert world.events.count(reason) == 1
     tries = [write for write in world.cluster.writes if write.plural == "jobsets"]
     assert len(tries) == 2  # in 2 minutes
-    assert world.status.bookkeeping.job_sets == 1
+    assert world.status.operator.job_sets == 1
     for _ in range(2):
         world.restart_operator()
         await world.run_until_settled(rounds=4)
@@ -156,7 +156,7 @@ async def test_a_refusal_of_a_write_that_is_not_asked_for_any_more_does_not_stan
 async def test_a_job_is_suspended_and_a_lost_node_given_up_though_its_new_settings_are_refused() -> None:
     world = await running()
     world.cluster.refusals[CONFIG_MAP_WRITES] = DENIED
-    world.edit(checkpoint={"uri": "gs://bucket/runs/lm", "interval": {"steps": 50}})
+    world.edit(checkpoint={"uri": "gs://bucket/runs/lm", "interval": {"every": {"steps": 50}}})
     world.lose_node("n1")
     await run(world, 60)
     assert world.causes[0] == "NodeFailure"

@@ -14,7 +14,7 @@ from stepkeeper_operator.facts.pod import pick_last_words
 
 async def test_an_edit_of_the_checkpoint_settings_restarts_nothing() -> None:
     world = await run_job()
-    world.edit(checkpoint={"uri": "gs://bucket/runs/lm", "interval": {"steps": 7}})
+    world.edit(checkpoint={"uri": "gs://bucket/runs/lm", "interval": {"every": {"steps": 7}}})
     await world.run_until_settled()
     assert world.causes == [None]
     settings = world.cluster.objects["configmaps", "default", "lm-stepkeeper"]["data"]["settings.json"]

@@ -67,7 +67,7 @@ def test_a_start_in_place_waits_or_not_for(
 ) -> None:
     job, plan = make_job(restarts={"backoff": MINUTE}), Plan(history=known, job_set=None)
     held = hold_next_start(make_view(job, observed, now=now), plan)
-    assert until is None or held.history.bookkeeping.not_before == until
+    assert until is None or held.history.next_start_time == until
     assert held.waiting == (None if until is None else BACKING_OFF)
     assert held.look_again_s == (None if until is None else until - now)
 
@@ -182,7 +182,7 @@ async def test_a_job_that_came_to_nothing_goes_on_when(edits: list[dict[str, Any
         await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert world.condition("Suspended") == (ConditionStatus.FALSE, "NotSuspended")
-    assert world.status.bookkeeping.starts_without_checkpoint == (3 if "restarts" in edits[0] else 1)
+    assert world.status.operator.starts_without_checkpoint == (3 if "restarts" in edits[0] else 1)
 
 
 def fail_behind_a_peer(world: World) -> None:
@@ -207,14 +207,14 @@ async def test_starts_that_end_at_once_wait_ever_longer_and_the_pods_are_not_the
         if restarted:
             world.restart_operator()
         while world.phase() is not Phase.RUNNING:
-            if world.status.bookkeeping.not_before is not None:
+            if world.status.next_start_time is not None:
                 assert world.phase() is Phase.RESTARTING
             await world.run_until_settled(rounds=1)
     spans = [later - earlier for earlier, later in itertools.pairwise(begins)]
     least = (100, 200, 300, 300) if end is fail_behind_a_peer else (0, 100, 200, 300)  # one save is bad luck
     for span, wait in zip(spans, least, strict=True):
         assert wait <= span < wait + 30
-    assert world.status.bookkeeping.job_sets == 1, "JobSet has restarted each in place"
+    assert world.status.operator.job_sets == 1, "JobSet has restarted each in place"
 
 
 async def test_a_job_that_waits_has_no_pods_and_says_until_when() -> None:
@@ -224,7 +224,7 @@ async def test_a_job_that_waits_has_no_pods_and_says_until_when() -> None:
         await world.run_until_settled(rounds=20)
     assert (world.phase(), world.pods) == (Phase.RESTARTING, [])
     assert world.condition("Suspended") == (ConditionStatus.FALSE, "NotSuspended")
-    assert "status.bookkeeping.notBefore" in message_of(world, "Running")
+    assert "status.nextStartTime" in message_of(world, "Running")
     assert await world.record_writes(rounds=3) == []
 
 
@@ -239,7 +239,7 @@ async def test_a_job_that_had_more_starts_unseen_runs_until_its_pods_have_said_w
         world.controllers.sync()
     world.restart_operator()
     assert (await world.reconcile() or 99) <= 60
-    assert world.status.bookkeeping.starts_without_checkpoint == 5
+    assert world.status.operator.starts_without_checkpoint == 5
     told = {} if committed else {"root": None, "head": None, "commits": ()}
     world.receive_report(training_report(sequence=9, step=9, **told))
     world.now += 59
@@ -251,4 +251,4 @@ async def test_a_job_that_had_more_starts_unseen_runs_until_its_pods_have_said_w
     world.restart_operator()
     await world.run_until_settled()
     assert world.phase() is (Phase.RUNNING if committed else Phase.SUSPENDED)
-    assert world.status.bookkeeping.starts_without_checkpoint == (0 if committed else 5)
+    assert world.status.operator.starts_without_checkpoint == (0 if committed else 5)

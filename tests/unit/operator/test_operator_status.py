@@ -9,13 +9,13 @@ from fake_cluster.world import World, running, training_job
 from stepkeeper.contract import CommitPoint, Head, Report, ReportedCommit, ReportPhase, SlowestRank
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT, Bookkeeping, RestartsStatus
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT, OperatorState, RestartsStatus
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.decide.status import Mirror, derive_progress, mirror_storage
 from stepkeeper_operator.training_jobs.observed import Observed
 
-NO_HISTORY: Final = JobHistory(attempts=(), restarts=RestartsStatus(), bookkeeping=Bookkeeping())
+NO_HISTORY: Final = JobHistory(attempts=(), restarts=RestartsStatus(), operator=OperatorState())
 
 
 def job(**checkpoint: Any) -> CheckpointedTrainingJob:
@@ -146,7 +146,7 @@ async def test_a_job_whose_reports_never_arrive_lives_as_long_as_its_last_words_
         await world.run_until_settled(rounds=30)
         assert world.latest == (sequence, 10 * sequence)
     assert world.status.restarts.total == 6
-    assert world.status.bookkeeping.starts_without_checkpoint == 1
+    assert world.status.operator.starts_without_checkpoint == 1
     for _ in range(4):
         fail(world)
         await world.run_until_settled(rounds=30)
@@ -164,7 +164,7 @@ async def test_a_commit_that_turned_out_to_be_bad_is_not_shown_again() -> None:
     world.receive_report(training(tail=9, head=older, step=101, restored=CommitPoint(sequence=5, step=100)))
     await world.run_until_settled(rounds=3)
     assert world.latest == (5, 100)
-    assert world.status.bookkeeping.starts_without_checkpoint == 1, "nothing was committed since"
+    assert world.status.operator.starts_without_checkpoint == 1, "nothing was committed since"
     assert await world.record_writes(rounds=3) == []
     world.restart_operator()
     await world.run_until_settled(rounds=3)
@@ -172,7 +172,7 @@ async def test_a_commit_that_turned_out_to_be_bad_is_not_shown_again() -> None:
     world.receive_report(training_report(sequence=11, step=130))
     await world.reconcile()
     assert world.latest == (11, 130)
-    assert world.status.bookkeeping.starts_without_checkpoint == 0
+    assert world.status.operator.starts_without_checkpoint == 0
 
 
 async def test_last_words_of_another_root_count_only_while_nothing_newer_is_known() -> None:

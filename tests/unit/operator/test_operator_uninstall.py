@@ -8,8 +8,8 @@ import pytest
 
 from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.__main__ import main
+from stepkeeper_operator.cloud_tpu.naming import FINALIZER
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.queued_resources.naming import FINALIZER
 from stepkeeper_operator.queued_resources.uninstall import OBSTACLE, check_uninstall
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fake_cluster.cluster import FakeCluster
-from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.api.base import ObjectMeta
 from stepkeeper_operator.cluster import QUEUED_RESOURCES
 from stepkeeper_operator.errors import ApiError, ConflictError
 from stepkeeper_operator.events import ObjectEvent

@@ -32,22 +32,11 @@ def test_what_the_api_server_accepts_the_operator_can_read(path: Path) -> None:
 
 
 def test_unknown_fields_are_found_in_lists_and_in_objects_without_fields() -> None:
-    node = {
-        "acceleratorType": "v6e-8",
-        "runtimeVersion": "v2-alpha-tpuv6e",
+    slices = {
+        "accelerator": "v6e",
+        "topology": "2x4",
+        "image": "v2-alpha-tpuv6e",
         "dataDisks": [{"sourceDisk": "d"}, {"sourceDisk": "e", "readOnly": True}],
     }
-    resource = minimal(node=node, tier={"spot": {"maxPrice": 1}})
-    assert list(resource.spec.unknown_fields()) == ["node.dataDisks[1].readOnly", "tier.spot.maxPrice"]
-
-
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        (None, None),
-        ("spring", "projects/my-project/locations/us-west4-a/reservations/spring"),
-        ("projects/p/locations/us-west4-a/reservations/r", "projects/p/locations/us-west4-a/reservations/r"),
-    ],
-)
-def test_a_reservation_has_a_full_name(name: str | None, path: str | None) -> None:
-    assert minimal(reservationName=name).spec.reservation_path == path
+    resource = minimal(slices=slices, tier={"spot": {"maxPrice": 1}})
+    assert list(resource.spec.unknown_fields()) == ["slices.dataDisks[1].readOnly", "tier.spot.maxPrice"]

@@ -27,7 +27,7 @@ def raw_job() -> dict[str, Any]:
         "spec": {
             "placement": {"hosts": {"count": 2}},
             "template": {"spec": {"containers": [{"name": "trainer"}]}},
-            "checkpoint": {"uri": "gs://bucket/x", "interval": {"steps": 5}},
+            "checkpoint": {"uri": "gs://bucket/x", "interval": {"every": {"steps": 5}}},
         },
     }
 
@@ -44,10 +44,10 @@ def test_what_the_api_server_accepts_the_operator_can_read(path: Path) -> None:
 def test_a_field_of_the_spec_that_is_not_known_is_kept_to_be_named() -> None:
     raw = raw_job()
     assert list(CheckpointedTrainingJob.model_validate(raw).spec.unknown_fields()) == []
-    raw["spec"]["checkpoint"]["interval"]["every"] = 5
+    raw["spec"]["checkpoint"]["interval"]["pace"] = 5
     raw["spec"]["budget"] = {}
     spec = CheckpointedTrainingJob.model_validate(raw).spec
-    assert list(spec.unknown_fields()) == ["budget", "checkpoint.interval.every"]
+    assert list(spec.unknown_fields()) == ["budget", "checkpoint.interval.pace"]
     assert spec.to_raw() == CheckpointedTrainingJob.model_validate(raw_job()).spec.to_raw()
 
 

@@ -27,10 +27,10 @@ from fake_cluster.resource_owners import (
 from fake_cluster.resource_world import ResourceWorld, active
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode
+from stepkeeper_operator.cloud_tpu.naming import CLUSTER_LABEL, UID_LABEL
 from stepkeeper_operator.facts.queued_resource import read_queued_machines
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.decision import CreateCloudResource
-from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, UID_LABEL
 
 FORMER = {
     "stepkeeper-cluster": "cluster-uid",
@@ -38,7 +38,7 @@ FORMER = {
     "stepkeeper-name": "v5e",
     "stepkeeper-uid": "uid-0",
 }
-SLICES: dict[str, Any] = {"node": {"count": 2}}
+SLICES: dict[str, Any] = {"slices": {"count": 2}}
 
 
 def lose_status(world: ResourceWorld) -> None:
@@ -62,16 +62,16 @@ def test_an_annotation_that_names_nothing_there_is_told(adopt: str, *, exists: b
     decision = decide(make_resource(adopt=adopt), observe(*([made()] if exists else [])))
     assert decision.actions == ()
     accepted = find(decision, "Accepted")
-    assert (accepted.status, accepted.reason) == ("False", "NotOurs" if exists else "NothingToAdopt")
+    assert (accepted.status, accepted.reason) == ("False", "OwnedByOther" if exists else "NothingToAdopt")
     assert f"names {adopt}" in accepted.message
 
 
 @pytest.mark.parametrize(
     ("field", "spec"),
     [
-        ("runtime_version", {"node": {"runtimeVersion": "x"}}),
-        ("accelerator_type", {"node": {"acceleratorType": "v5litepod-16"}}),
-        ("nodes", SLICES),
+        ("image", {"slices": {"image": "x"}}),
+        ("accelerator", {"slices": {"topology": "4x4"}}),
+        ("slices", SLICES),
         ("tier", {"tier": {"guaranteed": {}}}),
     ],
 )
@@ -79,7 +79,7 @@ def test_other_machines_than_the_spec_asks_for_are_not_taken_over(field: str, sp
     decision = decide(make_resource(adopt="team-v5e", **spec), observe(made(), nodes=[make_node(made())]))
     assert decision.actions == ()
     accepted = find(decision, "Accepted")
-    assert (accepted.status, accepted.reason) == ("False", "Differs")
+    assert (accepted.status, accepted.reason) == ("False", "SpecMismatch")
     assert f"{field}: asked for " in accepted.message
 
 
@@ -121,7 +121,7 @@ async def test_what_the_annotation_names_is_taken_over(
         world.cloud.add(made(BY_HAND if whose == "made by hand" else THEIRS, **spec))
     created, ((_, cloud_id),) = list(world.cloud.created), world.cloud.resources
     await world.run(2)
-    assert world.condition("Accepted") == ("False", "NotOurs")
+    assert world.condition("Accepted") == ("False", "OwnedByOther")
     world.annotate(cloud_id)
     for _ in range(6):
         await world.run(2)
@@ -165,7 +165,7 @@ async def test_an_operator_that_is_killed_at_any_write_forgets_no_machine(
             world.step()
     if then == "stays":
         await world.run(20)
-        assert world.status.bookkeeping.adopted
+        assert world.status.operator.adopted
         assert world.cloud.created == []
     labelled = "uid-1" in owners(world)
     world.delete()
@@ -209,7 +209,7 @@ async def test_what_has_no_nodes_is_adopted_once_it_has(state: str, *, deletes: 
         assert world.cloud.resources[PLACE, "team-v5e"].state != "DELETING"
     elif state == "WAITING_FOR_RESOURCES":
         assert world.status.state is QueuedResourceState.ACTIVE
-        assert world.status.bookkeeping.adopted
+        assert world.status.operator.adopted
 
 
 async def test_what_is_on_its_way_out_is_not_adopted() -> None:
@@ -229,7 +229,7 @@ async def test_a_refusal_to_write_labels_is_told_in_the_clouds_words() -> None:
     assert world.condition("Accepted") == ("False", "Refused")
     assert "no tpu.nodes.update" in world.message("Accepted")
     await world.run(40, seconds=100)
-    assert world.status.bookkeeping.adopted
+    assert world.status.operator.adopted
     assert world.status.error is None
 
 
@@ -241,12 +241,12 @@ async def label(world: ResourceWorld) -> None:
         if any(UID_LABEL in node.labels for node in world.cloud.nodes.values()):
             break
     world.restart_operator()
-    assert world.status.bookkeeping.adopting
+    assert world.status.operator.adopting
 
 
 async def adopt_and_lose_status(world: ResourceWorld) -> None:
     await world.run(6)
-    assert world.status.bookkeeping.adopted
+    assert world.status.operator.adopted
     lose_status(world)
     world.restart_operator()
 

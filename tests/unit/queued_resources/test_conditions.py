@@ -18,7 +18,7 @@ from fake_cluster.queued_resources import (
     observe,
 )
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_NODES, QueuedResourceState
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_SLICES, QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode, CloudTPUError, ErrorKind
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.facts.queued_resource import read_queued_machines
@@ -26,11 +26,12 @@ from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decision import Decision
 from stepkeeper_operator.queued_resources.observed import Observed
 
-TWO: dict[str, Any] = {"node": {"count": 2}}
+TWO: dict[str, Any] = {"slices": {"count": 2}}
 
 
 def active(*, active_s: int = 0, **spec: Any) -> QueuedResource:
-    return noted(created(QueuedResourceState.ACTIVE, **spec), active_since=int(NOW) - active_s)
+    since = int(NOW) - active_s
+    return noted(created(QueuedResourceState.ACTIVE, **spec), active_since=since, missing_hosts_since=since)
 
 
 def slices(resource: QueuedResource, **changes: Any) -> list[CloudNode]:
@@ -63,10 +64,10 @@ def reason(decision: Decision, kind: str = "NodesJoined") -> str:
 
 
 def test_fields_that_are_not_known_are_named_and_change_nothing_else() -> None:
-    decision = judge(active(node={"futureDisk": 1}, futureBudget={}))
+    decision = judge(active(slices={"futureDisk": 1}, futureBudget={}))
     degraded = find(decision, "Degraded")
     assert (degraded.status, degraded.reason) == ("True", "UnknownFields")
-    assert "doesn't know spec.futureBudget, spec.node.futureDisk" in degraded.message
+    assert "doesn't know spec.futureBudget, spec.slices.futureDisk" in degraded.message
     assert decision.actions == judge(active()).actions
 
 
@@ -183,7 +184,7 @@ def test_the_join_deadline_is_looked_at_in_time() -> None:
 def test_autocheckpoint_is_read_back(
     tier: str, asked: bool | None, on: bool | None, *, mismatch: bool
 ) -> None:
-    resource = active(tier={tier: {}}, node={} if asked is None else {"autocheckpointEnabled": asked})
+    resource = active(tier={tier: {}}, slices={} if asked is None else {"autocheckpointEnabled": asked})
     decision = judge(resource, HOST, nodes=slices(resource, autocheckpoint_enabled=on))
     assert (reason(decision, "Degraded") == "AutocheckpointMismatch") is mismatch
     assert decision.status.autocheckpoint == {True: "On", False: "Off", None: ""}[on]
@@ -195,19 +196,19 @@ def test_autocheckpoint_is_read_back(
     [
         (
             {"health": "UNHEALTHY_TENSORFLOW", "health_description": "chip 3 is down"},
-            "NodeUnhealthy",
+            "SliceUnhealthy",
             "UnhealthyTensorflow: chip 3 is down",
         ),
-        ({"state": "STOPPED"}, "NodeNotReady", "team-v5e is Stopped"),
-        ({"state": "REPAIRING"}, "NodeNotReady", "team-v5e is Repairing"),
-        ({"state": "UNKNOWN"}, "NodeNotReady", "team-v5e is Unknown"),
+        ({"state": "STOPPED"}, "SliceNotReady", "team-v5e is Stopped"),
+        ({"state": "REPAIRING"}, "SliceNotReady", "team-v5e is Repairing"),
+        ({"state": "UNKNOWN"}, "SliceNotReady", "team-v5e is Unknown"),
         ({"state": "READY"}, "AsExpected", ""),
     ],
 )
 def test_a_slice_that_is_not_well_is_a_problem_of_an_active_resource(
     changes: dict[str, Any], problem: str, words: str
 ) -> None:
-    resource = active(tier={"guaranteed": {}}, node={"autocheckpointEnabled": False})
+    resource = active(tier={"guaranteed": {}}, slices={"autocheckpointEnabled": False})
     degraded = find(judge(resource, HOST, nodes=slices(resource, **changes)), "Degraded")
     assert (degraded.status == "True", degraded.reason) == (problem != "AsExpected", problem)
     assert words in degraded.message
@@ -220,13 +221,13 @@ def test_slices_that_are_being_made_are_no_problem() -> None:
 
 
 def test_a_large_status_stays_bounded_and_shows_the_worst_first() -> None:
-    resource = active(node={"count": 200})
+    resource = active(slices={"count": 200})
     nodes = slices(resource, symptoms=("x" * 5000,) * 50, health_description="y" * 5000)
     nodes[150] = replace(nodes[150], health="TIMEOUT")
     status = judge(resource, *map(member, range(200)), nodes=nodes).status
-    assert len(status.nodes) == MAX_NODES
-    assert status.node_count == 200
-    assert status.nodes[0].name == "team-v5e-150"
+    assert len(status.slices) == MAX_SLICES
+    assert status.slice_count == 200
+    assert status.slices[0].name == "team-v5e-150"
     type(status).model_validate(status.to_raw())
 
 
@@ -250,7 +251,7 @@ def window(status: str, start: int | None, end: int | None = None) -> CloudMaint
 
 def announce(*windows: CloudMaintenance | None, before: Decision | None = None, now: float = NOW) -> Decision:
     """Decide about one with a window for each slice, perhaps after an earlier decision."""
-    resource = active(node={"count": len(windows)})
+    resource = active(slices={"count": len(windows)})
     resource = resource if before is None else after(resource, before)
     nodes = [replace(node, maintenance=each) for node, each in zip(slices(resource), windows, strict=True)]
     return judge(resource, nodes=nodes, now=now)
@@ -278,7 +279,7 @@ def test_the_next_window_is_told_whatever_else_is_announced(
     decision = announce(*windows)
     assert decision.status.next_maintenance_time == next_start
     message = find(decision, "MaintenanceScheduled").message
-    assert message.startswith(f"node {named}")
+    assert message.startswith(f"slice {named}")
     over = windows[0] is not None and windows[0].window_end == START - 3600
     assert ("1 more" in message) is (windows[0] is not None and not over)
 
@@ -291,18 +292,28 @@ PAST = f"began at {render_time(START - 7200)} and ended at {render_time(START - 
     [
         (
             AHEAD,
-            "True/Pending",
+            "True/MaintenanceAnnounced",
             f"begins at {render_time(START + 900)} and ends at {render_time(START + 4500)}",
             True,
         ),
-        (window("PENDING", None), "True/Pending", "", False),
-        (window("PENDING", START - 600, START + 60), "True/Pending", "began at", False),
-        (window("ONGOING", START - 600, START + 60), "True/Ongoing", "began at", False),
-        (window("UNKNOWN(9)", START - 600, START + 60), "True/Pending", "began at", False),
+        (window("PENDING", None), "True/MaintenanceAnnounced", "", False),
+        (window("PENDING", START - 600, START + 60), "True/MaintenanceAnnounced", "began at", False),
+        (window("ONGOING", START - 600, START + 60), "True/MaintenanceOngoing", "began at", False),
+        (window("UNKNOWN(9)", START - 600, START + 60), "True/MaintenanceAnnounced", "began at", False),
         (window("PENDING", START - 7200, START - 3600), "False/Over", PAST, False),
-        (window("ONGOING", START - 7200, START - 3600), "True/Ongoing", f"though its window {PAST}", False),
+        (
+            window("ONGOING", START - 7200, START - 3600),
+            "True/MaintenanceOngoing",
+            f"though its window {PAST}",
+            False,
+        ),
         (window("PENDING", None, START - 3600), "False/Over", "Pending, its window ended at", False),
-        (window("ONGOING", None, START - 3600), "True/Ongoing", "though its window ended at", False),
+        (
+            window("ONGOING", None, START - 3600),
+            "True/MaintenanceOngoing",
+            "though its window ended at",
+            False,
+        ),
     ],
 )
 def test_a_window_is_told_with_its_times_and_a_save_is_promised_only_before_it_begins(
@@ -316,11 +327,13 @@ def test_a_window_is_told_with_its_times_and_a_save_is_promised_only_before_it_b
 
 def test_each_window_is_told_by_an_event_of_its_own_and_its_end_by_none() -> None:
     first = announce(ONGOING, None)
-    assert [event.reason for event in first.events if "maintenance" in event.message.lower()] == ["Ongoing"]
+    assert [event.reason for event in first.events if "maintenance" in event.message.lower()] == [
+        "MaintenanceOngoing"
+    ]
     second = announce(ONGOING, AHEAD, before=first)
     assert len([event for event in second.events if "team-v5e-1" in event.message]) == 1
     assert "team-v5e-0 has maintenance now" in find(second, "MaintenanceScheduled").message
-    shown = second.status.nodes[1].upcoming_maintenance
+    shown = second.status.slices[1].upcoming_maintenance
     assert shown is not None
     assert (shown.status, shown.type) == ("Pending", "Scheduled")
     again = announce(ONGOING, AHEAD, before=second)

@@ -54,7 +54,7 @@ def test_a_changed_spec_is_tried_at_once_after_an_error(kind: ErrorKind) -> None
     outcome = Outcome(verb=Verb.CREATE, at=NOW, error=CloudTPUError(kind, "X", "words"))
     resource = created()
     resource = after(resource, decide(resource, observe(outcome=outcome)))
-    changed = make_resource(resource.status, node={"runtimeVersion": "another"})
+    changed = make_resource(resource.status, slices={"image": "another"})
     assert kinds(decide(changed, observe(), now=NOW + 1)) == [CreateCloudResource]
 
 
@@ -64,12 +64,12 @@ def test_a_failed_operation_that_left_nothing_is_tried_with_another_number() -> 
     running = decide(resource, observe(operation=CloudOperationState(name="op", done=False)))
     assert running.actions == ()
     assert running.status.operation == operation
-    assert not running.status.bookkeeping.removing, "it isn't taken for deleted by somebody"
+    assert not running.status.removing, "it isn't taken for deleted by somebody"
     forgotten = decide(resource, observe(), now=NOW + SETTINGS.operation_s)
     assert forgotten.status.operation is None
     failed = decide(resource, observe(operation=CloudOperationState(name="op", done=True, error=NO_QUOTA)))
-    assert failed.status.bookkeeping.number == 1
-    assert not failed.status.bookkeeping.created
+    assert failed.status.operator.number == 1
+    assert not failed.status.operator.created
     assert failed.status.operation is None
     assert find(failed, "QuotaExhausted").status == "True"
     due = decide(after(resource, failed), observe(), now=NOW + 300)
@@ -91,9 +91,9 @@ def test_a_creation_whose_operation_cannot_be_read_is_over_once_the_resource_is_
 def test_a_request_without_an_answer_may_still_be_carried_out(kind: ErrorKind) -> None:
     outcome = Outcome(verb=Verb.CREATE, at=NOW, error=CloudTPUError(kind, "X", "words"))
     told = decide(asked_for(), observe(outcome=outcome))
-    assert (told.status.bookkeeping.asked_at is not None) is (kind is ErrorKind.TRANSIENT)
+    assert (told.status.operator.asked_at is not None) is (kind is ErrorKind.TRANSIENT)
     done = decide(asked_for(), observe(outcome=replace(outcome, error=None, operation="op")))
-    assert done.status.bookkeeping.asked_at is None
+    assert done.status.operator.asked_at is None
 
 
 def lose_answer(
@@ -133,24 +133,24 @@ def list_of_awaited() -> dict[str, tuple[Decision, bool]]:
 def test_a_creation_without_an_answer_is_awaited_until_a_list_proves_that_no_more_comes_of_it(
     told: Decision, *, awaited: bool
 ) -> None:
-    assert told.status.bookkeeping.asked_at == (int(NOW) if awaited else None)
+    assert told.status.operator.asked_at == (int(NOW) if awaited else None)
 
 
 def test_a_changed_spec_waits_for_a_request_without_an_answer() -> None:
     resource = noted(created(), asked_at=int(NOW))
-    changed = make_resource(resource.status, node={"runtimeVersion": "another"})
+    changed = make_resource(resource.status, slices={"image": "another"})
     assert decide(changed, observe(), now=NOW + 89).actions == ()
     assert kinds(decide(changed, observe(), now=NOW + 90)) == [CreateCloudResource]
 
 
 def test_an_error_of_lists_that_passes_leaves_the_back_off_alone() -> None:
-    resource = noted(make_resource(QueuedResourceStatus(observed_generation=1)), not_before=int(NOW + 500))
+    resource = noted(make_resource(QueuedResourceStatus(observed_generation=1)), next_try_time=int(NOW + 500))
     error = CloudTPUError(ErrorKind.TERMINAL, "PERMISSION_DENIED", "may not list")
     told = decide(resource, Observed(cluster_id="cluster-uid", error=error))
     passed = decide(after(resource, told), observe())
     assert passed.status.error is None
     assert passed.actions == ()
-    assert passed.status.bookkeeping.not_before == int(NOW + 500)
+    assert passed.status.next_try_time == int(NOW + 500)
 
 
 def test_the_next_one_is_asked_for_after_the_old_one_is_gone_and_after_the_back_off() -> None:
@@ -159,9 +159,9 @@ def test_the_next_one_is_asked_for_after_the_old_one_is_gone_and_after_the_back_
     )
     assert decide(resource, observe(make_cloud_resource(resource, "DELETING"), pods=())).actions == ()
     gone = decide(resource, observe(pods=()))
-    book = gone.status.bookkeeping
-    assert (book.number, book.created, book.streak, book.removing) == (1, False, 3, "")
-    assert book.not_before == int(NOW + 120)
+    book = gone.status.operator
+    assert (book.number, book.created, book.streak, gone.status.removing) == (1, False, 3, "")
+    assert gone.status.next_try_time == int(NOW + 120)
     assert gone.status.recreations == 1
     assert decide(after(resource, gone), observe(), now=NOW + 119).actions == ()
     due = decide(after(resource, gone), observe(), now=NOW + 120)
@@ -172,7 +172,7 @@ def test_the_next_one_is_asked_for_after_the_old_one_is_gone_and_after_the_back_
 UNTIL_60_S: dict[str, Any] = {"queueing": {"validUntilSeconds": 60}}
 KEPT: dict[str, Any] = {**UNTIL_60_S, "recreate_policy": {"onFailed": "Keep"}}
 INTERVAL: dict[str, Any] = {
-    "queueing": {"validInterval": {"startTime": "1970-01-01T02:00:00Z", "endTime": "1970-01-01T03:00:00Z"}}
+    "queueing": {"validAfterTime": "1970-01-01T02:00:00Z", "validUntilTime": "1970-01-01T03:00:00Z"}
 }
 BROKEN, LATE = {"error_code": "INTERNAL"}, {"error_code": "DEADLINE_EXCEEDED"}
 
@@ -200,7 +200,7 @@ def test_a_request_whose_time_is_over_is_removed_unless_it_failed_of_something_e
 ) -> None:
     resource = noted(created(QueuedResourceState.WAITING, **spec), active_since=active_since)
     decision = decide(resource, observe(make_cloud_resource(resource, state, **cloud)), now=NOW + after_s)
-    assert decision.status.bookkeeping.removing == removing
+    assert decision.status.removing == removing
 
 
 def test_what_has_expired_stays_gone_until_the_spec_changes_if_the_policy_says_so() -> None:
@@ -214,23 +214,23 @@ def test_what_has_expired_stays_gone_until_the_spec_changes_if_the_policy_says_s
     assert kinds(decide(changed, observe(), now=NOW + 90_000)) == [CreateCloudResource]
 
 
-OVER = {
-    "validUntilTime": "1970-01-01T02:00:00Z",
-    "validInterval": {"startTime": "1970-01-01T01:00:00Z", "endTime": "1970-01-01T02:00:00Z"},
+OVER: dict[str, dict[str, str]] = {
+    "a time": {"validUntilTime": "1970-01-01T02:00:00Z"},
+    "an interval": {"validAfterTime": "1970-01-01T01:00:00Z", "validUntilTime": "1970-01-01T02:00:00Z"},
 }
 
 
-@pytest.mark.parametrize("field", OVER)
+@pytest.mark.parametrize("queueing", OVER.values(), ids=OVER)
 @pytest.mark.parametrize("asked_before", [True, False], ids=["after an earlier one", "for the first time"])
-def test_a_request_whose_time_is_over_is_not_sent(field: str, *, asked_before: bool) -> None:
-    resource = make_resource(queueing={field: OVER[field]})
+def test_a_request_whose_time_is_over_is_not_sent(queueing: dict[str, str], *, asked_before: bool) -> None:
+    resource = make_resource(queueing=queueing)
     if asked_before:
         resource = noted(resource.model_copy(update={"status": created().status}), created=False, number=1)
     decision = decide(resource, observe())
     assert decision.actions == ()
     accepted = find(decision, "Accepted")
     assert (accepted.status, accepted.reason) == ("False", "Expired")
-    assert field in accepted.message
+    assert "validUntilTime" in accepted.message
     assert kinds(decide(resource, observe(), now=7000.0)) == [CreateCloudResource]
 
 
@@ -266,10 +266,10 @@ def test_a_lack_of_quota_is_tried_again_ever_more_slowly(ways: list[str]) -> Non
     resource, now, waits = make_resource(recreate_policy={"max": 0}), NOW, []
     for how in ways:
         resource = lack_quota(resource, now, how)
-        book = resource.status.bookkeeping
-        assert book.not_before is not None
-        assert book.streak == 0, "it is no failure"
-        waits.append(book.not_before - now)
+        due = resource.status.next_try_time
+        assert due is not None
+        assert resource.status.operator.streak == 0, "it is no failure"
+        waits.append(due - now)
         now += waits[-1]
     assert waits == [300, 600, 1200, 1800, 1800][: len(ways)]
 
@@ -277,7 +277,7 @@ def test_a_lack_of_quota_is_tried_again_ever_more_slowly(ways: list[str]) -> Non
 def test_a_smaller_wish_is_tried_at_once_after_a_lack_of_quota() -> None:
     resource = lack_quota(make_resource(), NOW, "state")
     assert decide(resource, observe(), now=NOW + 1).actions == ()
-    smaller = make_resource(resource.status, node={"acceleratorType": "v5litepod-4"})
+    smaller = make_resource(resource.status, slices={"topology": "2x2"})
     assert kinds(decide(smaller, observe(), now=NOW + 1)) == [CreateCloudResource]
 
 
@@ -285,4 +285,4 @@ def test_an_active_resource_starts_the_count_of_lacks_anew() -> None:
     resource = noted(created(QueuedResourceState.PROVISIONING), quota_failures=3)
     cloud = make_cloud_resource(resource, "ACTIVE")
     decision = decide(resource, observe(cloud, nodes=[make_node(cloud)]))
-    assert decision.status.bookkeeping.quota_failures == 0
+    assert decision.status.operator.quota_failures == 0

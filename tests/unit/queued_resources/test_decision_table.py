@@ -65,7 +65,7 @@ SITUATIONS: tuple[Row, ...] = (
     ("WAITING_FOR_RESOURCES", ANEW, NOTHING, "", "Active=False/WaitingForResources", WAITING_S),
     ("PROVISIONING", ANEW, NOTHING, "", "Active=False/Provisioning", FAST_S),
     ("ACTIVE", ANEW, NOTHING, "", "Active=True/Active", ACTIVE_S),
-    ("ACTIVE", REFUSED, NOTHING, "", "Degraded=True/SpecDiffers", ACTIVE_S),
+    ("ACTIVE", REFUSED, NOTHING, "", "Degraded=True/SpecMismatch", ACTIVE_S),
     ("ACTIVE", CHANGED, (CORDON, DELETE), "SpecChanged", "Active=False/SpecChanged", AT_ONCE),
     ("PROVISIONING", CHANGED, (DELETE,), "SpecChanged", "Active=False/SpecChanged", AT_ONCE),
     ("ACTIVE", DELETED, (CORDON, DELETE), "Deleted", "Active=False/Deleted", AT_ONCE),
@@ -85,7 +85,7 @@ SITUATIONS: tuple[Row, ...] = (
     ("active, preempted", ANEW, (CORDON, DELETE), "Preempted", "Active=False/Preempted", AT_ONCE),
     ("active, preempted", KEPT, NOTHING, "", "Degraded=True/Preempted", WAITING_S),
     ("active, without nodes", ANEW, (DELETE,), "Preempted", "Active=False/Preempted", AT_ONCE),
-    ("active, under repair", ANEW, NOTHING, "", "Degraded=True/NodeNotReady", ACTIVE_S),
+    ("active, under repair", ANEW, NOTHING, "", "Degraded=True/SliceNotReady", ACTIVE_S),
     ("vanished", ANEW, NOTHING, "", "Active=False/Pending", AT_ONCE),
     ("vanished", KEPT, NOTHING, "", "Active=False/Gone", AT_ONCE),
     ("gone for good", KEPT, NOTHING, "", "Degraded=True/Gone", NEVER),
@@ -97,23 +97,23 @@ SITUATIONS: tuple[Row, ...] = (
     ("being replaced, deleted", ANEW, NOTHING, "Suspended", "Active=False/Suspended", FAST_S),
     ("being replaced, gone", ANEW, NOTHING, "", "Active=False/Pending", AT_ONCE),
     ("asked for, on its way", DELETED, NOTHING, "Deleted", "Active=False/Deleted", FAST_S),
-    ("somebody else's", ANEW, NOTHING, "", "Accepted=False/NotOurs", WAITING_S),
+    ("somebody else's", ANEW, NOTHING, "", "Accepted=False/OwnedByOther", WAITING_S),
     ("somebody else's", DELETED, (LET_GO,), "", "", NEVER),
-    ("unlabelled", ANEW, NOTHING, "", "Accepted=False/NotOurs", WAITING_S),
+    ("unlabelled", ANEW, NOTHING, "", "Accepted=False/OwnedByOther", WAITING_S),
     ("unlabelled", DELETED, (LET_GO,), "", "", NEVER),
-    ("of an earlier object", ANEW, NOTHING, "", "Accepted=False/NotOurs", WAITING_S),
-    ("of an earlier object, going", ANEW, NOTHING, "", "Accepted=False/NotOurs", FAST_S),
-    ("of no name, to be adopted", ANEW, NOTHING, "", "Accepted=False/NotOurs", WAITING_S),
+    ("of an earlier object", ANEW, NOTHING, "", "Accepted=False/OwnedByOther", WAITING_S),
+    ("of an earlier object, going", ANEW, NOTHING, "", "Accepted=False/OwnedByOther", FAST_S),
+    ("of no name, to be adopted", ANEW, NOTHING, "", "Accepted=False/OwnedByOther", WAITING_S),
     ("unlabelled, to be adopted", ANEW, (LABEL,), "", "Accepted=Unknown/Adopting", FAST_S),
     ("unlabelled, to be adopted", DELETED, (LET_GO,), "", "", NEVER),
     ("of an earlier object, to be adopted", ANEW, (LABEL,), "", "Accepted=Unknown/Adopting", FAST_S),
-    ("different, to be adopted", ANEW, NOTHING, "", "Accepted=False/Differs", WAITING_S),
-    ("unlabelled, another id to be adopted", ANEW, NOTHING, "", "Accepted=False/NotOurs", WAITING_S),
+    ("different, to be adopted", ANEW, NOTHING, "", "Accepted=False/SpecMismatch", WAITING_S),
+    ("unlabelled, another id to be adopted", ANEW, NOTHING, "", "Accepted=False/OwnedByOther", WAITING_S),
     ("ours, the status lost", ANEW, NOTHING, "", "Active=True/Active", AT_ONCE),
-    ("a stray", ANEW, (DELETE,), "", "Degraded=True/Stray", FAST_S),
-    ("a stray, the next one waits", ANEW, (DELETE,), "", "Degraded=True/Stray", FAST_S),
+    ("a stray", ANEW, (DELETE,), "", "Degraded=True/DuplicateResource", FAST_S),
+    ("a stray, the next one waits", ANEW, (DELETE,), "", "Degraded=True/DuplicateResource", FAST_S),
     ("being replaced, gone, its name is taken", ANEW, NOTHING, "", "Active=False/Pending", AT_ONCE),
-    ("being replaced, its name is taken", ANEW, NOTHING, "", "Accepted=False/NotOurs", WAITING_S),
+    ("being replaced, its name is taken", ANEW, NOTHING, "", "Accepted=False/OwnedByOther", WAITING_S),
 )
 
 # the object's situation, the answer, the condition, seconds to the next look; no such answer destroys or makes anything
@@ -162,7 +162,7 @@ def test_what_follows_from_a_situation(
     cell = make_cell(situation, "no error", _WISHES[wish])
     decision = decide(cell.resource, cell.observed)
     assert tuple(type(action) for action in decision.actions) == actions
-    assert decision.status.bookkeeping.removing == removing
+    assert decision.status.removing == removing
     if said:
         kind, _, value = said.partition("=")
         condition = find(decision, kind)
@@ -205,7 +205,7 @@ def test_a_stray_that_may_not_be_deleted_is_told_with_the_clouds_words() -> None
     error = CloudError(
         code="PERMISSION_DENIED", message="may not delete", kind="Terminal", verb="Delete", time=9000
     )
-    refused = noted(with_status(cell.resource, error=error), retries=1, not_before=20_000)
+    refused = noted(with_status(cell.resource, error=error), retries=1, next_try_time=20_000)
     decision = decide(refused, cell.observed)
     assert decision.actions == ()
     assert "PERMISSION_DENIED: may not delete" in find(decision, "Degraded").message
@@ -214,7 +214,7 @@ def test_a_stray_that_may_not_be_deleted_is_told_with_the_clouds_words() -> None
 def test_a_name_that_is_taken_as_soon_as_the_deletion_is_accepted_is_passed_over() -> None:
     cell = make_cell("being replaced, its name is taken", "Delete: taken", _WISHES[ANEW])
     taken = Outcome(verb=Verb.DELETE, at=NOW - 1)
-    assert decide(cell.resource, replace(cell.observed, outcome=taken)).status.bookkeeping.number == 1
+    assert decide(cell.resource, replace(cell.observed, outcome=taken)).status.operator.number == 1
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_name_that_is_taken_as_soon_as_the_deletion_is_accepted_is_passed_over
 def test_a_stray_that_is_deleted_leaves_the_time_of_the_next_creation_alone(error: CloudError | None) -> None:
     cell = make_cell("a stray, the next one waits", "Delete: taken", _WISHES[ANEW])
     decision = decide(with_status(cell.resource, error=error), cell.observed)
-    assert decision.status.bookkeeping.not_before == int(NOW) + 500
+    assert decision.status.next_try_time == int(NOW) + 500
     assert decision.status.error == error
 
 
@@ -285,7 +285,7 @@ def test_what_is_not_ours_is_never_touched(
         return
     assert decision.actions == ()
     accepted = find(decision, "Accepted")
-    assert (accepted.status, accepted.reason) == ("False", "NotOurs")
+    assert (accepted.status, accepted.reason) == ("False", "OwnedByOther")
     assert "stepkeeper.dev/adopt: team-v5e on" in accepted.message
     assert state in accepted.message
     assert said in accepted.message
@@ -312,9 +312,9 @@ def test_the_recreate_policy_says_what_happens_at_an_end(
 NODE_ENDS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("STOPPED", {}, "Preempted", "AsExpected"),
     ("STOPPED", {"tier": {"bestEffort": {}}}, "Preempted", "AsExpected"),
-    ("STOPPED", {"tier": {"guaranteed": {}}}, "", "NodeNotReady"),
+    ("STOPPED", {"tier": {"guaranteed": {}}}, "", "SliceNotReady"),
     ("STOPPED", {"recreate_policy": {"onSuspended": "Keep"}}, "", "Preempted"),
-    ("STOPPING", {}, "", "NodeNotReady"),
+    ("STOPPING", {}, "", "SliceNotReady"),
 )
 
 
@@ -325,23 +325,23 @@ def test_a_node_that_does_not_come_back_ends_an_active_resource(
     resource = created(QueuedResourceState.ACTIVE, **spec)
     cloud = make_cloud_resource(resource, "ACTIVE")
     decision = decide(resource, observe(cloud, nodes=[make_node(cloud, state=state)]))
-    assert decision.status.bookkeeping.removing == removing
+    assert decision.status.removing == removing
     assert find(decision, "Degraded").reason == degraded
-    assert [event.reason for event in decision.events].count("Preempted") == int(degraded != "NodeNotReady")
+    assert [event.reason for event in decision.events].count("Preempted") == int(degraded != "SliceNotReady")
 
 
 def test_a_node_that_is_missing_for_long_ends_it() -> None:
     resource = noted(created(QueuedResourceState.ACTIVE), active_since=int(NOW - 119))
     cloud = make_cloud_resource(resource, "ACTIVE")
-    assert not decide(resource, observe(cloud)).status.bookkeeping.removing
-    assert decide(resource, observe(cloud), now=NOW + 2).status.bookkeeping.removing == "Preempted"
+    assert not decide(resource, observe(cloud)).status.removing
+    assert decide(resource, observe(cloud), now=NOW + 2).status.removing == "Preempted"
 
 
 def test_an_hour_of_being_active_refills_the_budget() -> None:
     resource = created(QueuedResourceState.ACTIVE, recreate_policy={"max": 3})
     resource = noted(resource, streak=2, active_since=int(NOW - 3600))
     cloud = make_cloud_resource(resource, "SUSPENDED")
-    assert decide(resource, observe(cloud)).status.bookkeeping.streak == 0
+    assert decide(resource, observe(cloud)).status.operator.streak == 0
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["also once it was asked for", "before it is asked for"])
@@ -349,5 +349,5 @@ def test_a_later_number_that_somebody_has_taken_is_passed_over(*, asked: bool) -
     resource = noted(created() if asked else make_resource(QueuedResourceStatus()), number=2)
     foreign = make_cloud_resource(resource, "ACTIVE", node={"labels": {"stepkeeper-uid": "x"}})
     decision = decide(resource, observe(foreign))
-    assert decision.status.bookkeeping.number == 3
-    assert not decision.status.bookkeeping.created
+    assert decision.status.operator.number == 3
+    assert not decision.status.operator.created

@@ -64,7 +64,7 @@ def test_a_deletion_drains_then_deletes_then_removes_nodes_then_lets_go() -> Non
     node = make_node(cloud)
     first = decide(resource, observe(cloud, nodes=[node], members=(MEMBER,)))
     assert first.actions == (Cordon(member=MEMBER),)
-    assert first.status.bookkeeping.removing == "Deleted"
+    assert first.status.removing == "Deleted"
     resource, cordoned = after(resource, first), replace(MEMBER, unschedulable=True)
     draining = observe(cloud, nodes=[node], members=(cordoned,), pods=(POD,))
     assert decide(resource, draining).actions == (EvictPod(pod=POD),)
@@ -154,9 +154,9 @@ def test_each_deletion_whose_operation_fails_is_followed_by_another_request_and_
         error = CloudTPUError(ErrorKind.TRANSIENT, "INTERNAL", "it broke")
         failed = CloudOperationState(name=f"op-{index}", done=True, error=error)
         told = decide(after(resource, running), replace(seen, operation=failed), now=now + 10)
-        assert told.status.bookkeeping.not_before is not None
-        waits_s.append(told.status.bookkeeping.not_before - (now + 10))
-        resource, now = after(resource, told), float(told.status.bookkeeping.not_before)
+        assert told.status.next_try_time is not None
+        waits_s.append(told.status.next_try_time - (now + 10))
+        resource, now = after(resource, told), float(told.status.next_try_time)
     assert len(set(ids)) == 5, "the API answers a request that it knows with the operation that has failed"
     assert waits_s == WAITS_S[:5]
 
@@ -240,7 +240,7 @@ def test_a_lost_or_older_status_is_filled_from_what_is_ours_and_costs_no_machine
     listed = (present,) if status == "empty" else (earlier, present)
     taken = decide(resource, observe(*listed))
     assert taken.actions == ()
-    assert taken.status.bookkeeping.number == 3
+    assert taken.status.operator.number == 3
     settled = decide(after(resource, taken), observe(*listed, nodes=[make_node(present)]))
     deleted = [a.cloud_id for a in settled.actions if isinstance(a, DeleteCloudResource)]
     assert deleted == ([] if status == "empty" else [earlier.id])
@@ -255,8 +255,7 @@ def test_what_an_older_status_was_removing_is_no_reason_to_remove_the_newest(
     theirs = make_cloud_resource(resource, "ACTIVE", node={"labels": {}})
     present = make_cloud_resource(noted(resource, number=3), "ACTIVE")
     taken = decide(resource, observe(theirs, present, nodes=[make_node(present)], pods=()))
-    book = taken.status.bookkeeping
-    assert (book.number, book.removing, book.removing_since) == (3, "", None)
+    assert (taken.status.operator.number, taken.status.removal) == (3, None)
     assert decide(after(resource, taken), observe(theirs, present, nodes=[make_node(present)])).actions == ()
 
 
@@ -273,12 +272,12 @@ def test_nodes_of_an_earlier_one_are_removed_before_the_next_is_asked_for_and_li
 
 def test_the_status_beside_a_spec_of_another_version_still_names_what_is_to_be_deleted() -> None:
     raw = created(QueuedResourceState.ACTIVE).to_raw()
-    raw["spec"] |= {"deletionPolicy": "Retain", "node": "Strange"}
+    raw["spec"] |= {"deletionPolicy": "Retain", "slices": "Strange"}
     subject = read_subject(raw)
     assert subject.resource is None
     assert subject.retain
     assert subject.status.cloud_name.endswith("/team-v5e")
-    assert subject.status.bookkeeping.created
+    assert subject.status.operator.created
 
 
 def test_a_retained_resource_stays_and_the_nodes_that_we_cordoned_take_pods_again() -> None:

@@ -46,8 +46,7 @@ async def test_machines_that_go_take_a_job_out_of_the_queue_until_they_are_back(
     await see(world, LOST)
     assert world.jobset is None, "it holds no quota"
     assert world.pods == []
-    reason = "QueuedResourceLost" if admitted else "WaitingForQueuedResource"
-    assert world.condition("Suspended") == (ConditionStatus.TRUE, reason)
+    assert world.condition("Suspended") == (ConditionStatus.TRUE, "WaitingForQueuedResource")
     world.controllers.kueue.quota = True
     await see(world, READY)
     assert world.phase() is Phase.RUNNING

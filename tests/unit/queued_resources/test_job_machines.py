@@ -29,11 +29,11 @@ def read_graces(world: World) -> tuple[int, int]:
         (
             machines(active=False, joined=False, state="WaitingForResources", message="in the queue"),
             "WaitingForQueuedResource",
-            "(WaitingForResources): in the queue",
+            "is WaitingForResources now: in the queue",
         ),
         (machines(joined=False, message="1 of 2 hosts"), "WaitingForNodes", "1 of 2 hosts"),
         (
-            machines(joined=False, message="1 of 2 hosts", active_since=1_800_000_000.0),
+            machines(joined=False, message="1 of 2 hosts", missing_since=1_800_000_000.0),
             "WaitingForNodes",
             "have until 2027-01-15T08:15:00Z: 1 of 2 hosts",
         ),
@@ -78,7 +78,7 @@ async def test_slices_of_a_job_stay_on_slices_of_the_machines_where_there_are_se
     assert alone.jobset is not None
     assert several.jobset is not None
     assert key not in alone.jobset["metadata"]["annotations"]
-    assert several.jobset["metadata"]["annotations"][key] == "stepkeeper.dev/cloud-node"
+    assert several.jobset["metadata"]["annotations"][key] == "stepkeeper.dev/slice"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ async def test_machines_that_are_taken_away_are_the_cause_and_the_job_comes_back
     world = await running(tier=tier)
     await change(world, tier=tier, active=False, joined=False, state="Suspended", message="no capacity")
     assert world.phase() is Phase.SUSPENDED
-    assert world.condition("Suspended") == (ConditionStatus.TRUE, "QueuedResourceLost")
+    assert world.condition("Suspended") == (ConditionStatus.TRUE, "WaitingForQueuedResource")
     assert world.pods == []
     assert world.causes == [cause]
     assert await world.record_writes(rounds=3) == []
@@ -231,7 +231,9 @@ async def test_an_operator_that_cannot_see_the_machines_blames_them_for_nothing(
 
 async def test_all_jobs_that_name_a_resource_are_looked_at_when_it_changes() -> None:
     world = await running()
-    other = training_job(placement={"tpu": TPU}, checkpoint={"uri": "gs://b/o", "interval": {"steps": 1}})
+    other = training_job(
+        placement={"tpu": TPU}, checkpoint={"uri": "gs://b/o", "interval": {"every": {"steps": 1}}}
+    )
     other["metadata"]["name"] = "other"
     world.cluster.put("checkpointedtrainingjobs", other)
     raw = world.cache.get_object(queued_resource_key("default", "pod-a"))

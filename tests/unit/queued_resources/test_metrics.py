@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fake_cluster.resource_world import ResourceWorld, active
-from stepkeeper_operator.queued_resources.naming import CLUSTER_LABEL, NAME_LABEL, UID_LABEL
+from stepkeeper_operator.cloud_tpu.naming import CLUSTER_LABEL, NAME_LABEL, UID_LABEL
 
 OBJECT = (("namespace", "team"), ("queued_resource", "v5e"))
 PLACE = (("project", "my-project"), ("zone", "us-central2-b"))
@@ -25,7 +25,7 @@ def read(world: ResourceWorld) -> dict[str, dict[Labels, float]]:
 
 
 async def test_state_and_hosts_are_shown_and_go_with_the_object() -> None:
-    world = ResourceWorld(node={"count": 2})
+    world = ResourceWorld(slices={"count": 2})
     seen = set()
     for _ in range(12):
         await world.run(1)

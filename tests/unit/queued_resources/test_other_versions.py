@@ -10,10 +10,11 @@ from stepkeeper_operator.errors import InvalidObjectError
 
 NEWER_STATUSES: dict[str, dict[str, Any]] = {
     "a state": {"state": "Repairing"},
+    "no private state": {"operator": {}},
     "an initiator": {"stateInitiator": "SCHEDULER"},
-    "a longer word for a node's state": {"nodes": [{"name": "team-v5e", "state": "Repairing" * 9}]},
+    "a longer word for a node's state": {"slices": [{"name": "team-v5e", "state": "Repairing" * 9}]},
 }
-NEWER_BOOKKEEPING = {"bookkeeping": {"number": "the third", "created": True}}
+NEWER_STATE = {"operator": {"number": "the third", "created": True}}
 
 
 def change(world: ResourceWorld, part: str, changes: dict[str, Any]) -> None:
@@ -24,9 +25,9 @@ def change(world: ResourceWorld, part: str, changes: dict[str, Any]) -> None:
 
 def use_newer_hash(world: ResourceWorld) -> None:
     """Let a newer operator have noted its hash of the spec, and the user use one of its fields."""
-    bookkeeping = world.status.bookkeeping.model_copy(update={"spec_hash": "newer"}).to_raw()
-    change(world, "status", {"bookkeeping": bookkeeping})
-    change(world, "spec", {"node": world.resource.spec.node.to_raw() | {"bootDisk": {"size": 5}}})
+    operator = world.status.operator.model_copy(update={"spec_hash": "newer"}).to_raw()
+    change(world, "status", {"operator": operator})
+    change(world, "spec", {"slices": world.resource.spec.slices.to_raw() | {"bootDisk": {"size": 5}}})
 
 
 def accepted(world: ResourceWorld) -> dict[str, Any]:
@@ -53,9 +54,16 @@ async def test_a_status_of_a_newer_operator_keeps_nothing_from_being_managed(new
     await delete(world)
 
 
+async def test_machines_go_with_an_object_whose_private_status_is_lost() -> None:
+    world = await active()
+    change(world, "status", {"operator": {}})
+    world.restart_operator()
+    await delete(world)
+
+
 @pytest.mark.parametrize(
     ("part", "changes", "said"),
-    [("spec", {"node": {"acceleratorType": ["v9"]}}, "spec.node"), ("status", NEWER_BOOKKEEPING, "number")],
+    [("spec", {"slices": {"accelerator": ["v9"]}}, "spec.slices"), ("status", NEWER_STATE, "number")],
 )
 async def test_what_can_not_be_read_is_told_and_its_machines_are_left_alone(
     part: str, changes: dict[str, Any], said: str
@@ -80,11 +88,11 @@ async def test_an_unreadable_object_with_which_no_status_is_kept_is_logged_and_n
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = await active()
-    change(world, "spec", {"node": {"acceleratorType": ["v9"]}})
-    world.cluster.refusals["apply", "queuedresources"] = InvalidObjectError(422, "spec.node: Invalid value")
+    change(world, "spec", {"slices": {"accelerator": ["v9"]}})
+    world.cluster.refusals["apply", "queuedresources"] = InvalidObjectError(422, "spec.slices: Invalid value")
     assert await world.reconcile() is None
     (record,) = [each for each in caplog.records if each.levelname == "WARNING"]
-    assert "spec.node.acceleratorType" in record.__dict__["problems"]
+    assert "spec.slices.accelerator" in record.__dict__["problems"]
     assert accepted(world)["status"] == "True"
 
 
@@ -94,7 +102,7 @@ async def test_what_can_not_be_read_is_deleted_all_the_same(*, between_two: bool
     if between_two:
         world.cloud.set_nodes("PREEMPTED")
         await world.run(20)
-        assert (world.status.bookkeeping.number, world.status.bookkeeping.created) == (1, False)
+        assert (world.status.operator.number, world.status.operator.created) == (1, False)
     assert world.raw is not None
     world.cluster.put("queuedresources", world.raw | {"spec": {"project": 1, "newField": {}}})
     await delete(world)
@@ -102,7 +110,6 @@ async def test_what_can_not_be_read_is_deleted_all_the_same(*, between_two: bool
 
 UNKNOWN_CHOICES: dict[str, dict[str, Any]] = {
     "tier.flexStart": {"tier": {"flexStart": {"maxRunSeconds": 3600}}},
-    "node.acceleratorShape": {"node": {"acceleratorShape": "cube", "runtimeVersion": "v2-alpha-tpuv6e"}},
     "starts.validUntilIdle": {"queueing": {"validUntilIdle": True}},
 }
 
@@ -133,18 +140,18 @@ async def test_what_stays_gone_keeps_the_hash_of_a_newer_operator_which_finds_no
     world.cloud.nodes.clear()
     await world.run(20)
     assert world.status.state is QueuedResourceState.GONE
-    assert world.status.bookkeeping.spec_hash == "newer"
+    assert world.status.operator.spec_hash == "newer"
     assert world.ours == []
 
 
 async def test_a_hash_of_a_newer_operator_deletes_no_machines() -> None:
     world = await active(updatePolicy="Recreate")
-    before, node = dict(world.cloud.resources), world.resource.spec.node.to_raw()
+    before, slices = dict(world.cloud.resources), world.resource.spec.slices.to_raw()
     use_newer_hash(world)
     world.restart_operator()
     await world.run(6)
     assert world.cloud.resources == before
     assert world.condition("Degraded") == ("True", "UnknownFields")
-    change(world, "spec", {"node": node | {"count": 2}})
+    change(world, "spec", {"slices": slices | {"count": 2}})
     await world.run(20)
     assert world.cloud.resources != before, "an edit takes effect once all fields are known"

@@ -49,11 +49,11 @@ async def test_what_somebody_else_takes_over_is_not_touched_until_a_person_acts(
     await world.run(20)
     assert requests == []
     assert owners(world) == {"z"}
-    assert world.events.count("NotOurs") == 1
+    assert world.events.count("OwnedByOther") == 1
     if deleted:
         assert world.raw is None
         return
-    assert world.condition("Accepted") == ("False", "NotOurs")
+    assert world.condition("Accepted") == ("False", "OwnedByOther")
     assert "z" in world.message("Accepted")
     world.annotate(None)
     await world.run(4)
@@ -80,7 +80,9 @@ async def test_what_is_lost_holds_no_deletion_up_and_is_not_said_to_be_retained(
     await world.run(4)
     assert world.raw is None
     assert "Retained" not in world.events
-    assert world.events.count("NotOurs") == (1 if retained else 2), "at the loss, and as it lets go of it"
+    assert world.events.count("OwnedByOther") == (1 if retained else 2), (
+        "at the loss, and as it lets go of it"
+    )
 
 
 async def test_another_resource_can_be_adopted_after_a_loss() -> None:
@@ -108,7 +110,7 @@ async def test_what_another_cluster_labels_just_before_our_label_is_written_stay
     requests = record_requests(world)
     await world.run(8)
     assert requests == []
-    assert world.condition("Accepted") == ("False", "NotOurs")
+    assert world.condition("Accepted") == ("False", "OwnedByOther")
 
 
 @pytest.mark.parametrize("adopted", [True, False])
@@ -122,20 +124,20 @@ async def test_what_another_cluster_has_taken_since_the_last_list_is_not_deleted
     world.sync_hosts = lambda *_: None  # type: ignore[method-assign]
     await world.run(40)
     await world.reconcile()
-    assert world.status.bookkeeping.adopted is adopted
+    assert world.status.operator.adopted is adopted
     asked = record_requests(world)
     take(world)
     theirs = dict(world.cloud.resources)
     if by == "its own deletion":
         world.delete()
     else:
-        world.edit(node={**world.resource.to_raw()["spec"]["node"], "acceleratorType": "v5litepod-4"})
+        world.edit(slices={**world.resource.to_raw()["spec"]["slices"], "topology": "2x2"})
     await world.run(12)
     assert not [each for each in asked if each.startswith("delete")]
     assert theirs.items() <= world.cloud.resources.items()
     assert (world.raw is None) is (by == "its own deletion")
     if world.raw is not None:
-        assert world.condition("Accepted") == ("False", "NotOurs")
+        assert world.condition("Accepted") == ("False", "OwnedByOther")
         assert world.status.error is None
 
 
@@ -152,7 +154,7 @@ async def test_the_former_owner_neither_takes_back_nor_replaces_what_another_clu
     second = ResourceWorld(uid="uid-2", cluster_id="another", service=first.cloud, now=first.now)
     second.annotate(cloud_id)
     await run_all(8, first, second)
-    assert second.status.bookkeeping.adopted
+    assert second.status.operator.adopted
     asked = record_requests(first)
     hosts = first.hosts
     assert hosts
@@ -164,7 +166,7 @@ async def test_the_former_owner_neither_takes_back_nor_replaces_what_another_clu
     assert asked == []
     assert (first.raw is None) is deleted
     if not deleted:
-        assert first.condition("Accepted") == ("False", "NotOurs")
+        assert first.condition("Accepted") == ("False", "OwnedByOther")
         first.sync_hosts([])
         second.delete()
         await run_all(20, first, second)
@@ -185,7 +187,7 @@ async def test_what_another_cluster_has_adopted_is_not_deleted_once_it_has_no_no
         first.cloud.nodes.clear()
     await run_all(20, first, second)
     assert asked == []
-    assert first.condition("Accepted") == ("False", "NotOurs")
+    assert first.condition("Accepted") == ("False", "OwnedByOther")
     assert "was taken over by another object" in first.message("Accepted")
     first.delete()
     await run_all(10, first, second)
@@ -198,7 +200,7 @@ async def test_what_gets_this_objects_label_back_is_its_own_again_with_its_polic
     before = dict(world.cloud.nodes)
     take_nodes(world)
     await world.run(4)
-    assert world.condition("Accepted") == ("False", "NotOurs")
+    assert world.condition("Accepted") == ("False", "OwnedByOther")
     world.cloud.nodes.update(before)
     await world.run(4)
     assert world.condition("Accepted") == ("True", "Accepted")
@@ -210,7 +212,7 @@ async def test_what_gets_this_objects_label_back_is_its_own_again_with_its_polic
 async def test_what_another_object_takes_over_during_a_drain_is_uncordoned_and_left_alone() -> None:
     world = await active(updatePolicy="Recreate")
     world.add_pod(world.hosts[0])
-    world.edit(node={**world.resource.to_raw()["spec"]["node"], "acceleratorType": "v5litepod-4"})
+    world.edit(slices={**world.resource.to_raw()["spec"]["slices"], "topology": "2x2"})
     await world.run(1)
     assert [raw["spec"]["unschedulable"] for raw in world.cluster.list_objects("nodes")] == [True]
     asked = record_requests(world)
@@ -218,7 +220,7 @@ async def test_what_another_object_takes_over_during_a_drain_is_uncordoned_and_l
     await world.run(8)
     assert asked == []
     assert not [raw for raw in world.cluster.list_objects("nodes") if raw["spec"].get("unschedulable")]
-    assert world.condition("Accepted") == ("False", "NotOurs")
+    assert world.condition("Accepted") == ("False", "OwnedByOther")
 
 
 def test_a_loss_is_no_reason_to_forget_another_one_of_ours() -> None:
@@ -249,6 +251,6 @@ async def test_what_belongs_to_an_object_of_another_name_in_this_cluster_is_not_
     asked = record_requests(owner)
     await run_all(6, owner, other)
     assert asked == []
-    assert other.condition("Accepted") == ("False", "NotOurs")
+    assert other.condition("Accepted") == ("False", "OwnedByOther")
     assert "the label of QueuedResource team/v5-e of this cluster" in other.message("Accepted")
     assert "Choose another metadata.name" in other.message("Accepted")

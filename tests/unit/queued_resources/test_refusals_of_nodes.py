@@ -114,7 +114,7 @@ def unschedulable(world: ResourceWorld) -> list[bool]:
 
 async def draining(**spec: Any) -> ResourceWorld:
     """Make one of two slices with a pod that saves on the first; somebody else has cordoned the second's node."""
-    world = await active(node={"count": 2}, **spec)
+    world = await active(slices={"count": 2}, **spec)
     theirs = world.cluster.objects["nodes", None, "team-v5e-1-w0"]
     world.cluster.put("nodes", {**theirs, "spec": {"unschedulable": True}})
     world.add_pod("team-v5e-0-w0")
@@ -139,7 +139,7 @@ async def test_retain_in_the_midst_of_a_deletion_uncordons_what_we_cordoned(kill
 
 async def test_a_retained_object_that_is_deleted_in_the_midst_of_a_drain_leaves_no_cordon() -> None:
     world = await draining(deletion_policy="Retain", update_policy="Recreate")
-    world.edit(node={"count": 2, "acceleratorType": "v5litepod-4", "runtimeVersion": "x"})
+    world.edit(slices={"count": 2, "accelerator": "v5e", "topology": "2x2", "image": "x"})
     await world.run(2)
     assert unschedulable(world)[0]
     world.delete()

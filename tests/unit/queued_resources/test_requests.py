@@ -14,17 +14,23 @@ from fake_cluster.queued_resources import (
 )
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
-from stepkeeper_operator.queued_resources.naming import (
+from stepkeeper_operator.cloud_tpu.naming import (
     make_cloud_id,
     make_node_ids,
     parse_cloud_name,
     parse_number,
 )
-from stepkeeper_operator.queued_resources.request import build_request, choose_api_version, hash_spec
+from stepkeeper_operator.cloud_tpu.request import (
+    build_request,
+    build_reservation_name,
+    choose_api_version,
+    hash_spec,
+    name_accelerators,
+)
 
 GUARANTEED: dict[str, Any] = {"tier": {"guaranteed": {}}}
 RESERVED: dict[str, Any] = {"tier": {"guaranteed": {"reserved": True}}}
-OFF = {"node": {"autocheckpointEnabled": False}}
+OFF = {"slices": {"autocheckpointEnabled": False}}
 RESERVATIONS = "projects/my-project/locations/us-central2-b/reservations"
 
 
@@ -58,10 +64,10 @@ def test_names_are_stable_bounded_and_readable_back() -> None:
 
 def test_the_request_names_owner_labels_and_script() -> None:
     resource = make_resource(
-        node={
+        slices={
             "count": 2,
-            "acceleratorType": None,
-            "acceleratorConfig": {"type": "V5P", "topology": "2x2x2"},
+            "accelerator": "v5p",
+            "topology": "2x2x2",
             "labels": {"team": "a"},
             "metadata": {"k": "v"},
             "network": {"network": "net"},
@@ -98,7 +104,7 @@ def test_the_request_names_owner_labels_and_script() -> None:
     "spec",
     [
         GUARANTEED,
-        {"node": {"runtimeVersion": "x"}},
+        {"slices": {"image": "x"}},
         {"reservation_name": "r"},
         {"queueing": {"validUntilSeconds": 600}},
     ],
@@ -111,32 +117,32 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 ACCOUNT, DISK, SECRET = {"email": "a@b.iam"}, {"sourceDisk": "d"}, {"name": "s"}
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "another policy": ({}, {"deletion_policy": "Retain", "join_timeout_seconds": 100}),
-    "a count of one": ({}, {"node": {"count": 1}}),
-    "autocheckpoint on, guaranteed": (GUARANTEED, {**GUARANTEED, "node": {"autocheckpointEnabled": True}}),
+    "a count of one": ({}, {"slices": {"count": 1}}),
+    "autocheckpoint on, guaranteed": (GUARANTEED, {**GUARANTEED, "slices": {"autocheckpointEnabled": True}}),
     "autocheckpoint off, spot": ({}, OFF),
-    "an empty network": ({}, {"node": {"network": {}}}),
-    "the default network": ({}, {"node": {"network": {"network": "default"}}}),
-    "flags of the network": ({}, {"node": {"network": {"externalIps": False, "canIpForward": False}}}),
-    "no secure boot": ({}, {"node": {"secureBoot": False}}),
+    "an empty network": ({}, {"slices": {"network": {}}}),
+    "the default network": ({}, {"slices": {"network": {"network": "default"}}}),
+    "flags of the network": ({}, {"slices": {"network": {"externalIps": False, "canIpForward": False}}}),
+    "no secure boot": ({}, {"slices": {"secureBoot": False}}),
     "no queueing limits": ({}, {"queueing": {}}),
     "not reserved": (GUARANTEED, {"tier": {"guaranteed": {"reserved": False}}}),
-    "empty collections": ({}, {"node": {"labels": {}, "tags": [], "metadata": {}, "dataDisks": []}}),
+    "empty collections": ({}, {"slices": {"labels": {}, "tags": [], "metadata": {}, "dataDisks": []}}),
     "a disk's mode": (
-        {"node": {"dataDisks": [DISK]}},
-        {"node": {"dataDisks": [{**DISK, "mode": "ReadOnly"}]}},
+        {"slices": {"dataDisks": [DISK]}},
+        {"slices": {"dataDisks": [{**DISK, "mode": "ReadOnly"}]}},
     ),
     "an account's scopes": (
-        {"node": {"serviceAccount": ACCOUNT}},
-        {"node": {"serviceAccount": {**ACCOUNT, "scopes": [SCOPE]}}},
+        {"slices": {"serviceAccount": ACCOUNT}},
+        {"slices": {"serviceAccount": {**ACCOUNT, "scopes": [SCOPE]}}},
     ),
     "the path of a reservation": (
         {**RESERVED, "reservationName": "r"},
         {**RESERVED, "reservationName": f"{RESERVATIONS}/r"},
     ),
-    "another order of a set": ({"node": {"tags": ["a", "b"]}}, {"node": {"tags": ["b", "a"]}}),
+    "another order of a set": ({"slices": {"tags": ["a", "b"]}}, {"slices": {"tags": ["b", "a"]}}),
     "a script's key": (
-        {"node": {"startupScriptSecretRef": SECRET}},
-        {"node": {"startupScriptSecretRef": {**SECRET, "key": "startup-script"}}},
+        {"slices": {"startupScriptSecretRef": SECRET}},
+        {"slices": {"startupScriptSecretRef": {**SECRET, "key": "startup-script"}}},
     ),
 }
 
@@ -151,6 +157,29 @@ def test_a_written_out_default_is_no_change_of_the_spec(
     cloud = make_cloud_resource(before, "ACTIVE")
     decision = decide(resource, observe(cloud, nodes=[make_node(cloud)]))
     assert decision.actions == ()
-    assert not decision.status.bookkeeping.removing
+    assert not decision.status.removing
     asked = build_request(resource, number=0, cluster_id="c", script=None)
     assert asked.request_id == build_request(before, number=0, cluster_id="c", script=None).request_id
+
+
+@pytest.mark.parametrize(
+    ("found", "named"),
+    [
+        ({"accelerator_config": {"type": "V5P", "topology": "2x2x1"}}, ("v5e 2x4", "v5p 2x2x1")),
+        ({"accelerator_config": {"type": "V9", "topology": "2x2"}}, ("v5e 2x4", "V9 2x2")),
+        ({"accelerator_type": "v5litepod-8"}, ("v5litepod-8", "v5litepod-8")),
+        ({}, ("v5litepod-8", "None")),
+    ],
+)
+def test_accelerators_are_compared_in_the_words_of_what_is_found(
+    found: dict[str, Any], named: tuple[str, str]
+) -> None:
+    assert name_accelerators(make_resource().spec.slices, found) == named
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [(None, None), ("spring", f"{RESERVATIONS}/spring"), (f"{RESERVATIONS}/r", f"{RESERVATIONS}/r")],
+)
+def test_a_reservation_has_a_full_name(name: str | None, path: str | None) -> None:
+    assert build_reservation_name(make_resource(reservationName=name).spec) == path

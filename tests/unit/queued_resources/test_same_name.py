@@ -6,8 +6,8 @@ from fake_cluster.queued_resources import PLACE
 from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
+from stepkeeper_operator.cloud_tpu.naming import UID_LABEL
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
-from stepkeeper_operator.queued_resources.naming import UID_LABEL
 
 ACTIVE = QueuedResourceState.ACTIVE
 
@@ -101,7 +101,7 @@ async def test_of_two_namespaces_that_make_one_name_the_later_is_told_whose_it_i
             await second.reconcile()
     await go_on(10, first, second)
     assert first.status.state is ACTIVE
-    assert second.condition("Accepted") == ("False", "NotOurs")
+    assert second.condition("Accepted") == ("False", "OwnedByOther")
     assert "stepkeeper-namespace=team, stepkeeper-name=a-b" in second.message("Accepted")
     assert "choose another metadata.name" in second.message("Accepted")
     second.delete()

@@ -5,7 +5,7 @@ import pytest
 from fake_cluster.queued_resources import PLACE
 from fake_cluster.resource_world import active
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudTPUError, ErrorKind, Place
-from stepkeeper_operator.labels import CLOUD_NODE_LABEL
+from stepkeeper_operator.labels import SLICE_LABEL
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from stepkeeper_operator.labels import CLOUD_NODE_LABEL
 async def test_what_lists_leave_out_is_asked_for_by_name_before_machines_are_given_up(
     left_out: str, *, readable: bool
 ) -> None:
-    world = await active(node={"count": 2})
+    world = await active(slices={"count": 2})
     world.cloud.unlisted.add(left_out)
     if not readable:
         world.cloud.inject_error("GetQueuedResource", "UNAVAILABLE", None, message="down")
@@ -25,7 +25,7 @@ async def test_what_lists_leave_out_is_asked_for_by_name_before_machines_are_giv
 
 
 async def test_a_slice_that_is_gone_ends_the_resource_once_its_name_finds_nothing_either() -> None:
-    world = await active(node={"count": 2})
+    world = await active(slices={"count": 2})
     gone = world.cloud.nodes.pop((PLACE, "team-v5e-1"))
     asked = world.cloud.count("GetNode")
     while "Preempted" not in world.events:
@@ -64,7 +64,7 @@ async def test_an_emptied_status_and_a_short_list_cost_no_machine(*, silent: boo
     world = await active()
     world.cloud.set_nodes("PREEMPTED")
     await world.run(40)
-    assert world.status.bookkeeping.number == 1
+    assert world.status.operator.number == 1
     await world.run(40, 120)  # until the API has forgotten the first request
     raw = world.raw
     assert raw is not None
@@ -79,14 +79,14 @@ async def test_an_emptied_status_and_a_short_list_cost_no_machine(*, silent: boo
     assert world.hosts == ["team-v5e-r1-w0"]
     world.cloud.unlisted.clear()
     await world.run(2)
-    assert world.status.bookkeeping.number == 1
+    assert world.status.operator.number == 1
     assert [cloud_id for _, cloud_id in world.cloud.resources] == ["team-v5e-r1"]
 
 
 async def test_a_label_that_can_name_no_slice_holds_nothing_up() -> None:
     world = await active()
     known = world.cluster.objects["nodes", None, "team-v5e-w0"]
-    labels = {**known["metadata"]["labels"], CLOUD_NODE_LABEL: "Not_An.Id"}
+    labels = {**known["metadata"]["labels"], SLICE_LABEL: "Not_An.Id"}
     world.cluster.put("nodes", {**known, "metadata": {**known["metadata"], "labels": labels}})
     get_node = world.cloud.get_node
 

@@ -13,13 +13,13 @@ from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostEr
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.settings import OperatorSettings
 
-NODE = {"acceleratorType": "v5litepod-4", "runtimeVersion": "v2-alpha-tpuv5-lite"}
+NODE = {"accelerator": "v5e", "topology": "2x2", "image": "v2-alpha-tpuv5-lite"}
 SPOT: dict[str, Any] = {"tier": {"spot": {}}}
 GUARANTEED: dict[str, Any] = {"tier": {"guaranteed": {}}}
 
 
 async def test_it_is_created_provided_joined_and_then_nothing_is_written() -> None:
-    world = await active(node={"count": 2})
+    world = await active(slices={"count": 2})
     assert world.cloud.created == ["team-v5e"]
     assert world.status.joined == "2/2"
     assert await world.record_writes() == []
@@ -100,14 +100,14 @@ async def test_a_refusal_is_told_in_the_apis_words_and_a_new_spec_is_tried_at_on
     assert "no such accelerator" in world.message("Accepted")
     assert world.events.count("Refused") == 1
     assert not world.cloud.resources
-    world.edit(node=NODE)
+    world.edit(slices=NODE)
     await world.run(10)
     assert world.status.state is QueuedResourceState.ACTIVE
     assert world.condition("Accepted") == ("True", "Accepted")
 
 
 async def test_a_script_that_is_missing_is_told_and_waited_for() -> None:
-    world = ResourceWorld(node={"startupScriptSecretRef": {"name": "join"}})
+    world = ResourceWorld(slices={"startupScriptSecretRef": {"name": "join"}})
     await world.run(5)
     assert world.condition("Accepted") == ("False", "StartupScriptMissing")
     assert not world.cloud.created
@@ -210,7 +210,7 @@ async def test_where_only_v2_answers_maintenance_and_autocheckpoint_are_unknown(
     lose_v2alpha1(world, REFUSED)
     await world.run(12)
     assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-    assert world.condition("MaintenanceScheduled") == ("Unknown", "NotTold")
+    assert world.condition("MaintenanceScheduled") == ("Unknown", "NotReported")
     assert REFUSED in world.message("MaintenanceScheduled")
     assert world.status.autocheckpoint == ""
     assert world.condition("Degraded") == ("False", "AsExpected")

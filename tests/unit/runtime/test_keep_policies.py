@@ -22,16 +22,16 @@ from stepkeeper.policy.keep import (
 
 
 def line(*steps: int) -> list[Committed]:
-    return [Committed(slot=slot, step=step) for slot, step in enumerate(steps, 1)]
+    return [Committed(sequence=slot, step=step) for slot, step in enumerate(steps, 1)]
 
 
 def timed(*times: float | None) -> list[Committed]:
-    return [Committed(slot=slot, step=slot, time_unix_s=time) for slot, time in enumerate(times, 1)]
+    return [Committed(sequence=slot, step=slot, time_unix_s=time) for slot, time in enumerate(times, 1)]
 
 
 def scored(*losses: float | None) -> list[Committed]:
     return [
-        Committed(slot=slot, step=slot, metrics={} if loss is None else {"loss": loss})
+        Committed(sequence=slot, step=slot, metrics={} if loss is None else {"loss": loss})
         for slot, loss in enumerate(losses, 1)
     ]
 
@@ -110,10 +110,12 @@ def test_settings_become_policies() -> None:
         lambda: MaxAge(-1),
         lambda: BestN(0, "loss", "min"),
         lambda: BestN(1, "loss", "least"),
+        lambda: LastN(2.5),  # type: ignore[arg-type]  # what is tested
+        lambda: MaxAge("1h"),  # type: ignore[arg-type]  # what is tested
         # Who thinks of an accuracy, and gets the least, keeps the worst.
         lambda: BestN(2, "accuracy"),  # type: ignore[call-arg]  # that is what is tested
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Callable[[], KeepPolicy]) -> None:
-    with pytest.raises((ValueError, TypeError), match=r"at least 1|min|mode"):
+    with pytest.raises((ValueError, TypeError), match=r"at least 1|whole number|min|mode"):
         make()

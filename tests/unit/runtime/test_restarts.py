@@ -43,7 +43,7 @@ def restarts(root: SmallRoot) -> int:
 
 
 def interval_s(known: Disruptions) -> float:
-    return Auto(least_s=1.0, most_s=1e9).interval_s(COST, known)
+    return Auto(min_s=1.0, max_s=1e9).interval_s(COST, known)
 
 
 def test_a_commit_is_as_old_as_its_manifest_and_asked_for_once(root: SmallRoot) -> None:

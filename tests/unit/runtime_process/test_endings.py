@@ -18,6 +18,7 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import (
     Cause,
     EndKind,
+    EveryInterval,
     ExitCode,
     Interval,
     NoticeSource,
@@ -138,7 +139,7 @@ class Watched:
             waits=self.waits,
             environment=Environment(
                 identity=pod_identity(grace_s=0),
-                settings=Settings(uri="file:///root", interval=Interval(steps=1)),
+                settings=Settings(uri="file:///root", interval=Interval(every=EveryInterval(steps=1))),
                 places=self.places,
             ),
             saves_on_notice=True,

@@ -18,7 +18,7 @@ import stepkeeper.torch_xla as xc
 from stepkeeper import CheckpointManager, Options, StepkeeperError, StorageError, errors
 from stepkeeper.companion.progress import Progress, select_stored_metrics
 from stepkeeper.companion.reporter import TrainerState
-from stepkeeper.contract import SETTINGS_FILE_NAME, Interval, Report, Settings
+from stepkeeper.contract import SETTINGS_FILE_NAME, EveryInterval, Interval, Report, Settings
 from stepkeeper.contract.report import MAX_METRICS, REPORT_LIMIT_BYTES
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import BadUriError
@@ -84,7 +84,12 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a policy of the other kind": ({"save": keep.LastN(5)}, TypeError, "stepkeeper.policy.save, not LastN"),
     "a bool of commits": ({"keep": True}, TypeError, "keep is a whole number, not a value of type bool"),
     "no commits": ({"keep": False}, TypeError, "keep is a whole number, not a value of type bool"),
-    "a class of what is kept": ({"keep": keep.LastN}, TypeError, "is no policy of stepkeeper.policy.keep"),
+    "a class of what is kept": ({"keep": keep.LastN}, TypeError, "keep is .* not <class .*LastN"),
+    "text for a number of commits": (
+        {"keep": "3"},
+        TypeError,
+        "keep is a number of commits or a policy .* not '3'",
+    ),
     "no options": ({"options": None}, TypeError, "options is an Options value, not a value of type NoneType"),
     "a dict of options": ({"options": {"max_pending": 2}}, TypeError, "options is an Options value"),
 }
@@ -94,7 +99,9 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 @pytest.mark.parametrize("is_jobs", [False, True], ids=["constructor", "from_env"])
 def test_what_is_no_argument_is_refused_at_once(places: PodPaths, wrong: str, *, is_jobs: bool) -> None:
     (places.settings_folder / SETTINGS_FILE_NAME).write_bytes(
-        Settings(uri=places.settings_folder.as_uri(), interval=Interval(steps=1)).to_json()
+        Settings(
+            uri=places.settings_folder.as_uri(), interval=Interval(every=EveryInterval(steps=1))
+        ).to_json()
     )
     arguments, error, says = WRONG[wrong]
     construct: Any = partial(CheckpointManager, places.settings_folder)
@@ -116,6 +123,10 @@ def test_what_is_no_argument_is_refused_at_once(places: PodPaths, wrong: str, *,
         ({"take_over": 1}, TypeError, "take_over is a job's namespace/name, True or False, not 1"),
         ({"take_over": ""}, TypeError, "take_over is a job's namespace/name"),
         ({"stacks_after_s": 0}, ValueError, "stacks_after_s is a number of seconds greater than 0"),
+        ({"stacks_after_s": "x"}, TypeError, "stacks_after_s is a number, not a value of type str"),
+        ({"local_tier": 1}, TypeError, "local_tier is the path of a folder, not a value of type int"),
+        ({"stop_on_notice": "no"}, TypeError, "stop_on_notice is True or False, not 'no'"),
+        ({"unsafe_single_writer": "x"}, TypeError, "unsafe_single_writer is True or False, not 'x'"),
     ],
 )
 def test_options_check_their_values(options: dict[str, Any], error: type[Exception], says: str) -> None:
@@ -145,6 +156,14 @@ def test_a_uri_that_lost_a_slash_is_no_folder(path: str | Path, whole: str) -> N
         stepkeeper.follow(str(path))
 
 
+def test_no_path_is_refused() -> None:
+    none: Any = None
+    with pytest.raises(
+        TypeError, match="path is a URI or the path of a folder, not a value of type NoneType"
+    ):
+        CheckpointManager(none)
+
+
 def test_a_root_in_the_memory_of_this_process_is_refused() -> None:
     with pytest.raises(
         BadUriError, match=r"'memory://run' is in the memory of one process.* temporary folder"
@@ -170,7 +189,7 @@ def test_a_local_tier_is_a_folder(tmp_path: Path, tier: str | Path) -> None:
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodPaths:
     for name, value in pod_environ(pod_identity()).items():
         monkeypatch.setenv(name, value)
-    settings = Settings(uri="gs://bucket/run", interval=Interval(steps=1))
+    settings = Settings(uri="gs://bucket/run", interval=Interval(every=EveryInterval(steps=1)))
     (tmp_path / SETTINGS_FILE_NAME).write_bytes(settings.to_json())
     return PodPaths(settings_folder=tmp_path, local_tier_folder=tmp_path / "volume")
 

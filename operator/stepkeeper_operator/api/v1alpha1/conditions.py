@@ -1,13 +1,14 @@
 """Define conditions of both kinds, how they change, and the phase that sums up those of a job in one word."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Final
 
 from pydantic import Field
 
 from stepkeeper_operator.api.base import Count, StatusPart, Timestamp
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 
 __all__ = [
     "MAX_CONDITIONS",
@@ -54,22 +55,29 @@ class ConditionType(StrEnum):
     """The job's reports arrive. A False one names the likely reasons; it alone never restarts the job."""
 
     PROGRESSING = "Progressing"
-    """The training makes steps. A False one says since when it makes none; it alone never restarts the job."""
+    """The training makes steps. A False one names the last step and its time; it alone never restarts the job."""
 
     GRACE_SUFFICIENT = "GraceSufficient"
-    """A save fits into the time that pods have at their end. Unknown until a commit tells how long one takes."""
+    """A save fits into the time that pods have at the end. Unknown until the first commit shows how long it takes."""
 
     POD_STUCK = "PodStuck"
-    """A pod that was told to end is still there long after its time. Only jobs that had one have this condition."""
+    """A pod that is to end is still there long after its grace period. Only jobs that had one have this condition."""
 
     SUSPENDED = "Suspended"
     """Nothing of the job runs, because the user asked for it or because a limit was reached."""
+
+    FINISHED = "Finished"
+    """The job has ended. The reason is Complete or Failed; False while it can still run."""
 
     COMPLETE = "Complete"
     """Every pod exited 0."""
 
     FAILED = "Failed"
     """The job ended and is not started again."""
+
+
+END_CONDITIONS: Final = frozenset({ConditionType.FINISHED, ConditionType.COMPLETE, ConditionType.FAILED})
+"""Any of them is True once the job is over."""
 
 
 class ConditionStatus(StrEnum):
@@ -86,7 +94,7 @@ class Condition(StatusPart):
     """True, False or Unknown."""
 
     reason: Annotated[str, Field(min_length=1, max_length=128)]
-    """One word that says why."""
+    """One word that says why, of those that docs/operations/conditions.md lists."""
 
     message: Annotated[str, Field(max_length=_MESSAGE_LIMIT)] = ""
     """The reason in full, and what to do about it."""
@@ -101,16 +109,15 @@ class Condition(StatusPart):
 _STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ConditionUpdate:
     """The value that one condition gets now."""
 
     type: StrEnum
-    status: bool | None
-    """None: nobody can tell, which is status Unknown."""
-
-    reason: str
+    reason: Reason
     message: str = ""
+    status: bool | None = field(kw_only=True)
+    """None: it can't be judged, which is status Unknown."""
 
     def apply_to(self, known: Condition | None, *, generation: int | None, now: float) -> Condition:
         """Return the condition as it is now. Its transition time changes only with the status."""
@@ -119,7 +126,7 @@ class ConditionUpdate:
         return Condition(
             type=self.type,
             status=status,
-            reason=self.reason,
+            reason=self.reason.value,
             message=self.message[:_MESSAGE_LIMIT],
             last_transition_time=since,
             observed_generation=generation,

@@ -1,4 +1,4 @@
-"""Define QueuedResource, a request for Cloud TPU VMs that a user makes. Its status is in `queuedresource_status`.
+"""Define QueuedResource, a user's request for TPU VMs. Its status is in `queuedresource_status`.
 
 Field docstrings become the descriptions in the CRD. The rules that a schema can't express are in
 `queuedresource_rules`.
@@ -10,27 +10,24 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from stepkeeper_operator.api.base import ApiModel, SpecPart, Timestamp
-from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
-from stepkeeper_operator.api.v1alpha1.queuedresource_node import NodeSpec
+from stepkeeper_operator.api.base import ApiModel, ObjectMeta, SpecPart, Timestamp
+from stepkeeper_operator.api.v1alpha1.queuedresource_slices import SlicesSpec
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 
 __all__ = [
     "KIND",
     "SHORT_NAMES",
-    "BestEffortTier",
     "DeletionPolicy",
     "GuaranteedTier",
     "OnEnd",
+    "PlainTier",
     "QueuedResource",
     "QueuedResourceSpec",
     "QueueingSpec",
     "RecreateBackoff",
     "RecreatePolicy",
-    "SpotTier",
     "TierSpec",
     "UpdatePolicy",
-    "ValidInterval",
     "choose_autocheckpoint",
 ]
 
@@ -58,21 +55,15 @@ class UpdatePolicy(StrEnum):
 
 
 class GuaranteedTier(SpecPart):
-    """Machines that aren't taken away for others."""
-
     reserved: bool = False
-    """Take them from a reservation. Only version v2alpha1 of the Cloud TPU API has this."""
+    """Take them from a reservation."""
 
     min_duration_seconds: Seconds | None = None
     """Least time for which the machines have to be free when they are granted."""
 
 
-class SpotTier(SpecPart):
-    """Machines that the cloud can take away at any time."""
-
-
-class BestEffortTier(SpecPart):
-    """Machines that are given to guaranteed requests first."""
+class PlainTier(SpecPart):
+    """A tier that has no fields."""
 
 
 class TierSpec(SpecPart):
@@ -81,37 +72,22 @@ class TierSpec(SpecPart):
     union: ClassVar = ("guaranteed", "spot", "bestEffort")
 
     guaranteed: GuaranteedTier | None = None
-    """Machines that aren't taken away for others."""
+    """Machines that aren't taken away for others. Write guaranteed: {} to leave its fields at their defaults."""
 
-    spot: SpotTier | None = None
-    """Machines that the cloud can take away at any time."""
+    spot: PlainTier | None = None
+    """Machines that the cloud can take away at any time. Write spot: {}."""
 
-    best_effort: BestEffortTier | None = None
-    """Machines that are given to guaranteed requests first. Only version v2alpha1 of the Cloud TPU API has it."""
-
-
-class ValidInterval(SpecPart):
-    """A time in which the request is granted or not at all."""
-
-    start_time: Timestamp
-    """Beginning."""
-
-    end_time: Timestamp
-    """End."""
+    best_effort: PlainTier | None = None
+    """Machines that are given to guaranteed requests first. Write bestEffort: {}."""
 
 
 class QueueingSpec(SpecPart):
-    """Limits of the time that the request waits, at most one of these. The operator removes a request that has run out
-    from the cloud.
+    """Limits of the time that the request waits: validUntilSeconds, or the others. The operator removes a request
+    that has run out from the cloud.
     """
 
-    union: ClassVar = (
-        "validUntilSeconds",
-        "validUntilTime",
-        "validAfterSeconds",
-        "validAfterTime",
-        "validInterval",
-    )
+    union: ClassVar = ("validUntilSeconds", "validUntilTime", "validAfterTime")
+    several: ClassVar = True
 
     valid_until_seconds: Seconds | None = None
     """Wait at most this long, from the creation of the request."""
@@ -119,23 +95,12 @@ class QueueingSpec(SpecPart):
     valid_until_time: Timestamp | None = None
     """Wait until then."""
 
-    valid_after_seconds: Seconds | None = None
-    """Grant the request only this long after its creation."""
-
     valid_after_time: Timestamp | None = None
     """Grant the request only from then on."""
-
-    valid_interval: ValidInterval | None = None
-    """Grant the request only in this time."""
 
     @override
     def needs_member(self) -> bool:
         return bool(self.model_extra)  # a limit that isn't known is not the same as none
-
-    @property
-    def end_time(self) -> int | None:
-        """The time by which the request has to be granted, where it doesn't depend on the request's creation."""
-        return self.valid_until_time if self.valid_interval is None else self.valid_interval.end_time
 
 
 class RecreateBackoff(SpecPart):
@@ -160,7 +125,7 @@ class RecreatePolicy(SpecPart):
     """The cloud could not provide it, or its request has run out. A failure for lack of quota is tried again anyway."""
 
     backoff: RecreateBackoff = RecreateBackoff()
-    """Wait before each recreation."""
+    """Wait before each recreation. It doubles each time, up to maxSeconds, until one has been active for an hour."""
 
     max: Annotated[int, Field(ge=0, le=100_000)] | None = None
     """Recreations in a row without an hour of being active in between; then the resource stays as it is. Unset: no
@@ -168,9 +133,7 @@ class RecreatePolicy(SpecPart):
 
 
 class QueuedResourceSpec(SpecPart):
-    """The machines that the user asks for."""
-
-    compared: ClassVar = ("node", "tier", "reservationName", "queueing")
+    compared: ClassVar = ("slices", "tier", "reservationName", "queueing")
 
     project: Annotated[str, Field(min_length=6, max_length=63)]
     """Google Cloud project, by its id and not by its number. It can't be changed."""
@@ -178,7 +141,7 @@ class QueuedResourceSpec(SpecPart):
     zone: Annotated[str, Field(min_length=5, max_length=32)]
     """Zone of the machines: us-central2-b. It can't be changed."""
 
-    node: NodeSpec
+    slices: SlicesSpec
     """The TPU slices that are requested."""
 
     tier: TierSpec
@@ -195,7 +158,7 @@ class QueuedResourceSpec(SpecPart):
     """What happens to a cloud resource that will never be active again."""
 
     update_policy: UpdatePolicy = UpdatePolicy.REFUSE
-    """Reaction to a change of node, tier, reservationName or queueing, which the cloud can't change on a live
+    """Reaction to a change of slices, tier, reservationName or queueing, which the cloud can't change on a live
     resource. Refuse: the API server refuses the change. Recreate: the operator deletes the cloud resource and creates
     it again; jobs on it save, wait, and resume."""
 
@@ -208,17 +171,10 @@ class QueuedResourceSpec(SpecPart):
     missing again."""
 
     @property
-    def reservation_path(self) -> str | None:
-        """The reservation's full name in the Cloud TPU API."""
-        if self.reservation_name is None or "/" in self.reservation_name:
-            return self.reservation_name
-        return f"projects/{self.project}/locations/{self.zone}/reservations/{self.reservation_name}"
-
-    @property
     def autocheckpoint(self) -> bool:
         """The setting that is asked of the cloud."""
         return choose_autocheckpoint(
-            self.node.autocheckpoint_enabled, guaranteed=self.tier.guaranteed is not None
+            self.slices.autocheckpoint_enabled, guaranteed=self.tier.guaranteed is not None
         )
 
 
@@ -237,4 +193,4 @@ class QueuedResource(ApiModel):
     """The machines that the user asks for."""
 
     status: QueuedResourceStatus = QueuedResourceStatus()
-    """The observed state of the request. The Cloud TPU API is the truth; this is its mirror."""
+    """The observed state of the request. The cloud is the truth; this is its mirror."""

@@ -6,9 +6,8 @@ an object is changed.
 
 from typing import Final
 
-from stepkeeper_operator.api.accelerators import SHAPES_OF_TWO_SIDES, SMALL_SHAPES_OF_THREE_SIDES
-from stepkeeper_operator.api.cel import CUBIC_TOPOLOGY, CelRule, cel_list
-from stepkeeper_operator.api.v1alpha1.queuedresource_node import AcceleratorGeneration
+from stepkeeper_operator.api.accelerators import topology_rules
+from stepkeeper_operator.api.cel import CelRule
 
 __all__ = ["NAME_MESSAGE", "NAME_PATTERN", "RULES"]
 
@@ -20,20 +19,7 @@ NAME_MESSAGE: Final = (
     " and labels of nodes are made from it"
 )
 _RESERVED_PREFIX: Final = "stepkeeper-"
-"""Beginning of the labels and metadata keys that the operator sets on cloud nodes."""
-
-_GENERATIONS: Final = tuple(generation.value for generation in AcceleratorGeneration)
-_FLAT: Final = ("V5LITE_POD", "V6E")
-_OLD: Final = ("V2", "V3")
-_OLD_SHAPES: Final = ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32")
-_CUBIC: Final = ("V4", "V5P")
-_IRONWOOD: Final = "v7|tpu-?7|ironwood"
-"""Matches the names, in lower case, of a generation that the Cloud TPU API doesn't have."""
-
-_IRONWOOD_MESSAGE: Final = (
-    "Ironwood (v7x, tpu7x) isn't in the Cloud TPU API: only GKE has it; there, make a TPU node pool, and run"
-    " the job on it by spec.placement.tpu {accelerator: v7x, topology} without a QueuedResource"
-)
+"""Beginning of the labels and metadata keys that the operator sets in the cloud."""
 
 
 def _pattern(at: str, pattern: str, message: str) -> CelRule:
@@ -75,127 +61,88 @@ _PLACE: Final = (
 
 _ACCELERATOR: Final = (
     CelRule(
-        at="spec.node",
-        cel="has(self.acceleratorType) != has(self.acceleratorConfig)",
-        message="give exactly one of acceleratorType: v5litepod-16 and acceleratorConfig: {type: V5LITE_POD, topology:"
-        " 4x4}",
+        at="spec.slices.accelerator",
+        cel="self != 'v7x'",
+        message="accelerator: there are no queued resources of v7x, which only GKE has; make a TPU node pool there, and"
+        " name it in spec.placement.tpu of the job",
     ),
-    CelRule(
-        at="spec.node.acceleratorType",
-        cel=f"!self.lowerAscii().matches('{_IRONWOOD}')",
-        message=f"acceleratorType: {_IRONWOOD_MESSAGE}",
-    ),
-    CelRule(
-        at="spec.node.acceleratorType",
-        cel=f"self.matches('^v(2|3|4|5litepod|5p|6e)-[1-9][0-9]{{0,4}}$') || self.lowerAscii().matches('{_IRONWOOD}')",
-        message="acceleratorType: write v2, v3, v4, v5litepod (which is v5e), v5p or v6e, a '-' and the size, for"
-        " example v5litepod-16",
-    ),
-    CelRule(
-        at="spec.node.acceleratorConfig.type",
-        cel=f"!self.lowerAscii().matches('{_IRONWOOD}')",
-        message=f"type: {_IRONWOOD_MESSAGE}",
-    ),
-    CelRule(
-        at="spec.node.acceleratorConfig.type",
-        cel=f"self in {cel_list(_GENERATIONS)} || self.lowerAscii().matches('{_IRONWOOD}')",
-        message=f"type: use one of {', '.join(_GENERATIONS)}; V5LITE_POD is v5e",
-    ),
-    CelRule(
-        at="spec.node.acceleratorConfig",
-        cel=f"!(self.type in {cel_list(_FLAT)}) || self.topology in {cel_list(SHAPES_OF_TWO_SIDES)}",
-        message=f"topology: {' and '.join(_FLAT)} have two sides: use one of {', '.join(SHAPES_OF_TWO_SIDES)}",
-    ),
-    CelRule(
-        at="spec.node.acceleratorConfig",
-        cel=f"!(self.type in {cel_list(_OLD)}) || self.topology in {cel_list(_OLD_SHAPES)}",
-        message=f"topology: {' and '.join(_OLD)} have two sides: use one of {', '.join(_OLD_SHAPES)}",
-    ),
-    CelRule(
-        at="spec.node.acceleratorConfig",
-        cel=f"!(self.type in {cel_list(_CUBIC)}) || self.topology in {cel_list(SMALL_SHAPES_OF_THREE_SIDES)}"
-        f" || {CUBIC_TOPOLOGY}",
-        message=f"topology: {' and '.join(_CUBIC)} have three sides: use {', '.join(SMALL_SHAPES_OF_THREE_SIDES)}, or"
-        " multiples of 4 in ascending order like 4x4x8",
-    ),
+    *topology_rules("spec.slices"),
 )
 
 _HOSTS: Final = (
     _pattern(
-        "spec.node.runtimeVersion",
+        "spec.slices.image",
         "^[a-zA-Z0-9]([-_.a-zA-Z0-9]*[a-zA-Z0-9])?$",
         "write the name of a TPU software version, for example tpu-ubuntu2204-base",
     ),
     _pattern(
-        "spec.node.idPrefix",
+        "spec.slices.namePrefix",
         "^[a-z]([-a-z0-9]*[a-z0-9])?$",
         "use lower-case letters, digits and '-', beginning with a letter and not ending with '-'",
     ),
     _pattern(
-        "spec.node.network.network",
+        "spec.slices.network.network",
         "^([-a-z0-9.:]+/)*[a-z]([-a-z0-9]*[a-z0-9])?$",
         "write a name, or a path like projects/<project>/global/networks/<name>",
     ),
     _pattern(
-        "spec.node.network.subnetwork",
+        "spec.slices.network.subnetwork",
         "^([-a-z0-9.:]+/)*[a-z]([-a-z0-9]*[a-z0-9])?$",
         "write a name, or a path like projects/<project>/regions/<region>/subnetworks/<name>",
     ),
     _pattern(
-        "spec.node.serviceAccount.email",
+        "spec.slices.serviceAccount.email",
         "^[a-z0-9][-a-z0-9]*@([-a-z0-9]+[.])+gserviceaccount[.]com$",
         "write the email of a service account, for example tpu@my-project.iam.gserviceaccount.com",
     ),
     CelRule(
-        at="spec.node.serviceAccount.scopes",
+        at="spec.slices.serviceAccount.scopes",
         cel="self.all(scope, scope.matches('^https://www[.]googleapis[.]com/auth/[-a-z0-9._/]+$'))",
         message="scopes: write whole addresses, for example https://www.googleapis.com/auth/cloud-platform",
     ),
     CelRule(
-        at="spec.node.tags",
+        at="spec.slices.tags",
         cel="self.all(tag, tag.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$'))",
         message="tags: use lower-case letters, digits and '-', beginning with a letter and not ending with '-'",
     ),
     CelRule(
-        at="spec.node.labels",
+        at="spec.slices.labels",
         cel="self.all(key, key.matches('^[a-z][-_a-z0-9]{0,62}$'))",
         message="labels: a key has 1 to 63 lower-case letters, digits, '-' and '_', and begins with a letter",
     ),
     CelRule(
-        at="spec.node.labels",
+        at="spec.slices.labels",
         cel="self.all(key, self[key].matches('^[-_a-z0-9]*$'))",
         message="labels: a value has lower-case letters, digits, '-' and '_'",
     ),
-    CelRule(
-        at="spec.node.labels",
-        cel=f"self.all(key, !key.startsWith('{_RESERVED_PREFIX}'))",
-        message=f"labels: keys that begin with {_RESERVED_PREFIX} are set by the operator; use another key",
+    *(
+        CelRule(
+            at=f"spec.slices.{field}",
+            cel=f"self.all(key, !key.startsWith('{_RESERVED_PREFIX}'))",
+            message=f"{field}: keys that begin with {_RESERVED_PREFIX} are set by the operator; use another key",
+        )
+        for field in ("labels", "metadata")
     ),
 )
 
 _METADATA: Final = (
     CelRule(
-        at="spec.node.metadata",
+        at="spec.slices.metadata",
         cel="self.all(key, key.matches('^[-_a-zA-Z0-9]{1,128}$'))",
         message="metadata: a key has 1 to 128 letters, digits, '-' and '_'",
     ),
     CelRule(
-        at="spec.node.metadata",
-        cel=f"self.all(key, !key.startsWith('{_RESERVED_PREFIX}'))",
-        message=f"metadata: keys that begin with {_RESERVED_PREFIX} are set by the operator; use another key",
-    ),
-    CelRule(
-        at="spec.node",
+        at="spec.slices",
         cel="!has(self.startupScriptSecretRef) || !has(self.metadata) || !('startup-script' in self.metadata)",
         message="metadata: startup-script and startupScriptSecretRef are two ways to give one script; leave one out",
     ),
     _pattern(
-        "spec.node.startupScriptSecretRef.name",
+        "spec.slices.startupScriptSecretRef.name",
         "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
         "write the name of a Secret in this namespace",
     ),
     _pattern(
-        "spec.node.startupScriptSecretRef.key",
+        "spec.slices.startupScriptSecretRef.key",
         "^[-._a-zA-Z0-9]+$",
         "a key of a Secret has letters, digits, '-', '_' and '.'",
     ),
@@ -203,19 +150,19 @@ _METADATA: Final = (
 
 _DISKS: Final = (
     CelRule(
-        at="spec.node.dataDisks",
+        at="spec.slices.dataDisks",
         cel="self.all(disk, disk.sourceDisk.matches('^projects/[-a-z0-9.:]+/zones/[-a-z0-9]+/disks/[-a-z0-9]+$'))",
         message="dataDisks: write sourceDisk as projects/<project>/zones/<zone>/disks/<disk>",
     ),
     CelRule(
         at="spec",
-        cel="!has(self.node.dataDisks)"
-        " || self.node.dataDisks.all(disk, !disk.sourceDisk.contains('/zones/')"
+        cel="!has(self.slices.dataDisks)"
+        " || self.slices.dataDisks.all(disk, !disk.sourceDisk.contains('/zones/')"
         " || disk.sourceDisk.contains('/zones/' + self.zone + '/'))",
         message="dataDisks: a disk is in another zone than the machines; use disks of spec.zone",
     ),
     CelRule(
-        at="spec.node",
+        at="spec.slices",
         cel="self.count == 1 || !has(self.dataDisks) || self.dataDisks.all(disk, disk.mode == 'ReadOnly')",
         message="dataDisks: only one slice can write to a disk; use mode: ReadOnly, or count: 1",
     ),
@@ -229,15 +176,13 @@ _TERMS: Final = (
     ),
     CelRule(
         at="spec.queueing",
-        cel="[has(self.validUntilSeconds), has(self.validUntilTime), has(self.validAfterSeconds),"
-        " has(self.validAfterTime), has(self.validInterval)].filter(given, given).size() <= 1",
-        message="queueing: give at most one of validUntilSeconds, validUntilTime, validAfterSeconds, validAfterTime and"
-        " validInterval",
+        cel="!has(self.validUntilSeconds) || (!has(self.validUntilTime) && !has(self.validAfterTime))",
+        message="queueing: give validUntilSeconds, or validAfterTime and validUntilTime, not both",
     ),
     CelRule(
-        at="spec.queueing.validInterval",
-        cel="self.startTime < self.endTime",
-        message="validInterval: endTime is not after startTime; use a later endTime",
+        at="spec.queueing",
+        cel="!has(self.validUntilTime) || !has(self.validAfterTime) || self.validAfterTime < self.validUntilTime",
+        message="queueing: validUntilTime is not after validAfterTime; use a later validUntilTime",
     ),
     CelRule(
         at="spec",
@@ -268,7 +213,7 @@ _CHANGES: Final = (
         message="project and zone: a resource can't move; make another QueuedResource there, name it in the jobs, and"
         " delete this one",
     ),
-    _fixed("node", optional=False),
+    _fixed("slices", optional=False),
     _fixed("tier", optional=False),
     _fixed("reservationName", optional=True),
     _fixed("queueing", optional=True),

@@ -9,24 +9,25 @@ from stepkeeper_operator.api.base import BY_TYPE, Count, StatusPart, Timestamp
 from stepkeeper_operator.api.v1alpha1.conditions import MAX_CONDITIONS, Condition
 
 __all__ = [
-    "MAX_NODES",
+    "MAX_SLICES",
     "CloudError",
-    "CloudNodeStatus",
     "CloudOperation",
     "MaintenanceStatus",
-    "QueuedResourceBookkeeping",
     "QueuedResourceConditionType",
     "QueuedResourceState",
     "QueuedResourceStatus",
+    "RemovalStatus",
+    "ResourceOperatorState",
+    "SliceStatus",
 ]
 
-MAX_NODES: Final = 64
-"""Cloud nodes that the status lists; nodeCount says how many there are."""
+MAX_SLICES: Final = 64
+"""Slices that the status lists; sliceCount is their number."""
 
 
 class QueuedResourceConditionType(StrEnum):
     ACCEPTED = "Accepted"
-    """The Cloud TPU API took the request. A False one says what to change."""
+    """The cloud took the request. A False one says what to change."""
 
     ACTIVE = "Active"
     """All machines are provided."""
@@ -67,7 +68,7 @@ class QueuedResourceState(StrEnum):
 
 
 class MaintenanceStatus(StatusPart):
-    """Maintenance that the cloud has announced for a cloud node."""
+    """Maintenance that the cloud has announced for a slice."""
 
     status: Annotated[str, Field(max_length=32)]
     """Pending or Ongoing."""
@@ -81,15 +82,9 @@ class MaintenanceStatus(StatusPart):
     window_end: Timestamp | None = None
     """It is expected to be over then."""
 
-    latest_window_start: Timestamp | None = None
-    """Latest beginning that it can be moved to."""
 
-    can_reschedule: bool = False
-    """It can be begun earlier by `PerformMaintenanceQueuedResource`."""
-
-
-class CloudNodeStatus(StatusPart):
-    """One slice: a node in the words of the Cloud TPU API."""
+class SliceStatus(StatusPart):
+    """One slice, as the cloud has it."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
     """Its id in the cloud."""
@@ -107,15 +102,14 @@ class CloudNodeStatus(StatusPart):
     """What the cloud saw on its hosts, newest first."""
 
     hosts: Count = 0
-    """Number of hosts of the slice; 0 while the cloud doesn't tell. Each is a Node of this cluster once it has joined:
-    kubectl get nodes -l stepkeeper.dev/cloud-node=NAME."""
+    """Number of hosts of the slice; 0 while the cloud doesn't report it. Each is a Node of this cluster once it has
+    joined: kubectl get nodes -l stepkeeper.dev/slice=NAME."""
 
     joined_hosts: Count = 0
     """Number of hosts that are Ready nodes of this cluster and not cordoned."""
 
     autocheckpoint_enabled: bool | None = None
-    """The setting as the cloud has it; absent while only version v2 of its API answers, which
-    doesn't tell."""
+    """The setting as the cloud has it; absent while the cloud doesn't report it."""
 
     upcoming_maintenance: MaintenanceStatus | None = None
     """Maintenance that the cloud has announced."""
@@ -125,7 +119,7 @@ class CloudOperation(StatusPart):
     """A long-running operation of the cloud that the operator follows."""
 
     name: Annotated[str, Field(min_length=1, max_length=512)]
-    """Its name in the Cloud TPU API."""
+    """Its name in the cloud."""
 
     verb: Annotated[str, Field(max_length=32)]
     """Create or Delete."""
@@ -135,13 +129,13 @@ class CloudOperation(StatusPart):
 
 
 class CloudError(StatusPart):
-    """The last error of the Cloud TPU API about this resource."""
+    """The last error of the cloud about this resource."""
 
     code: Annotated[str, Field(min_length=1, max_length=64)]
-    """Its gRPC code: RESOURCE_EXHAUSTED, PERMISSION_DENIED."""
+    """The cloud's code: RESOURCE_EXHAUSTED, PERMISSION_DENIED."""
 
     message: Annotated[str, Field(max_length=2048)]
-    """The API's own words."""
+    """The cloud's own words."""
 
     kind: Annotated[str, Field(max_length=32)] = ""
     """What it means: Quota, Terminal, NotFound, AlreadyExists, Busy, Transient or Credentials."""
@@ -153,8 +147,18 @@ class CloudError(StatusPart):
     """When it was seen first."""
 
 
-class QueuedResourceBookkeeping(StatusPart):
-    """The operator's own state."""
+class RemovalStatus(StatusPart):
+    """A removal of the cloud resource that has begun: its machines are drained, then deleted."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=128)]
+    """One word that says why, as condition Active has it."""
+
+    start_time: Timestamp
+    """Time when it began: pods on the machines have a bounded time from then."""
+
+
+class ResourceOperatorState(StatusPart):
+    """State that the operator needs after its own restart. It is private: the fields change without notice."""
 
     number: Count = 0
     """Number of the present cloud resource: 0, and one more with each recreation. Its id and request ids follow."""
@@ -167,7 +171,7 @@ class QueuedResourceBookkeeping(StatusPart):
     none. The object's own uid: another one has taken it over since, and the annotation still names it."""
 
     adopted: bool = False
-    """The present one was not made for this object, which has its label on the nodes."""
+    """The present one was not made for this object, which has its label on the slices."""
 
     identity: Annotated[str, Field(max_length=128)] = ""
     """The id and creation time, as id@seconds, of what is being adopted or was adopted last, or of what another object
@@ -179,24 +183,8 @@ class QueuedResourceBookkeeping(StatusPart):
     spec_hash: Annotated[str, Field(max_length=64)] = ""
     """Hash of the fields that the present one was created with."""
 
-    removing: Annotated[str, Field(max_length=128)] = ""
-    """Why the present one is being removed before it is recreated; empty while it isn't."""
-
-    removing_since: Timestamp | None = None
-    """Since when it is being removed: pods on its machines have a bounded time from then."""
-
     streak: Count = 0
     """Recreations in a row without an hour of being active in between."""
-
-    not_before: Timestamp | None = None
-    """Earliest time to create the next one, or to try again after an error."""
-
-    active_since: Timestamp | None = None
-    """Time since when the present one has been active."""
-
-    missing_since: Timestamp | None = None
-    """When hosts of the present one last began to be missing: they have joinTimeoutSeconds from then on, or from
-    activeSince on if it is absent."""
 
     retries: Count = 0
     """Errors in a row: the next wait follows, and the next request to delete. One that is accepted and fails counts."""
@@ -217,22 +205,33 @@ class QueuedResourceStatus(StatusPart):
     """Generation of the spec that this status is about."""
 
     state: QueuedResourceState | None = None
-    """State of the cloud resource."""
+    """State of the cloud resource. Pending: not requested yet, or waiting for the next try (nextTryTime). Creating: the
+    cloud is creating the request. Accepted, WaitingForResources: the request waits in the cloud's queue for machines.
+    Provisioning: the machines are being provided. Active: all machines are provided. Suspending: the cloud takes the
+    machines back. Suspended: the machines are gone. Failed: the cloud could not provide the machines, or the request
+    has run out. Deleting: it is being deleted. Gone: it was removed and isn't recreated. Unknown: the cloud reports a
+    state that this version of the operator doesn't know."""
 
     cloud_name: Annotated[str, Field(max_length=512)] = ""
     """Full name of the cloud resource: projects/<project>/locations/<zone>/queuedResources/<id>."""
 
-    api_version: Annotated[str, Field(max_length=16)] = ""
-    """Version of the Cloud TPU API by which it is made and deleted: v2 or v2alpha1. It is listed by v2alpha1, whatever
-    this says, unless that is refused."""
+    provider: Annotated[str, Field(max_length=64)] = ""
+    """The API that it is made and deleted by: tpu.googleapis.com/v2 or tpu.googleapis.com/v2alpha1."""
 
     conditions: Annotated[
         tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=BY_TYPE)
     ] = ()
     """The state of the resource, and why."""
 
+    active_since: Timestamp | None = None
+    """Time when the present cloud resource became active. It stays while the cloud takes the machines back."""
+
+    missing_hosts_since: Timestamp | None = None
+    """Time when hosts began to be missing that are missing now. They have joinTimeoutSeconds from then on."""
+
     joined: Annotated[str, Field(max_length=16)] = ""
-    """Hosts that are Ready nodes of this cluster and not cordoned, of all: 3/4; 3/? while the cloud doesn't tell."""
+    """Hosts that are Ready nodes of this cluster and not cordoned, of all: 3/4. While the number of all isn't known,
+    3/?."""
 
     autocheckpoint: Annotated[str, Field(max_length=16)] = ""
     """Autocheckpoint as the cloud has it: On, Off, or Mixed; empty while that isn't known."""
@@ -241,25 +240,36 @@ class QueuedResourceStatus(StatusPart):
     """Earliest known beginning of announced maintenance that is ahead. If the cloud gives a time for none of that, it
     is absent; if none is ahead, it is the latest beginning."""
 
-    node_count: Count = 0
-    """Cloud nodes of the resource."""
+    slice_count: Count = 0
+    """Slices of the resource."""
 
-    nodes: Annotated[tuple[CloudNodeStatus, ...], Field(max_length=MAX_NODES)] = ()
-    """The cloud nodes; with more than 64, first those that aren't well."""
+    slices: Annotated[tuple[SliceStatus, ...], Field(max_length=MAX_SLICES)] = ()
+    """The slices; with more than 64, first those that aren't well."""
+
+    removal: RemovalStatus | None = None
+    """The removal of the cloud resource that is in progress."""
 
     operation: CloudOperation | None = None
     """Long-running operation of the cloud that the operator follows."""
 
     error: CloudError | None = None
-    """Last error of the Cloud TPU API; absent once it has passed."""
+    """Last error of the cloud; absent once it has passed."""
+
+    next_try_time: Timestamp | None = None
+    """Earliest time of the next request: the back-off after an error or before a recreation."""
 
     recreations: Count = 0
     """Times that the cloud resource was recreated."""
 
-    bookkeeping: QueuedResourceBookkeeping = QueuedResourceBookkeeping()
-    """The operator's own state."""
+    operator: ResourceOperatorState = ResourceOperatorState()
+    """Private state of the operator. No client should read it: the fields change without notice."""
 
     @property
     def was_seen(self) -> bool:
         """True once the cloud has shown the present cloud resource, or has taken the request for it."""
         return self.state not in {None, QueuedResourceState.PENDING, QueuedResourceState.GONE}
+
+    @property
+    def removing(self) -> str:
+        """The reason of the removal in progress; empty: none is."""
+        return "" if self.removal is None else self.removal.reason

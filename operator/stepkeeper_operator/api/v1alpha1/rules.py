@@ -7,19 +7,13 @@ reads: the API server refuses rules that could cost too much.
 from typing import Final
 
 from stepkeeper.contract import CONTAINER_NAME, ExitCode, Identity
-from stepkeeper_operator.api.accelerators import (
-    ACCELERATORS,
-    SHAPES_OF_TWO_SIDES,
-    SMALL_SHAPES_OF_THREE_SIDES,
-)
-from stepkeeper_operator.api.cel import CUBIC_TOPOLOGY, CelRule, cel_list, listed
+from stepkeeper_operator.api.accelerators import ACCELERATORS, topology_rules
+from stepkeeper_operator.api.cel import CelRule, cel_list, listed
 from stepkeeper_operator.api.v1alpha1.queuedresource_rules import NAME_MESSAGE, NAME_PATTERN
 
 __all__ = ["RULES"]
 
 _ENV_PREFIX: Final = Identity.variable("")
-_FLAT: Final = tuple(a.value for a, facts in ACCELERATORS.items() if facts.dimensions == 2)
-_CUBIC: Final = tuple(a.value for a, facts in ACCELERATORS.items() if facts.dimensions == 3)
 _ONE_CHIP: Final = ("1x1", "1x1x1")
 _ONE_HOST: Final = ("1x1", "1x1x1", "2x2", "2x2x1")
 
@@ -45,19 +39,7 @@ _PLACEMENT: Final = (
         cel="has(self.tpu) != has(self.hosts)",
         message="give exactly one of tpu: {accelerator, topology} and hosts: {count}",
     ),
-    CelRule(
-        at="spec.placement.tpu",
-        cel=f"!(self.accelerator in {cel_list(_FLAT)}) || self.topology in {cel_list(SHAPES_OF_TWO_SIDES)}",
-        message=f"topology: {listed(_FLAT)} have two sides: use one of {', '.join(SHAPES_OF_TWO_SIDES)}",
-    ),
-    CelRule(
-        at="spec.placement.tpu",
-        cel=f"!(self.accelerator in {cel_list(_CUBIC)}) || self.topology in {cel_list(SMALL_SHAPES_OF_THREE_SIDES)}"
-        " || (self.accelerator == 'v7x' && self.topology == '1x1x1')"
-        f" || {CUBIC_TOPOLOGY}",
-        message=f"topology: {listed(_CUBIC)} have three sides: use {', '.join(SMALL_SHAPES_OF_THREE_SIDES)}, or"
-        " multiples of 4 in ascending order like 4x4x8",
-    ),
+    *topology_rules("spec.placement.tpu"),
     CelRule(
         at="spec.placement.tpu",
         cel=f"!has(self.chipsPerHost) || self.chipsPerHost in {_host_sizes()}",
@@ -128,13 +110,13 @@ _POLICIES: Final = (
     ),
     CelRule(
         at="spec.checkpoint.interval",
-        cel="self.type != 'Fixed' || has(self.steps) || has(self.seconds)",
-        message="interval: set steps, seconds or both",
+        cel="[has(self.every), has(self.continuous), has(self.auto)].exists_one(given, given)",
+        message="interval: give one of every: {steps, seconds}, continuous: {minSeconds} and auto: {maxSeconds}",
     ),
     CelRule(
-        at="spec.checkpoint.interval",
-        cel="self.type == 'Fixed' || !has(self.steps)",
-        message="interval: steps goes with type Fixed only; leave it out, or use seconds",
+        at="spec.checkpoint.interval.every",
+        cel="has(self.steps) || has(self.seconds)",
+        message="every: give steps, seconds or both",
     ),
     CelRule(
         at="spec.restarts.fatalExitCodes",

@@ -7,12 +7,10 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
-from typing_extensions import override
 
-from stepkeeper.contract import BestMode, IntervalType, OnDisruption
+from stepkeeper.contract import BestMode, OnDisruption
 from stepkeeper_operator.api.accelerators import Accelerator, choose_chips_per_host, count_chips, count_hosts
-from stepkeeper_operator.api.base import SET, ApiModel, SpecPart
-from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.api.base import SET, ApiModel, ObjectMeta, SpecPart
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 
 __all__ = [
@@ -21,10 +19,13 @@ __all__ = [
     "KIND",
     "SHORT_NAMES",
     "VERSION",
+    "AutoIntervalSpec",
     "BackoffSpec",
     "BestSpec",
     "CheckpointSpec",
     "CheckpointedTrainingJob",
+    "ContinuousIntervalSpec",
+    "EveryIntervalSpec",
     "HostsPlacement",
     "IntervalSpec",
     "PlacementSpec",
@@ -71,8 +72,9 @@ class TPUPlacement(SpecPart):
     for v7x. Unset: 4, or 1 where the slice is a single chip."""
 
     provisioning: Provisioning = Provisioning.ON_DEMAND
-    """Spot: machines that the cloud can take away at any time. Reserved: machines of the reservation
-    reservationName."""
+    """How the machines are bought, which selects the nodes. OnDemand: all nodes of the accelerator and topology. Spot:
+    only those with label cloud.google.com/gke-spot, which the cloud can take away at any time. Reserved: those of the
+    reservation reservationName. With queuedResourceName leave it out."""
 
     reservation_name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Name of the reservation. Set it only with provisioning Reserved."""
@@ -90,8 +92,6 @@ class HostsPlacement(SpecPart):
 
 
 class PlacementSpec(SpecPart):
-    """The machines that the job runs on: exactly one of tpu and hosts."""
-
     union: ClassVar = ("tpu", "hosts")
 
     tpu: TPUPlacement | None = None
@@ -130,26 +130,39 @@ class PlacementSpec(SpecPart):
         return count_chips(self.tpu.topology) * self.tpu.slices if self.tpu else 0
 
 
-class IntervalSpec(SpecPart):
-    """Interval between saves. With both steps and seconds, the one that is reached first counts."""
-
+class EveryIntervalSpec(SpecPart):
     union: ClassVar = ("steps", "seconds")
-
-    type: IntervalType = IntervalType.FIXED
-    """Fixed: save every so many steps or seconds. Continuous: save whenever no save is in flight. Auto: choose
-    the interval that makes saving plus repeating lost steps cheapest, from the measured cost of a save and the
-    rate of disruptions."""
+    several: ClassVar = True
 
     steps: Steps | None = None
-    """Fixed: save after this many steps."""
+    """Save after this many steps."""
 
     seconds: PositiveInt | None = None
-    """Fixed: save after this many seconds. Continuous: least time since the last save. Auto: greatest time
-    since the last save."""
+    """Save after this many seconds."""
 
-    @override
-    def needs_member(self) -> bool:
-        return self.type is IntervalType.FIXED
+
+class ContinuousIntervalSpec(SpecPart):
+    min_seconds: NonNegativeInt | None = None
+    """Least time from the start of one save to the start of the next. Unset: 0."""
+
+
+class AutoIntervalSpec(SpecPart):
+    max_seconds: PositiveInt | None = None
+    """Greatest time from the start of one save to the start of the next. Unset: 3600."""
+
+
+class IntervalSpec(SpecPart):
+    union: ClassVar = ("every", "continuous", "auto")
+
+    every: EveryIntervalSpec | None = None
+    """Save after so many steps or seconds, whichever comes first; at least one of them."""
+
+    continuous: ContinuousIntervalSpec | None = None
+    """Save whenever no save is in flight. Write continuous: {} to set no least time between saves."""
+
+    auto: AutoIntervalSpec | None = None
+    """Choose the interval that makes saves and repeated steps cheapest, from the measured cost of a save and the rate
+    of disruptions. Write auto: {} for the default upper limit."""
 
 
 class BestSpec(SpecPart):
@@ -182,14 +195,12 @@ class RetentionSpec(SpecPart):
 
 
 class CheckpointSpec(SpecPart):
-    """Place, interval and retention of the checkpoints."""
-
     uri: Annotated[str, Field(min_length=6, max_length=1024)]
     """Root of the job's checkpoints: gs://bucket/prefix, or file:///path on a volume of the template that all
     hosts share. No slash at the end. No other job may use it."""
 
     interval: IntervalSpec
-    """Interval between saves."""
+    """Interval between saves: exactly one of every, continuous and auto."""
 
     retention: RetentionSpec = RetentionSpec()
     """The checkpoints that are kept."""
@@ -210,34 +221,33 @@ class BackoffSpec(SpecPart):
 
 
 class RestartsSpec(SpecPart):
-    """Limits on restarts, by the cause of the end."""
-
     max_failures: Annotated[int, Field(ge=0, le=10_000)] = 3
     """Restarts allowed after failures of the application. The next failure is final."""
 
     max_disruptions: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """Restarts allowed after disruptions (preemption, maintenance, a lost node). Unset: no limit."""
+    """Restarts allowed after disruptions (preemption, maintenance, a lost node) in the job's whole life: a new
+    checkpoint doesn't set the count back. Unset: no limit."""
 
     reset_on_new_checkpoint: bool = True
     """Set the count of failures back to 0 at each newly committed checkpoint, so that a job that makes progress
-    goes on."""
+    continues."""
 
     fatal_exit_codes: Annotated[
         tuple[Annotated[int, Field(ge=0, le=255)], ...], Field(max_length=64, json_schema_extra=SET)
     ] = ()
-    """Exit codes of the trainer that fail the job at once."""
+    """Exit codes of the trainer that fail the job at once. 0, 75, 77 and 78 are refused: stepkeeper gives them
+    meanings of their own."""
 
     max_starts_without_checkpoint: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Starts in a row, whatever ends them, that may go by without a newly committed checkpoint. Then the job is
     suspended until somebody has looked at it: condition Suspended, reason NoNewCheckpoint."""
 
     backoff: BackoffSpec = BackoffSpec()
-    """Wait before restarts after failures, and between starts that end at once without a new checkpoint."""
+    """Wait before restarts after failures, and between starts that end at once without a new checkpoint. It doubles
+    with each of these in a row, up to maxSeconds."""
 
 
 class TrainingJobSpec(SpecPart):
-    """The job that the user asks for."""
-
     compared: ClassVar = ("placement", "template")
 
     placement: PlacementSpec

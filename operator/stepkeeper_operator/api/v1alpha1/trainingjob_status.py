@@ -15,12 +15,12 @@ __all__ = [
     "MAX_NOTICE",
     "MAX_RECENT",
     "Attempt",
-    "Bookkeeping",
     "CauseCount",
     "CheckpointStatus",
     "CommitStatus",
     "JobSetRef",
     "Metric",
+    "OperatorState",
     "ProgressStatus",
     "ResourcesStatus",
     "RestartsStatus",
@@ -76,10 +76,10 @@ class SaveRequest(StatusPart):
     """Name of the request. The training answers each once."""
 
     attempt: Count
-    """Number of the attempt that was asked. The next one is asked anew if it has something to lose."""
+    """Number of the attempt that was asked. The next one is asked again if it has something to lose."""
 
-    before: Timestamp
-    """Beginning of the maintenance that it is ahead of."""
+    maintenance_time: Timestamp
+    """Beginning of the maintenance that the save is for."""
 
     time: Timestamp
     """Time when it was asked for."""
@@ -87,7 +87,7 @@ class SaveRequest(StatusPart):
     reason: Annotated[str, Field(max_length=512)] = ""
     """Why it was asked for."""
 
-    after: Count | None = None
+    latest_sequence: Count | None = None
     """Slot of the newest commit at that time. Any later one answers."""
 
     sequence: Count | None = None
@@ -212,7 +212,7 @@ class ProgressStatus(StatusPart):
     last_progress_time: Timestamp | None = None
     """Time when a report last showed a greater step."""
 
-    longest_step_seconds: Count | None = None
+    longest_step_millis: Count | None = None
     """Longest time between two steps of the current attempt that reports have shown. Unset: they have shown too few."""
 
     slowest_rank: Count | None = None
@@ -244,8 +244,8 @@ class ResourcesStatus(StatusPart):
     """The QueuedResource whose machines the job runs on or waits for."""
 
 
-class Bookkeeping(StatusPart):
-    """State that the operator needs after its own restart and can't see in the cluster. Nobody else should read it."""
+class OperatorState(StatusPart):
+    """State that the operator needs after its own restart. It is private: the fields change without notice."""
 
     job_sets: Count = 0
     """JobSets made so far. The number of the current one is this minus 1."""
@@ -263,12 +263,9 @@ class Bookkeeping(StatusPart):
     """Time when the current JobSet was resumed without a restart. Its earlier pods with the present count of restarts
     are of an earlier attempt."""
 
-    not_before: Timestamp | None = None
-    """Earliest time of the next start: the back-off after a failure, or after starts that came to nothing."""
-
     starts_without_checkpoint: Count = 0
     """Starts in a row, with the newest, of which none has committed a checkpoint. A suspension by the user and a
-    changed template count anew."""
+    changed template set it to 0."""
 
     starts_allowed: Count | None = None
     """restarts.maxStartsWithoutCheckpoint as the newest start began. A lower one ends nothing that runs."""
@@ -284,7 +281,11 @@ class TrainingJobStatus(StatusPart):
     """Generation of the spec that this status is about."""
 
     phase: Phase | None = None
-    """One word that sums up the conditions."""
+    """One word that sums up the conditions. Pending: no JobSet exists yet. Queued: the job waits for quota of Kueue.
+    Starting: pods of the first attempt are created or start. Running: all pods run, or some have finished. Restarting:
+    an attempt ends or has ended, and not all pods of the next run yet. Suspending: pods save and stop. Suspended:
+    nothing runs; condition Suspended has the reason. Complete: the training is done. Failed: the job has ended and is
+    not started again."""
 
     conditions: Annotated[
         tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=BY_TYPE)
@@ -303,8 +304,12 @@ class TrainingJobStatus(StatusPart):
     progress: ProgressStatus | None = None
     """Progress of the training."""
 
+    next_start_time: Timestamp | None = None
+    """Earliest time of the next start: the back-off after a failure, or after starts without a new checkpoint. Absent
+    where nothing is waited for."""
+
     resources: ResourcesStatus | None = None
     """The job's objects and machines in the cluster."""
 
-    bookkeeping: Bookkeeping = Bookkeeping()
-    """The operator's own state."""
+    operator: OperatorState = OperatorState()
+    """Private state of the operator. No client should read it: the fields change without notice."""

@@ -5,14 +5,29 @@ condition: of two objects whose annotations name one resource, the one that writ
 label back, and doesn't write again.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
+from stepkeeper_operator.api.v1alpha1.queuedresource_slices import SlicesSpec
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
+    QueuedResourceState,
+    QueuedResourceStatus,
+)
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudQueuedResource, CloudRequest
+from stepkeeper_operator.cloud_tpu.naming import (
+    CLUSTER_LABEL,
+    NAME_LABEL,
+    NAMESPACE_LABEL,
+    UID_LABEL,
+    make_cloud_id,
+    make_labels,
+    parse_number,
+)
 from stepkeeper_operator.cloud_tpu.polling import Listing
+from stepkeeper_operator.cloud_tpu.request import build_request, choose_api_version, name_accelerators
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.queued_resources.decide.answers import LASTING, book, error_kind
 from stepkeeper_operator.queued_resources.decide.mirror import match_members
@@ -25,24 +40,13 @@ from stepkeeper_operator.queued_resources.decision import (
     Relabel,
     judge_accepted,
 )
-from stepkeeper_operator.queued_resources.naming import (
-    CLUSTER_LABEL,
-    NAME_LABEL,
-    NAMESPACE_LABEL,
-    UID_LABEL,
-    make_cloud_id,
-    make_labels,
-    parse_number,
-)
 from stepkeeper_operator.queued_resources.observed import Verb
-from stepkeeper_operator.queued_resources.request import build_request, choose_api_version
 from stepkeeper_operator.queued_resources.sight import Scene, find_labels, identify, list_live
 
 __all__ = ["judge_labels", "plan_blocked", "plan_labels", "uncordon_members"]
 
 _READY: Final = "READY"
 _UNOWNED: Final = "none"
-_COMPARED: Final = ("accelerator_type", "accelerator_config", "runtime_version")
 _DELETE: Final = "gcloud compute tpus queued-resources delete --force"
 
 
@@ -51,31 +55,31 @@ def plan_blocked(resource: QueuedResource, status: QueuedResourceStatus, scene: 
 
     None: nothing blocks it. What is nowhere under its id, though it was asked for, isn't blocked.
     """
-    bookkeeping, listing = status.bookkeeping, scene.observed.listing
-    if listing is None or (scene.sight.absent and (bookkeeping.number or bookkeeping.created)):
+    operator, listing = status.operator, scene.observed.listing
+    if listing is None or (scene.sight.absent and (operator.number or operator.created)):
         return None
     others, wanted = scene.sight.others, scene.meta.annotations.get(ADOPT_ANNOTATION, "")
-    if scene.sight.foreign is not None and bookkeeping.created and (bookkeeping.adopted or status.was_seen):
+    if scene.sight.foreign is not None and operator.created and (operator.adopted or status.was_seen):
         status = _note_loss(status, scene.sight.foreign, scene)
     target = listing.resources.get(wanted) if _may_adopt(status, scene, wanted) else None
     if target is not None:
         return _plan_adoption(resource, status, target, listing, scene)
     status = book(status, adopting="")
-    lost = bool(others) and bookkeeping.created and identify(others[0]) == status.bookkeeping.identity
-    if others and bookkeeping.number and not lost:  # only the first id is promised to people
-        text = f"{others[0].id} isn't this object's: takes the next number"
-        status = book(status, number=bookkeeping.number + 1, created=False, asked_at=None)
+    lost = bool(others) and operator.created and identify(others[0]) == status.operator.identity
+    if others and operator.number and not lost:  # only the first id is promised to people
+        text = f"{others[0].id} isn't this object's: the request takes the next number"
+        status = book(status, number=operator.number + 1, created=False, asked_at=None)
         return Plan(status=status, look_s=0.0, waiting=text)
     if others:
         text = _describe_other(others[0], listing, wanted, uid=scene.meta.uid)
-        return _refuse(status, judge_accepted("NotOurs", text), scene)
+        return _refuse(status, judge_accepted(Reason.OWNED_BY_OTHER, text), scene)
     if not wanted:
         return None
     text = (
         f"annotation {ADOPT_ANNOTATION} names {wanted}, and the cloud has nothing of this object's name with that id. "
         "Correct it, or remove it and new machines are requested"
     )
-    return _refuse(status, judge_accepted("NothingToAdopt", text), scene)
+    return _refuse(status, judge_accepted(Reason.NOTHING_TO_ADOPT, text), scene)
 
 
 def plan_labels(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> tuple[Action, ...]:
@@ -91,7 +95,9 @@ def judge_labels(status: QueuedResourceStatus, nodes: tuple[CloudNode, ...]) -> 
     refused = status.error is not None and status.error.verb == Verb.LABEL
     if not ready or (refused and error_kind(status) in LASTING):
         return None
-    return judge_accepted("Adopting", f"writes this object's label on node {name_some(ready)}", status=None)
+    return judge_accepted(
+        Reason.ADOPTING, f"the operator writes this object's label on slice {name_some(ready)}", status=None
+    )
 
 
 def uncordon_members(scene: Scene) -> tuple[Cordon, ...]:
@@ -106,15 +112,14 @@ def _note_loss(status: QueuedResourceStatus, lost: CloudQueuedResource, scene: S
     While the annotation stays, its own uid in `adopting` keeps it from taking the resource back. By `identity` it knows
     what it has lost while that has no nodes, and shows the label of its request again.
     """
-    changes: dict[str, Any] = {"state": QueuedResourceState.PENDING, "operation": None, "error": None}
-    gone: dict[str, Any] = dict.fromkeys(("removing_since", "active_since", "missing_since"))
-    status = status.model_copy(update=changes)
-    return book(status, adopting=scene.meta.uid, adopted=False, identity=identify(lost), removing="", **gone)
+    gone: dict[str, Any] = dict.fromkeys(("operation", "error", "removal", "active_since"))
+    state, own = QueuedResourceState.PENDING, scene.meta.uid
+    return book(status, state=state, adopting=own, adopted=False, identity=identify(lost), **gone)
 
 
 def _may_adopt(status: QueuedResourceStatus, scene: Scene, wanted: str) -> bool:
     """Return True for the present id, and at first for any id of this name."""
-    namespace, name, number = scene.meta.namespace, scene.meta.name, status.bookkeeping.number
+    namespace, name, number = scene.meta.namespace, scene.meta.name, status.operator.number
     of_name = parse_number(namespace, name, wanted) is not None
     return wanted == make_cloud_id(namespace, name, number) or (not number and of_name)
 
@@ -136,13 +141,13 @@ def _plan_adoption(
             f"{found.name} carries the label of {whose} of this cluster, and only an object of that name can take it "
             f"over. Choose another metadata.name, or delete it ({_DELETE})"
         )
-        return _refuse(status, judge_accepted("NotOurs", text), scene)
-    if status.bookkeeping.adopting not in {"", owner}:
+        return _refuse(status, judge_accepted(Reason.OWNED_BY_OTHER, text), scene)
+    if status.operator.adopting not in {"", owner}:
         text = (
             f"{found.name} was this object's, or about to be, and now carries the label of {owner}. It is left alone: "
             f"to take it over once more, remove annotation {ADOPT_ANNOTATION}, and set it again"
         )
-        return _refuse(status, judge_accepted("NotOurs", text), scene)
+        return _refuse(status, judge_accepted(Reason.OWNED_BY_OTHER, text), scene)
     obstacle = _find_obstacle(resource, found, listing, scene)
     if obstacle is not None:
         return _refuse(status, obstacle, scene)
@@ -160,43 +165,45 @@ def _find_obstacle(
     if missing or not ready or found.state != "ACTIVE":
         which = f"; {name_some(missing)} isn't" if missing else ""
         text = (
-            f"{found.name}, which is {found.state}, is adopted once it is ACTIVE and all its nodes are READY, since "
+            f"{found.name}, which is {found.state}, is adopted once it is ACTIVE and all its slices are READY, since "
             f"they carry the label{which}. If that doesn't change, delete it ({_DELETE})"
         )
-        return judge_accepted("Adopting", text, status=None)
+        return judge_accepted(Reason.ADOPTING, text, status=None)
     number = parse_number(scene.meta.namespace, scene.meta.name, found.id) or 0
     asked = build_request(resource, number=number, cluster_id=scene.observed.cluster_id, script=None)
-    differences = "; ".join(_find_differences(asked, found, listing))
+    differences = "; ".join(_find_differences(resource.spec.slices, asked, found, listing))
     if not differences:
         return None
     text = f"{found.name} isn't what the spec asks for: {differences}. Change the spec to match it"
-    return judge_accepted("Differs", f"{text}, or delete it ({_DELETE})")
+    return judge_accepted(Reason.SPEC_MISMATCH, f"{text}, or delete it ({_DELETE})")
 
 
 def _label(
     resource: QueuedResource, status: QueuedResourceStatus, nodes: tuple[CloudNode, ...], scene: Scene
 ) -> tuple[Action, ...]:
-    not_before, uid = status.bookkeeping.not_before, scene.meta.uid
+    next_at, uid = status.next_try_time, scene.meta.uid
     owners = {node.id: node.labels.get(UID_LABEL, "") for node in nodes if node.state == _READY}
     due = {node_id: owner for node_id, owner in owners.items() if owner != uid}
-    if not due or (not_before is not None and scene.now < not_before):
+    if not due or (next_at is not None and scene.now < next_at):
         return ()
     labels, version = make_labels(scene.meta, scene.observed.cluster_id), choose_api_version(resource.spec)
     return (LabelNodes(place=nodes[0].place, owners=due, labels=labels, version=version),)
 
 
-def _find_differences(asked: CloudRequest, found: CloudQueuedResource, listing: Listing) -> Iterator[str]:
+def _find_differences(
+    slices: SlicesSpec, asked: CloudRequest, found: CloudQueuedResource, listing: Listing
+) -> Iterator[str]:
     """Describe in which machines it differs from what is asked for. Version v2 doesn't show all tiers."""
     pairs: dict[str, tuple[Any, Any]] = {
-        name: (asked.node[name], found.node.get(name)) for name in _COMPARED if name in asked.node
+        "accelerator": name_accelerators(slices, found.node),
+        "image": (slices.image, found.node.get("runtime_version")),
+        "slices": (", ".join(asked.node_ids), ", ".join(found.node_ids)),
     }
-    pairs["nodes"] = (", ".join(asked.node_ids), ", ".join(found.node_ids))
     if listing.version is ApiVersion.V2ALPHA1:
         pairs["tier"] = (next(iter(asked.tier)), next(iter(found.tier), "guaranteed"))
     for name, (wanted, present) in pairs.items():
         if wanted != present:
-            shown = [" ".join(v.values()) if isinstance(v, Mapping) else v for v in (wanted, present)]
-            yield f"{name}: asked for {shown[0]}, the cloud has {shown[1]}"
+            yield f"{name}: asked for {wanted}, the cloud has {present}"
 
 
 def _describe_other(found: CloudQueuedResource, listing: Listing, wanted: str, *, uid: str) -> str:

@@ -13,7 +13,7 @@ from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.observed import Outcome, Verb
 from stepkeeper_operator.queued_resources.sight import Scene, Sight
 
-__all__ = ["LASTING", "book", "describe_error", "error_kind", "fold_answers", "waits_to_delete"]
+__all__ = ["LASTING", "book", "describe_error", "error_kind", "fold_answers", "name_error", "waits_to_delete"]
 
 LASTING: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS}
 """Errors that stay until somebody changes something."""
@@ -22,8 +22,9 @@ _MESSAGE_LIMIT: Final = 2048
 
 
 def book(status: QueuedResourceStatus, **changes: Any) -> QueuedResourceStatus:
-    """Return the status with changes in its bookkeeping."""
-    return status.model_copy(update={"bookkeeping": status.bookkeeping.model_copy(update=changes)})
+    """Return the status with changes of its own fields, and of those of the operator's private state."""
+    own = {name: changes.pop(name) for name in tuple(changes) if name in QueuedResourceStatus.model_fields}
+    return status.model_copy(update={**own, "operator": status.operator.model_copy(update=changes)})
 
 
 def error_kind(status: QueuedResourceStatus) -> ErrorKind | None:
@@ -34,12 +35,17 @@ def error_kind(status: QueuedResourceStatus) -> ErrorKind | None:
     return kinds.get(status.error.kind, ErrorKind.TRANSIENT)
 
 
+def name_error(code: str, message: str) -> str:
+    """Render an error of the cloud, which may have no message."""
+    return f"{code}: {message or 'the cloud gives no details'}"
+
+
 def describe_error(status: QueuedResourceStatus) -> str:
     """Describe the last error in the API's words, and of a deletion when it is asked for again."""
-    error, due = status.error, status.bookkeeping.not_before
+    error, due = status.error, status.next_try_time
     if error is None:
         return "an error"
-    text = f"{error.code}: {error.message}"
+    text = name_error(error.code, error.message)
     if error.verb != Verb.DELETE or due is None:
         return text
     return f"the next request is sent at {render_time(due)}, after {text}"  # texts are cut at their ends
@@ -47,7 +53,7 @@ def describe_error(status: QueuedResourceStatus) -> str:
 
 def waits_to_delete(status: QueuedResourceStatus, *, now: float) -> bool:
     """Return True until the time at which a deletion that has failed is asked for again."""
-    error, due = status.error, status.bookkeeping.not_before
+    error, due = status.error, status.next_try_time
     return error is not None and error.verb == Verb.DELETE and due is not None and now < due
 
 
@@ -66,7 +72,7 @@ def _fold_listing(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceS
         if error is None or error.kind not in LASTING or waits_to_delete(status, now=scene.now):
             return status
         return _show_error(status, error, Verb.LIST, now=scene.now)
-    known = status.bookkeeping
+    known = status.operator
     made = scene.sight.resource is not None and not (known.adopted or known.adopting or status.was_seen)
     if made and known.asked_at is not None and listing.asked_at >= known.asked_at:
         status = book(status, asked_at=None)  # it was carried out: a repeated request makes no second one
@@ -85,7 +91,7 @@ def _is_over(status: QueuedResourceStatus, sight: Sight) -> bool:
         case Verb.LABEL:
             return not sight.unlabelled and not sight.others
         case Verb.DELETE:  # an emptied status wants nothing gone any more
-            return not sight.strays and not (sight.resource is not None and status.bookkeeping.removing)
+            return not sight.strays and not (sight.resource is not None and status.removing)
         case _:
             return False
 
@@ -100,11 +106,11 @@ def _fold_outcome(status: QueuedResourceStatus, outcome: Outcome, scene: Scene) 
     if not deletes or (
         known is not None and known.verb == Verb.DELETE
     ):  # else the time of the next creation stands
-        retries = status.bookkeeping.retries if deletes else 0  # its operation may fail yet
+        retries = status.operator.retries if deletes else 0  # its operation may fail yet
         status = book(_clear_error(status), retries=retries)
     if outcome.verb is Verb.CREATE:
         status = status.model_copy(update={"state": QueuedResourceState.CREATING})
-    if deletes and status.bookkeeping.removing:
+    if deletes and status.removing:
         status = status.model_copy(update={"state": QueuedResourceState.DELETING})
     if not outcome.operation:
         return status
@@ -123,12 +129,12 @@ def _fold_operation(status: QueuedResourceStatus, scene: Scene) -> QueuedResourc
     if answer is None and not is_old and not _is_settled(operation, sight):
         return status
     status = status.model_copy(update={"operation": None})
-    error, removing = None if answer is None else answer.error, bool(status.bookkeeping.removing)
+    error, removing = None if answer is None else answer.error, bool(status.removing)
     if operation.verb == Verb.CREATE:
         if error is None or removing or not sight.absent:
             return status  # a resource that exists shows by its state what became of it
         # The next one has another number: the API may answer the same request with the same failed operation.
-        status = book(status, created=False, number=status.bookkeeping.number + 1, asked_at=None)
+        status = book(status, created=False, number=status.operator.number + 1, asked_at=None)
         status = status.model_copy(update={"state": QueuedResourceState.PENDING})
         return _record_error(status, error, Verb.CREATE, scene)
     stays = sight.resource is not None and sight.resource.state != "DELETING"
@@ -152,10 +158,10 @@ def _record_error(
     # Machines cost money until they are deleted: a refused deletion doesn't wait for somebody to change something.
     kind = ErrorKind.TRANSIENT if verb is Verb.DELETE else error.kind
     quota = kind is ErrorKind.QUOTA
-    retries, n_quota = status.bookkeeping.retries + 1, status.bookkeeping.quota_failures + quota
+    retries, n_quota = status.operator.retries + 1, status.operator.quota_failures + quota
     wait_s = scene.settings.compute_retry_s(kind, n_quota if quota else retries)
     status = _show_error(status, error, verb, now=scene.now)
-    return book(status, retries=retries, quota_failures=n_quota, not_before=int(scene.now + wait_s))
+    return book(status, retries=retries, quota_failures=n_quota, next_try_time=int(scene.now + wait_s))
 
 
 def _show_error(
@@ -174,4 +180,4 @@ def _show_error(
 
 
 def _clear_error(status: QueuedResourceStatus) -> QueuedResourceStatus:
-    return book(status.model_copy(update={"error": None}), retries=0, not_before=None)
+    return book(status, error=None, retries=0, next_try_time=None)

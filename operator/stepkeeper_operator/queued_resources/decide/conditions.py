@@ -15,11 +15,12 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceState,
     QueuedResourceStatus,
 )
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, ErrorKind
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.kinds.pacing import find_soonest
-from stepkeeper_operator.queued_resources.decide.answers import describe_error, error_kind
+from stepkeeper_operator.kinds.decision import find_soonest
+from stepkeeper_operator.queued_resources.decide.answers import describe_error, error_kind, name_error
 from stepkeeper_operator.queued_resources.decide.mirror import find_next_maintenance, to_word
 from stepkeeper_operator.queued_resources.decide.problems import degraded, find_problems, name_some
 from stepkeeper_operator.queued_resources.decision import Decision, Plan, judge_accepted
@@ -31,6 +32,7 @@ __all__ = ["conclude", "derive_conditions"]
 _TYPES: Final = QueuedResourceConditionType
 
 _STATE_TEXTS: Final = {
+    QueuedResourceState.PENDING: "nothing is requested from the cloud yet",
     QueuedResourceState.CREATING: "the cloud is creating the request",
     QueuedResourceState.ACCEPTED: "the request waits in the queue for machines",
     QueuedResourceState.WAITING: "the request waits in the queue for machines",
@@ -41,18 +43,18 @@ _STATE_TEXTS: Final = {
     QueuedResourceState.GONE: "it was removed and isn't recreated",
 }
 _REFUSALS: Final = {
-    ErrorKind.TERMINAL: "Refused",
-    ErrorKind.NOT_FOUND: "Refused",
-    ErrorKind.ALREADY_EXISTS: "AlreadyExists",
-    ErrorKind.CREDENTIALS: "NoCredentials",
+    ErrorKind.TERMINAL: Reason.REFUSED,
+    ErrorKind.NOT_FOUND: Reason.REFUSED,
+    ErrorKind.ALREADY_EXISTS: Reason.ALREADY_EXISTS,
+    ErrorKind.CREDENTIALS: Reason.NO_CREDENTIALS,
 }
 _ADVICE: Final = {
     ErrorKind.TERMINAL: "Change the spec, or what the message names in the project; it is tried again every hour, and"
     " at once after a change of the spec",
     ErrorKind.NOT_FOUND: "Check spec.project and spec.zone; it is tried again every hour",
-    ErrorKind.ALREADY_EXISTS: "Something of that name exists that can't be listed, or a node of that name: choose"
-    " another metadata.name or node.idPrefix, or delete it. The name of a deletion just now is free again soon: it is"
-    " tried again",
+    ErrorKind.ALREADY_EXISTS: "Something of that name exists that can't be listed, or a slice of that name: choose"
+    " another metadata.name or slices.namePrefix, or delete it. The name of a deletion just now is free again soon: it"
+    " is tried again",
     ErrorKind.CREDENTIALS: "Give the operator credentials that are accepted: cloudTPU.credentialsSecret in the"
     " chart's values (examples/queued_resource/README.md)",
 }
@@ -70,8 +72,7 @@ _BAD: Final = {
     _TYPES.MAINTENANCE_SCHEDULED: ConditionStatus.TRUE,
 }
 _GOOD: Final = {_TYPES.NODES_JOINED: ConditionStatus.TRUE}
-_TIMEOUT: Final = "JoinTimeout"
-_TELLING: Final = 200
+_KNOWN: Final = 200
 """Characters of an error by which it is known again in a longer message, which may be cut."""
 
 
@@ -94,32 +95,38 @@ def _derive_accepted(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> 
     if error is not None and error.verb != Verb.DELETE and kind in _REFUSALS:
         return judge_accepted(_REFUSALS[kind], f"{error.code}: {error.message}. {_ADVICE[kind]}")
     if sight.resource is not None and sight.resource.state != "FAILED":
-        return judge_accepted("Accepted", f"the cloud has {sight.resource.name}", status=True)
-    if find_condition(status.conditions, _TYPES.ACCEPTED) is not None and not plan.actions:
+        return judge_accepted(Reason.ACCEPTED, f"the cloud has {sight.resource.name}", status=True)
+    if find_condition(status.conditions, _TYPES.ACCEPTED) is not None and not (sight.known or plan.actions):
         return None
-    return judge_accepted("NotAnswered", plan.waiting, status=None)
+    asked = status.operator.asked_at is not None or status.operation is not None
+    text = (
+        "the cloud has not answered yet"
+        if asked
+        else "nothing is requested now: condition Active has the reason"
+    )
+    return judge_accepted(Reason.NOT_ANSWERED, text, status=None)
 
 
 def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> ConditionUpdate | None:
     kind, state = _TYPES.ACTIVE, status.state or QueuedResourceState.PENDING
-    removing, found = status.bookkeeping.removing, sight.resource
+    removing, found = status.removing, sight.resource
     if removing:
-        return ConditionUpdate(type=kind, status=False, reason=removing, message=plan.waiting)
+        return ConditionUpdate(type=kind, status=False, reason=Reason(removing), message=plan.waiting)
     if not sight.known and status.conditions:
         return None
     if state is QueuedResourceState.ACTIVE:
-        return ConditionUpdate(type=kind, status=True, reason="Active", message="all machines are provided")
+        return ConditionUpdate(kind, Reason.ACTIVE, "all machines are provided", status=True)
     text = plan.waiting or _STATE_TEXTS.get(state, "")
     if state is QueuedResourceState.UNKNOWN and found is not None:
         text = (
-            f"the cloud says {found.state}, which this version of the operator doesn't know: jobs wait, and nothing is "
-            "done to it until that changes or this object is deleted. Upgrade the operator if it lasts"
+            f"the cloud reports state {found.state}, which this version of the operator doesn't know: jobs wait, and "
+            "it is left alone until that changes or this object is deleted. Upgrade the operator if it stays"
         )
     if found is not None and found.error_code:
-        text = f"{found.error_code}: {found.error_message}"
+        text = name_error(found.error_code, found.error_message)
     elif status.error is not None:
         text = f"{text}{'; ' if text else ''}{status.error.code}: {status.error.message}"
-    return ConditionUpdate(type=kind, status=False, reason=state.value, message=text)
+    return ConditionUpdate(type=kind, status=False, reason=Reason(state.value), message=text)
 
 
 def _derive_maintenance(scene: Scene) -> ConditionUpdate | None:
@@ -131,17 +138,22 @@ def _derive_maintenance(scene: Scene) -> ConditionUpdate | None:
     found = find_next_maintenance(current, now=now) or find_next_maintenance(nodes, now=now)
     if found is None:
         if not nodes or listing.version is ApiVersion.V2ALPHA1:
-            return ConditionUpdate(type=kind, status=False, reason="NotAnnounced")
-        text = f"version v2 of the Cloud TPU API doesn't report maintenance; v2alpha1 is refused ({listing.refusal})"
-        return ConditionUpdate(type=kind, status=None, reason="NotTold", message=text)
+            return ConditionUpdate(type=kind, status=False, reason=Reason.AS_EXPECTED)
+        text = (
+            f"maintenance isn't known, so nothing is saved ahead of it: v2alpha1 of the Cloud TPU API is refused "
+            f"({listing.refusal}). Give the operator's account access to it"
+        )
+        return ConditionUpdate(type=kind, status=None, reason=Reason.NOT_REPORTED, message=text)
     more = f", and {len(current) - 1} more" if len(current) > 1 else ""
-    text = f"node {found[0].id}{more}: {_describe_window(found[1], now=now)}"
+    text = f"slice {found[0].id}{more}: {_describe_window(found[1], now=now)}"
     if not current:
-        return ConditionUpdate(type=kind, status=False, reason="Over", message=text)
+        return ConditionUpdate(type=kind, status=False, reason=Reason.OVER, message=text)
     ongoing = [n.id for n in current if n.maintenance is not None and n.maintenance.status == _ONGOING]
     if ongoing and found[0].id not in ongoing:
         text += f"; {name_some(ongoing)} has maintenance now"
-    return ConditionUpdate(type=kind, status=True, reason="Ongoing" if ongoing else "Pending", message=text)
+    return ConditionUpdate(
+        kind, Reason.MAINTENANCE_ONGOING if ongoing else Reason.MAINTENANCE_ANNOUNCED, text, status=True
+    )
 
 
 def _is_over(maintenance: CloudMaintenance, *, now: float) -> bool:
@@ -171,11 +183,13 @@ def _derive_quota(sight: Sight, status: QueuedResourceStatus) -> ConditionUpdate
     elif found is not None and found.error_code == "RESOURCE_EXHAUSTED":
         text = found.error_message
     if text:
-        text = f"{text}. It is tried again, slowly: free quota in the project, or ask for more"
-        return ConditionUpdate(type=kind, status=True, reason="QuotaExhausted", message=text)
+        due = status.next_try_time
+        when = "" if due is None else f", at {render_time(due)} next"
+        text = f"{text.rstrip('.')}. It is requested again{when}: free quota in the project, or ask for more"
+        return ConditionUpdate(type=kind, status=True, reason=Reason.QUOTA_EXHAUSTED, message=text)
     granted = found is not None and found.state in _GRANTED
     if granted or find_condition(status.conditions, kind) is None:
-        return ConditionUpdate(type=kind, status=False, reason="QuotaSuffices")
+        return ConditionUpdate(type=kind, status=False, reason=Reason.AS_EXPECTED)
     return None
 
 
@@ -205,7 +219,7 @@ def conclude(
 def _derive_events(before: QueuedResourceStatus, after: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
     """List the events between two statuses: changes of state, conditions that people act on, errors, each once."""
     conditions = _derive_condition_events(before, after)
-    words = None if after.error is None else after.error.message[:_TELLING]
+    words = None if after.error is None else after.error.message[:_KNOWN]
     known = words is not None and any(words in event.message for event in conditions)
     return (
         *_derive_state_event(before, after),
@@ -234,7 +248,7 @@ def _derive_condition_events(
         same = earlier is not None and (earlier.status, earlier.reason) == (now.status, now.reason)
         if same and not (kind is _TYPES.MAINTENANCE_SCHEDULED and another_window):
             continue
-        bad = _BAD.get(kind) is now.status or now.reason == _TIMEOUT
+        bad = _BAD.get(kind) is now.status or now.reason == Reason.JOIN_TIMEOUT
         if bad or _GOOD.get(kind) is now.status:
             events.append(ObjectEvent(warning=bad, reason=now.reason, message=now.message))
     return tuple(events)

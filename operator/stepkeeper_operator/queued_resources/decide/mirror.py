@@ -4,11 +4,11 @@ from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import TierSpec
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
-    MAX_NODES,
-    CloudNodeStatus,
+    MAX_SLICES,
     MaintenanceStatus,
     QueuedResourceState,
     QueuedResourceStatus,
+    SliceStatus,
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode
 from stepkeeper_operator.facts import Node
@@ -60,11 +60,11 @@ def mirror_cloud(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceSt
     if not sight.known:
         return status
     if sight.resource is None:
-        gone = {"next_maintenance_time": None, "node_count": 0, "nodes": ()}
+        gone = {"next_maintenance_time": None, "slice_count": 0, "slices": ()}
         return status.model_copy(update={"joined": "", "autocheckpoint": "", **gone})
     joined = match_members(sight.nodes, observed.members)
-    rows = [_show_node(node, joined[node.id]) for node in sight.nodes]
-    if len(rows) > MAX_NODES:
+    rows = [_show_slice(node, joined[node.id]) for node in sight.nodes]
+    if len(rows) > MAX_SLICES:
         rows.sort(key=_is_well)
     upcoming = find_next_maintenance(sight.nodes, now=scene.now)
     n_missing = len(set(sight.resource.node_ids) - {node.id for node in sight.nodes})
@@ -75,8 +75,8 @@ def mirror_cloud(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceSt
             "joined": _show_joined(rows, n_missing),
             "autocheckpoint": _sum_up_autocheckpoint(sight.nodes),
             "next_maintenance_time": upcoming and upcoming[1].window_start,
-            "node_count": len(rows),
-            "nodes": tuple(rows[:MAX_NODES]),
+            "slice_count": len(rows),
+            "slices": tuple(rows[:MAX_SLICES]),
         }
     )
 
@@ -112,16 +112,16 @@ def _rank_maintenance(maintenance: CloudMaintenance, *, now: float) -> tuple[int
     return (1, 0) if start is None else (0, start)
 
 
-def _is_well(node: CloudNodeStatus) -> bool:
+def _is_well(node: SliceStatus) -> bool:
     """Return True if the node needs no attention."""
     healthy = node.health in {"", "Healthy"}
     joined = 0 < node.hosts <= node.joined_hosts
     return node.state == "Ready" and healthy and joined and node.upcoming_maintenance is None
 
 
-def _show_node(node: CloudNode, members: tuple[Node, ...]) -> CloudNodeStatus:
+def _show_slice(node: CloudNode, members: tuple[Node, ...]) -> SliceStatus:
     n_joined = sum(member.takes_pods for member in members)
-    return CloudNodeStatus(
+    return SliceStatus(
         name=node.id,
         state=to_word(node.state)[:32],
         health=to_word(node.health)[:64],
@@ -140,12 +140,10 @@ def _show_maintenance(maintenance: CloudMaintenance) -> MaintenanceStatus:
         type=to_word(maintenance.type)[:64],
         window_start=maintenance.window_start,
         window_end=maintenance.window_end,
-        latest_window_start=maintenance.latest_window_start,
-        can_reschedule=maintenance.can_reschedule,
     )
 
 
-def _show_joined(rows: list[CloudNodeStatus], n_missing: int) -> str:
+def _show_joined(rows: list[SliceStatus], n_missing: int) -> str:
     """Show how many hosts have joined, of how many. A slice that isn't listed has an unknown number of them."""
     if not rows:
         return ""

@@ -8,6 +8,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceConditionType,
     QueuedResourceStatus,
 )
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.queued_resources.decide.answers import LASTING, describe_error, error_kind
 from stepkeeper_operator.queued_resources.decide.mirror import find_lost_states, to_word
 from stepkeeper_operator.queued_resources.decision import Problem
@@ -30,11 +31,11 @@ _REMOVING: Final = {Verb.LIST, Verb.DELETE}
 def find_problems(resource: QueuedResource, scene: Scene) -> tuple[Problem, ...]:
     """Find the problems that the cloud's listing or the spec shows, or that there is no listing."""
     texts = {
-        "AutocheckpointMismatch": _describe_autocheckpoint(resource, scene.sight),
-        "NodeUnhealthy": _describe_unwell_nodes(scene.sight),
-        "NodeNotReady": _describe_unready_nodes(resource, scene.sight),
-        "CloudUnreachable": _describe_silence(scene),
-        "UnknownFields": resource.spec.describe_unknown_fields(),
+        Reason.AUTOCHECKPOINT_MISMATCH: _describe_autocheckpoint(resource, scene.sight),
+        Reason.SLICE_UNHEALTHY: _describe_unwell_nodes(scene.sight),
+        Reason.SLICE_NOT_READY: _describe_unready_nodes(resource, scene.sight),
+        Reason.CLOUD_UNREACHABLE: _describe_silence(scene),
+        Reason.UNKNOWN_FIELDS: resource.spec.describe_unknown_fields(),
     }
     return tuple(Problem(reason=reason, message=text) for reason, text in texts.items() if text)
 
@@ -42,8 +43,8 @@ def find_problems(resource: QueuedResource, scene: Scene) -> tuple[Problem, ...]
 def find_obstacles(status: QueuedResourceStatus, scene: Scene) -> tuple[Problem, ...]:
     """Find what holds up the removal of machines, and of their Node objects."""
     texts = {
-        "DeletionBlocked": _describe_blocked_deletion(status, scene),
-        "NodeDeletionRefused": _describe_refused_nodes(scene),
+        Reason.DELETION_BLOCKED: _describe_blocked_deletion(status, scene),
+        Reason.NODE_DELETION_REFUSED: _describe_refused_nodes(scene),
     }
     return tuple(Problem(reason=reason, message=text) for reason, text in texts.items() if text)
 
@@ -52,7 +53,7 @@ def degraded(problems: tuple[Problem, ...]) -> ConditionUpdate:
     """Sum up all problems; the first one gives the reason."""
     kind = QueuedResourceConditionType.DEGRADED
     if not problems:
-        return ConditionUpdate(type=kind, status=False, reason="AsExpected")
+        return ConditionUpdate(type=kind, status=False, reason=Reason.AS_EXPECTED)
     text = "; ".join(problem.message for problem in problems)
     return ConditionUpdate(type=kind, status=True, reason=problems[0].reason, message=text)
 
@@ -86,7 +87,7 @@ def _describe_refused_nodes(scene: Scene) -> str:
         return ""
     names, first = name_some([member.name for member in refused]), refused[0]
     return (
-        f"node {names} of this cluster can't be deleted: {refusals[first.uid]}. The machines are gone, and "
+        f"the API server doesn't delete Node {names}: {refusals[first.uid]}. The machines are gone, and "
         "everything else waits for their Node objects: let the operator's account delete nodes, or correct the webhook "
         f"that refuses it, and it continues by itself; or delete them: kubectl delete node {first.name}"
     )
@@ -100,7 +101,7 @@ def _describe_autocheckpoint(resource: QueuedResource, sight: Sight) -> str:
     return (
         f"autocheckpoint is {'off' if wanted else 'on'} on {name_some(wrong)}, and the spec asks for "
         f"{'on' if wanted else 'off'}. The cloud takes it with the creation only: delete this object and make it "
-        f"again; if that changes nothing, ask for node.autocheckpointEnabled: {str(not wanted).lower()} there"
+        f"again; if that changes nothing, ask for slices.autocheckpointEnabled: {str(not wanted).lower()} there"
     )
 
 
@@ -109,7 +110,7 @@ def _describe_unwell_nodes(sight: Sight) -> str:
     if not unwell:
         return ""
     first = unwell[0]
-    why = first.health_description or "; ".join(first.symptoms) or "the cloud doesn't say why"
+    why = first.health_description or "; ".join(first.symptoms) or "the cloud gives no reason"
     return f"{name_some([node.id for node in unwell])}: {to_word(first.health)}: {why}"
 
 
@@ -119,11 +120,18 @@ def _describe_unready_nodes(resource: QueuedResource, sight: Sight) -> str:
         return ""
     settled = _ON_ITS_WAY | find_lost_states(resource.spec.tier)
     unready = [f"{node.id} is {to_word(node.state)}" for node in sight.nodes if node.state not in settled]
-    return f"{name_some(unready)}: jobs wait until it is Ready again" if unready else ""
+    if not unready:
+        return ""
+    stopped = next((node for node in sight.nodes if node.state == "STOPPED"), None)
+    start = "" if stopped is None else f". Start it: gcloud compute tpus tpu-vm start {stopped.id}"
+    return f"{name_some(unready)}: jobs wait until it is Ready again{start}"
 
 
 def _describe_silence(scene: Scene) -> str:
     observed = scene.observed
     if observed.listing is not None or observed.error is None or scene.now - observed.listed_at < _SILENT_S:
         return ""
-    return f"the cloud can't be looked at, and this status may be old: {observed.error}"
+    return (
+        "the Cloud TPU API can't be read: this status may be old, and nothing is requested or removed. "
+        f"Nodes and jobs that run aren't affected. {observed.error}"
+    )

@@ -110,7 +110,7 @@ _NONE = AttemptPods()
 
 def find_pods(history: JobHistory, observed: Observed) -> AttemptPods:
     """Find the pods of the last attempt."""
-    evidence, since = observed.find_evidence(history.ordinal), history.bookkeeping.resumed_at
+    evidence, since = observed.find_evidence(history.ordinal), history.operator.resumed_at
     if evidence is None:
         return _NONE
     found = _pick(evidence, evidence.pods, observed, since=since)
@@ -125,7 +125,7 @@ def find_ended_pods(history: JobHistory, observed: Observed) -> AttemptPods:
     if not closed:
         return _NONE
     later = find_pods(history, observed)
-    if history.bookkeeping.started and not history.is_running:
+    if history.operator.started and not history.is_running:
         end = closed[-1].end
         # Pods that were made later were of an attempt that was withdrawn.
         return later.keep(lambda pod: end is None or pod.created_at <= end)
@@ -143,9 +143,9 @@ def find_ended_pods(history: JobHistory, observed: Observed) -> AttemptPods:
 
 def _find_ended_ordinal(history: JobHistory, observed: Observed) -> tuple[int, int]:
     number, restarts = history.ordinal
-    if history.bookkeeping.started and history.bookkeeping.resumed_at is not None:
+    if history.operator.started and history.operator.resumed_at is not None:
         return number, restarts
-    if history.bookkeeping.started and restarts > 0:
+    if history.operator.started and restarts > 0:
         return number, restarts - 1
     # It was the last of an earlier JobSet, whose count of restarts isn't known any more.
     return max((e.ordinal for e in observed.evidence if e.ordinal[0] < number), default=(-1, 0))
@@ -174,7 +174,7 @@ def find_current_report(observed: Observed, history: JobHistory) -> LastReport |
     report, last = observed.report, history.last_attempt
     if report is None or last is None or report.ordinal != history.ordinal:
         return None
-    return report if is_of_start(report, last, resumed=history.bookkeeping.resumed_at is not None) else None
+    return report if is_of_start(report, last, resumed=history.operator.resumed_at is not None) else None
 
 
 def is_of_start(report: LastReport, attempt: Attempt, *, resumed: bool) -> bool:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from stepkeeper.contract import AttemptKind, Cause, Verdict
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import Bookkeeping
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import OperatorState
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import AttemptPods, find_new_pods, find_pods
 from stepkeeper_operator.training_jobs.attempts.evidence import gather_evidence
@@ -85,7 +85,7 @@ def open_if_started(history: JobHistory, view: View, jobset: JobSet) -> JobHisto
         return history
     if explain_loss(view) is not None:
         return history  # its pods find no machines, and it is stopped
-    if not history.bookkeeping.started:
+    if not history.operator.started:
         return open_attempt(history, view)
     since = _find_resumption(history, view, jobset)
     return history if since is None else open_attempt(history.note(resumed_at=since), view)
@@ -99,7 +99,7 @@ def _find_resumption(history: JobHistory, view: View, jobset: JobSet) -> int | N
     if _was_resumed(history, jobset) and not restarts:
         return int(view.now if jobset.resumed_at is None else jobset.resumed_at)
     last = history.last_attempt
-    if last is not None and last.kind == AttemptKind.STOPPED and was_edited(view, history.bookkeeping):
+    if last is not None and last.kind == AttemptKind.STOPPED and was_edited(view, history.operator):
         return None  # its JobSet is to be replaced: a watch may not have shown the deletion yet
     return find_new_pods(history, view.observed)
 
@@ -115,13 +115,13 @@ def _was_resumed(history: JobHistory, jobset: JobSet) -> bool:
     return resumed_since or last.kind == AttemptKind.SUSPENDED
 
 
-def was_edited(view: View, bookkeeping: Bookkeeping) -> bool:
+def was_edited(view: View, operator: OperatorState) -> bool:
     """Return True if template or placement have changed since the newest start.
 
     Without the machines that a job names that can't be known yet, nor while the spec hides changes. What isn't accepted
     repairs nothing.
     """
-    started = bookkeeping.started_template
+    started = operator.started_template
     if started is None or view.observed.held or view.job.spec.hides_changes():
         return False
     if view.is_on_queued_resource and view.machines is None:

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from stepkeeper.contract import AttemptKind, Cause, Verdict
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_NOTICE, Bookkeeping
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_NOTICE, OperatorState
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import (
     AttemptPods,
@@ -36,10 +37,7 @@ from stepkeeper_operator.training_jobs.attempts.restarts_in_place import (
 from stepkeeper_operator.training_jobs.attempts.verdict import judge
 from stepkeeper_operator.training_jobs.observed import Observed, View
 
-__all__ = ["NOT_QUEUED", "update_history"]
-
-NOT_QUEUED = "NotQueued"
-"""Reason of condition QuotaReserved of a job that has left Kueue's queues."""
+__all__ = ["update_history"]
 
 
 def update_history(view: View, *, new_commit: bool) -> JobHistory:
@@ -55,7 +53,7 @@ def update_history(view: View, *, new_commit: bool) -> JobHistory:
     history = _note_limit(_record_report(history, view.observed), view.job)
     if new_commit:
         # Nobody can tell which of several unseen starts has made it.
-        n_starts = min(1, history.bookkeeping.starts_without_checkpoint)
+        n_starts = min(1, history.operator.starts_without_checkpoint)
         history = history.note(starts_without_checkpoint=n_starts)
     return replace(history, restarts=count_disruptions(view.job.spec.restarts, history.restarts))
 
@@ -64,20 +62,25 @@ def _load_history(view: View, *, new_commit: bool) -> JobHistory:
     status, restarts = view.job.status, view.job.status.restarts
     if new_commit and view.job.spec.restarts.reset_on_new_checkpoint:
         restarts = reset_failures(restarts)
-    bookkeeping = _find_number(status.bookkeeping, view.observed)
-    history = JobHistory(attempts=status.attempts, restarts=restarts, bookkeeping=bookkeeping)
+    operator = _find_number(status.operator, view.observed)
+    history = JobHistory(
+        attempts=status.attempts,
+        restarts=restarts,
+        operator=operator,
+        next_start_time=status.next_start_time if operator is status.operator else None,
+    )
     # A person who suspends the job or changes its template has looked at it.
-    looked_at = view.job.spec.suspend or was_edited(view, status.bookkeeping)
+    looked_at = view.job.spec.suspend or was_edited(view, status.operator)
     return history.note(starts_without_checkpoint=0) if new_commit or looked_at else history
 
 
-def _find_number(bookkeeping: Bookkeeping, observed: Observed) -> Bookkeeping:
+def _find_number(operator: OperatorState, observed: Observed) -> OperatorState:
     """Find the number of the present JobSet, and of those before it, also where the status was lost."""
     numbers = [evidence.ordinal[0] for evidence in observed.evidence]
     newest = max([*numbers, *([] if observed.jobset is None else [observed.jobset.number])], default=-1)
-    if newest < bookkeeping.job_sets:
-        return bookkeeping
-    return Bookkeeping(job_sets=newest + 1, starts_without_checkpoint=bookkeeping.starts_without_checkpoint)
+    if newest < operator.job_sets:
+        return operator
+    return OperatorState(job_sets=newest + 1, starts_without_checkpoint=operator.starts_without_checkpoint)
 
 
 def _note_limit(history: JobHistory, job: CheckpointedTrainingJob) -> JobHistory:
@@ -108,7 +111,7 @@ def _follow_jobset(history: JobHistory, view: View) -> JobHistory:
             return _close_suspended(history, view)
         return close_as_stopped(history, view, AttemptKind.STOPPED, DELETED)
     history = record_restarts(history, view, jobset)
-    if jobset.is_finished and not history.bookkeeping.started:
+    if jobset.is_finished and not history.operator.started:
         history = open_attempt(history, view)  # it began and ended unseen
     if not history.is_running:
         return open_if_started(history, view, jobset)
@@ -127,7 +130,7 @@ def _has_left_queue(view: View) -> bool:
     if view.jobset is None:
         # The status shows whether Kueue managed the last JobSet.
         kind, conditions = ConditionType.QUOTA_RESERVED, view.job.status.conditions
-        queued = any(each.type == kind and each.reason != NOT_QUEUED for each in conditions)
+        queued = any(each.type == kind and each.reason != Reason.NOT_QUEUED for each in conditions)
     else:
         queued = view.observed.is_queued and view.jobset.deleting
     return queued and (view.job.spec.suspend or explain_loss(view) is not None)

@@ -6,7 +6,7 @@ from stepkeeper.contract import AttemptKind, Verdict
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     MAX_ATTEMPTS,
     Attempt,
-    Bookkeeping,
+    OperatorState,
     RestartsStatus,
     TrainingJobStatus,
 )
@@ -23,7 +23,9 @@ class JobHistory:
 
     attempts: tuple[Attempt, ...]
     restarts: RestartsStatus
-    bookkeeping: Bookkeeping
+    operator: OperatorState
+    next_start_time: int | None = None
+    """Unix time before which no attempt begins; None: nothing is waited for."""
 
     @property
     def last_attempt(self) -> Attempt | None:
@@ -42,7 +44,7 @@ class JobHistory:
     @property
     def ordinal(self) -> tuple[int, int]:
         """The ordinal of the last attempt of the current JobSet."""
-        return (self.bookkeeping.job_sets - 1, self.bookkeeping.restarts_seen)
+        return (self.operator.job_sets - 1, self.operator.restarts_seen)
 
     def is_attempt_of(self, status: TrainingJobStatus) -> bool:
         """Return True if the last attempt is also the last one in `status`: all else there is about it, too."""
@@ -52,8 +54,8 @@ class JobHistory:
         return (known.number, known.start) == (last.number, last.start)
 
     def note(self, **noted: object) -> "JobHistory":
-        """Return the history with changed bookkeeping."""
-        return replace(self, bookkeeping=self.bookkeeping.model_copy(update=noted))
+        """Return the history with changes in the operator's state."""
+        return replace(self, operator=self.operator.model_copy(update=noted))
 
     def open(self, *, start: float, template_hash: str | None) -> "JobHistory":
         """Return the history with one more attempt, and the restart counted for the cause of the end before it."""
@@ -63,9 +65,10 @@ class JobHistory:
         earliest = 0 if last is None or last.end is None else last.end
         attempt = Attempt(number=1 if last is None else last.number + 1, start=max(earliest, int(start)))
         opened = replace(self, attempts=(*self.attempts, attempt)[-MAX_ATTEMPTS:], restarts=restarts)
-        n_starts = self.bookkeeping.starts_without_checkpoint + 1
+        n_starts = self.operator.starts_without_checkpoint + 1
         edited = {} if template_hash is None else {"started_template": template_hash}
-        return opened.note(started=True, not_before=None, starts_without_checkpoint=n_starts, **edited)
+        noted = opened.note(started=True, starts_without_checkpoint=n_starts, **edited)
+        return replace(noted, next_start_time=None)
 
     def close(self, verdict: Verdict, *, end: int, to_step: int | None, decision: str | None) -> "JobHistory":
         """Return the history with the running attempt closed by `verdict`."""
@@ -78,7 +81,7 @@ class JobHistory:
         before, restarts = self.attempts[-2] if len(self.attempts) > 1 else None, self.restarts
         if before is not None and before.cause is not None:
             restarts = add_restarts(restarts, before.cause, -1)
-        n_starts = max(0, self.bookkeeping.starts_without_checkpoint - 1)
+        n_starts = max(0, self.operator.starts_without_checkpoint - 1)
         withdrawn = replace(self, attempts=self.attempts[:-1], restarts=restarts)
         return withdrawn.note(starts_without_checkpoint=n_starts)
 

@@ -19,16 +19,16 @@ def record_restarts(history: JobHistory, view: View, jobset: JobSet) -> JobHisto
     """
     started = view.observed.find_evidence(jobset.ordinal)
     held = (jobset.suspend or jobset.suspended) and (started is None or not started.pods)
-    if history.bookkeeping.restarts_seen < jobset.restarts and not history.bookkeeping.started:
+    if history.operator.restarts_seen < jobset.restarts and not history.operator.started:
         history = open_attempt(history, view)
     for counted in _find_counted(history, view, jobset):
         if history.is_running:
             history = _close_restarted(history, view, jobset, counted=counted)
-        if held and history.bookkeeping.restarts_seen + 1 == jobset.restarts:
+        if held and history.operator.restarts_seen + 1 == jobset.restarts:
             return history
         history = open_attempt(_see_restart(history), view)
     # The cache may be older than what an earlier reconcile has asked the API server for.
-    counted_seen = max(history.bookkeeping.counted_restarts_seen, jobset.restarts_counted)
+    counted_seen = max(history.operator.counted_restarts_seen, jobset.restarts_counted)
     return history.note(counted_restarts_seen=counted_seen)
 
 
@@ -41,7 +41,7 @@ def _close_restarted(history: JobHistory, view: View, jobset: JobSet, *, counted
 
 
 def _see_restart(history: JobHistory) -> JobHistory:
-    return history.note(restarts_seen=history.bookkeeping.restarts_seen + 1, resumed_at=None)
+    return history.note(restarts_seen=history.operator.restarts_seen + 1, resumed_at=None)
 
 
 def _find_counted(history: JobHistory, view: View, jobset: JobSet) -> list[bool]:
@@ -50,16 +50,16 @@ def _find_counted(history: JobHistory, view: View, jobset: JobSet) -> list[bool]
     Its counts tell how many of the ends that were not seen were failures, but not which. An attempt whose pods were
     seen comes first; then the newest ones, since evidence of their ends can still come.
     """
-    if history.bookkeeping.restarts_seen >= jobset.restarts:
+    if history.operator.restarts_seen >= jobset.restarts:
         return []
-    known = history.bookkeeping.restarts_seen
+    known = history.operator.restarts_seen
     later = [history.note(restarts_seen=n, resumed_at=None) for n in range(known + 1, jobset.restarts)]
     pods = [find_pods(each, view.observed) for each in (history, *later)]
     counted = [each.count_as_failure() for each in pods]
     last = history.last_attempt
     if counted[0] is None and last is not None and not history.is_running:
         counted[0] = last.cause == Cause.APPLICATION_ERROR
-    n_left = jobset.restarts_counted - history.bookkeeping.counted_restarts_seen - counted.count(True)
+    n_left = jobset.restarts_counted - history.operator.counted_restarts_seen - counted.count(True)
     unseen = [n for n, each in enumerate(counted) if each is None]
     unseen.sort(key=lambda n: (not pods[n].pods, -n))
     failed = set(unseen[: max(0, n_left)])

@@ -76,7 +76,7 @@ def _completed(evidence: Evidence) -> Verdict | None:
     newest = {pod.rank: pod for pod in sorted(evidence.pods, key=lambda pod: pod.created_at)}
     if len(newest) < evidence.n_hosts or not all(map(said_done, newest.values())):
         return None
-    text = "every trainer exited 0 and said that the training is done"
+    text = "every trainer exited 0 and reported that the training is done"
     others = [describe_other_failure(pod) for pod in evidence.pods if pod.other_failure is not None]
     return Verdict(kind=AttemptKind.COMPLETED, cause=None, message="; ".join([text, *others[:1]]))
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.facts import QueuedMachines
 from stepkeeper_operator.labels import (
-    CLOUD_NODE_LABEL,
     JOBSET_NUMBER_LABEL,
     KUEUE_PREFIX,
     MACHINES_HASH_ANNOTATION,
     NODE_POOL_LABEL,
+    SLICE_LABEL,
     TEMPLATE_HASH_ANNOTATION,
     WORKER_JOB,
 )
@@ -119,7 +119,7 @@ def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None 
 
 def machines_hash(machines: QueuedMachines) -> str:
     """Digest what pods are built from of a QueuedResource. It can change while they run, and ends none of them."""
-    return _digest([machines.autocheckpoint, machines.spot, machines.n_nodes])
+    return _digest([machines.autocheckpoint, machines.spot, machines.n_slices])
 
 
 def _pick(pairs: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -138,7 +138,7 @@ def _spread(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> di
     apart.
     """
     if machines is not None:
-        return {_EXCLUSIVE_TOPOLOGY: CLOUD_NODE_LABEL} if machines.n_nodes > 1 else {}
+        return {_EXCLUSIVE_TOPOLOGY: SLICE_LABEL} if machines.n_slices > 1 else {}
     several = job.spec.placement.tpu is not None and job.spec.placement.n_slices > 1
     label = job.metadata.annotations.get(_EXCLUSIVE_TOPOLOGY, NODE_POOL_LABEL if several else "")
     return {_EXCLUSIVE_TOPOLOGY: label} if label else {}

@@ -5,17 +5,16 @@ from typing import Any
 from stepkeeper.contract import (
     CA_FILE_NAME,
     SETTINGS_FILE_NAME,
-    Best,
     Endpoint,
     Interval,
     Retention,
     Settings,
 )
+from stepkeeper.contract.wire import decode
 from stepkeeper_operator.api.v1alpha1.trainingjob import (
     API_VERSION,
     KIND,
     CheckpointedTrainingJob,
-    RetentionSpec,
 )
 from stepkeeper_operator.labels import JOB_NAME_LABEL, JOB_UID_LABEL
 from stepkeeper_operator.settings import OperatorSettings
@@ -58,26 +57,12 @@ def build_config_map(job: CheckpointedTrainingJob, settings: OperatorSettings, c
     }
 
 
-def _retention(spec: RetentionSpec) -> Retention:
-    best = spec.best
-    return Retention(
-        last=spec.last,
-        every_steps=spec.every_steps,
-        best=None if best is None else Best(metric=best.metric, mode=best.mode, count=best.count),
-        max_age_seconds=spec.max_age_seconds,
-    )
-
-
 def _settings(job: CheckpointedTrainingJob, settings: OperatorSettings) -> Settings:
     checkpoint = job.spec.checkpoint
     return Settings(
         uri=checkpoint.uri,
-        interval=Interval(
-            type=checkpoint.interval.type,
-            steps=checkpoint.interval.steps,
-            seconds=checkpoint.interval.seconds,
-        ),
-        retention=_retention(checkpoint.retention),
+        interval=decode(Interval, checkpoint.interval.model_dump(exclude_none=True)),
+        retention=decode(Retention, checkpoint.retention.model_dump(exclude_none=True)),
         on_disruption=checkpoint.on_disruption,
         total_steps=job.spec.total_steps,
         endpoint=Endpoint(

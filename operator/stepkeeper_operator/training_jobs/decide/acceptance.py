@@ -5,17 +5,15 @@ from typing import Final
 from stepkeeper.contract import CONTAINER_NAME, Identity
 from stepkeeper_operator.api.reading import describe_problems
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.training_jobs.build import config_map_name
 from stepkeeper_operator.training_jobs.observed import Observed
 
 __all__ = ["NAME_TAKEN", "check_acceptance"]
 
-_JOBSET_TAKEN: Final = "JobSetNameTaken"
-_CONFIG_MAP_TAKEN: Final = "ConfigMapNameTaken"
-_ROOT_TAKEN: Final = "RootInUse"
-NAME_TAKEN: Final = frozenset({_JOBSET_TAKEN, _CONFIG_MAP_TAKEN, _ROOT_TAKEN})
-"""The reasons that somebody else can end, by deleting an object for example."""
+NAME_TAKEN: Final = frozenset({Reason.JOB_SET_NAME_TAKEN, Reason.CONFIG_MAP_NAME_TAKEN, Reason.ROOT_IN_USE})
+"""The reasons that end without an edit of the job, by the deletion of an object for example."""
 
 _RESERVED_PREFIXES: Final = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/")
 _RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
@@ -27,8 +25,10 @@ def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Condit
 
     A field that isn't known holds up nothing: an operator that was rolled back finds fields of newer CRDs in every job.
     """
+    # What the API server let pass because its CRD is older or newer than this operator.
+    unreadable = (Reason.UNREADABLE_SPEC, describe_problems(observed.unreadable))
     problem = (
-        _find_unreadable_parts(observed)
+        (unreadable if observed.unreadable else None)
         or _find_template_problem(job)
         or _find_name_conflict(job, observed)
         or _find_root_conflict(job, observed)
@@ -37,44 +37,46 @@ def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Condit
         reason, message = problem
         return ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=reason, message=message)
     unknown = job.spec.describe_unknown_fields()
-    reason = "UnknownFields" if unknown else "SpecAccepted"
+    reason = Reason.UNKNOWN_FIELDS if unknown else Reason.SPEC_ACCEPTED
     return ConditionUpdate(type=ConditionType.ACCEPTED, status=True, reason=reason, message=unknown)
 
 
-def _find_unreadable_parts(observed: Observed) -> tuple[str, str] | None:
-    """Find what the API server let pass because its CRD is older or newer than this operator."""
-    if not observed.unreadable:
-        return None
-    return "UnreadableSpec", describe_problems(observed.unreadable)
-
-
-def _find_template_problem(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
+def _find_template_problem(job: CheckpointedTrainingJob) -> tuple[Reason, str] | None:
     for label in (job.spec.template.get("metadata") or {}).get("labels") or {}:
         if label.startswith(_RESERVED_PREFIXES) or label in _RESERVED_LABELS:
-            return "ReservedLabel", f"JobSet and Job set the label {label}: take it out of spec.template"
+            return (
+                Reason.RESERVED_LABEL,
+                f"JobSet and Job set the label {label}: take it out of spec.template",
+            )
     containers = (job.spec.template.get("spec") or {}).get("containers") or []
     trainers = [container for container in containers if container.get("name") == CONTAINER_NAME]
     if len(trainers) != 1:
-        return "NoTrainer", f"spec.template needs one container named {CONTAINER_NAME!r}: the one that trains"
+        return (
+            Reason.NO_TRAINER,
+            f"spec.template needs one container named {CONTAINER_NAME!r}: the one that trains",
+        )
     reserved = set(Identity.variables())
     for variable in trainers[0].get("env") or ():
         if variable.get("name") in reserved:
-            return "ReservedVariable", f"the operator sets {variable['name']}: take it out of spec.template"
+            return (
+                Reason.RESERVED_VARIABLE,
+                f"the operator sets {variable['name']}: take it out of spec.template",
+            )
     return None
 
 
-def _find_name_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[str, str] | None:
+def _find_name_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[Reason, str] | None:
     name, uid = job.metadata.name, job.metadata.uid
     if observed.jobset is not None and observed.jobset.owner_uid != uid:
         text = f"a JobSet {name} exists that is not of this job: delete it, or give the job another name"
-        return _JOBSET_TAKEN, text
+        return Reason.JOB_SET_NAME_TAKEN, text
     if observed.config_map is not None and observed.config_map.owner_uid != uid:
         text = f"a ConfigMap {config_map_name(name)} exists that is not of this job: delete it, or rename the job"
-        return _CONFIG_MAP_TAKEN, text
+        return Reason.CONFIG_MAP_NAME_TAKEN, text
     return None
 
 
-def _find_root_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[str, str] | None:
+def _find_root_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[Reason, str] | None:
     """Find a job that was before this one in the root of its checkpoints.
 
     A job that has begun isn't refused: storage fences it, or has let it take the root over.
@@ -95,4 +97,4 @@ def _find_root_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tup
         "one inside the other's. Give this job a checkpoint.uri of its own, or wait until that one is over, "
         "suspended or deleted"
     )
-    return _ROOT_TAKEN, text
+    return Reason.ROOT_IN_USE, text

@@ -1,6 +1,7 @@
 """Derive the conditions of a job, and its phase from them."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.conditions import (
@@ -9,41 +10,31 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
     ConditionType,
     ConditionUpdate,
     Phase,
+    find_condition,
 )
-from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus
 from stepkeeper_operator.facts import JobSet, Workload
-from stepkeeper_operator.training_jobs.attempts.following import NOT_QUEUED
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
-from stepkeeper_operator.training_jobs.decide.progressing import derive_progressing
+from stepkeeper_operator.training_jobs.decide.progressing import UNJUDGED, derive_progressing
 from stepkeeper_operator.training_jobs.decide.refusals import add_refusals
-from stepkeeper_operator.training_jobs.decide.running import (
-    FINISHING,
-    STOPPING,
-    TRAINER_ENDED,
-    derive_running,
-)
+from stepkeeper_operator.training_jobs.decide.running import derive_running
 from stepkeeper_operator.training_jobs.observed import View
 from stepkeeper_operator.training_jobs.policy.machines import find_wait
 from stepkeeper_operator.training_jobs.policy.plan import Plan
 from stepkeeper_operator.training_jobs.policy.starts import explain_limit, should_suspend
 
-__all__ = ["NO_NEW_CHECKPOINT", "NO_WORKLOAD", "derive_conditions", "derive_phase"]
+__all__ = ["derive_conditions", "derive_phase"]
 
-_NOT_RUNNING: Final = "NotRunning"
-_NOT_SUSPENDED: Final = "NotSuspended"
-NO_NEW_CHECKPOINT: Final = "NoNewCheckpoint"
-NO_WORKLOAD: Final = "NoWorkload"
-"""Reason of condition QuotaReserved for a JobSet that somebody queues whose Workload isn't known."""
-
-
+_reporting: Final = partial(ConditionUpdate, ConditionType.REPORTING)
+_quota: Final = partial(ConditionUpdate, ConditionType.QUOTA_RESERVED)
 _NO_WORKLOAD_TEXT: Final = (
-    "Kueue's Workload of the JobSet is not known: Kueue has not made it yet, or this operator doesn't watch "
+    "The JobSet's Workload is not known: Kueue has not created it yet, or this operator doesn't watch "
     "Workloads (kueue.enabled of its chart)"
 )
 _HELD_TEXT: Final = (
-    "its JobSet was suspended as it was made, by none of this operator: a queue manages it (Kueue's "
-    "manageJobsWithoutQueueName), whose Workload is not known yet. Whoever suspended it has to resume it"
+    "another controller suspended the JobSet as it was created: a queue manages it (Kueue's "
+    "manageJobsWithoutQueueName), and its Workload is not known yet. That controller has to resume it"
 )
 _LEFT_TEXT: Final = "the job is in no queue: it has no JobSet, or no queue manages that"
 
@@ -59,8 +50,8 @@ def derive_conditions(
     """
     running = derive_running(view, plan.history, waiting=plan.waiting)
     if plan.end is not None:
-        running = replace(running, status=False, reason=plan.end.reason, message="the job is over")
-    goes_on = running.status is True or running.reason == FINISHING
+        running = replace(running, status=False, reason=plan.end.reason, message="the job has ended")
+    goes_on = running.status is True or running.reason == Reason.FINISHING
     reporting, look_s = _derive_reporting(view, plan.history, running=goes_on)
     heard = reporting.status if goes_on else None
     progressing, step_s = derive_progressing(view, plan.history, progress, running=goes_on, heard=heard)
@@ -70,12 +61,13 @@ def derive_conditions(
         _derive_suspended(view, plan),
     ]
     updates += _derive_quota(view, plan.history)
+    known = find_condition(view.job.status.conditions, ConditionType.REPORTING)
     # A restarted operator has no report yet: the judgement of the last one still stands.
-    if reporting.status is not None or not _was_reported_before(view.job):
+    if reporting.reason is not Reason.NO_REPORT_YET or known is None or known.reason in UNJUDGED:
         updates.append(reporting)
     updates += progressing
-    if plan.end is not None:
-        updates.append(plan.end.to_condition_update())
+    unfinished = ConditionUpdate(type=ConditionType.FINISHED, status=False, reason=Reason.NOT_FINISHED)
+    updates += (unfinished,) if plan.end is None else plan.end.to_condition_updates()
     waits_s = [wait_s for wait_s in (look_s, step_s) if wait_s is not None]
     return tuple(updates), min(waits_s, default=None)
 
@@ -91,9 +83,11 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
     for kind, phase in by_condition:
         if kind in true:
             return phase
-    if any(c.type == ConditionType.SUSPENDED and c.reason != _NOT_SUSPENDED for c in conditions):
+    if any(c.type == ConditionType.SUSPENDED and c.reason != Reason.NOT_SUSPENDED for c in conditions):
         return Phase.SUSPENDING
-    near_its_end = any(condition.reason in {TRAINER_ENDED, FINISHING} for condition in conditions)
+    near_its_end = any(
+        condition.reason in {Reason.TRAINER_ENDED, Reason.FINISHING} for condition in conditions
+    )
     if ConditionType.RUNNING in true or near_its_end:
         return Phase.RUNNING
     no_quota = any(
@@ -101,7 +95,7 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
     )
     if no_quota and jobset is not None and jobset.suspend and not history.is_running:
         return Phase.QUEUED
-    stopping = any(condition.reason == STOPPING for condition in conditions)
+    stopping = any(condition.reason == Reason.STOPPING for condition in conditions)
     if stopping or len(history.attempts) > 1 or (history.attempts and not history.is_running):
         return Phase.RESTARTING
     return Phase.PENDING if jobset is None else Phase.STARTING
@@ -114,75 +108,60 @@ def _derive_suspended(view: View, plan: Plan) -> ConditionUpdate:
     if plan.end is not None or not should_suspend(view, plan.history):
         wait = None if plan.end is not None else find_wait(view)
         if wait is None or not (wait.stop or jobset is None or jobset.suspend):
-            return ConditionUpdate(type=kind, status=False, reason=_NOT_SUSPENDED)
+            return ConditionUpdate(type=kind, status=False, reason=Reason.NOT_SUSPENDED)
         return ConditionUpdate(type=kind, status=stopped, reason=wait.reason, message=wait.message)
     if view.job.spec.suspend:
-        left = f"; {alive} of its pods have not ended yet" if alive else ""
+        left = f"; pods that have not ended yet: {alive}" if alive else ""
         text = f"spec.suspend is true: set it to false to resume from the latest checkpoint{left}"
-        return ConditionUpdate(
-            type=kind, status=stopped, reason="Requested" if stopped else "Suspending", message=text
-        )
+        reason = Reason.REQUESTED if stopped else Reason.SUSPENDING
+        return ConditionUpdate(kind, reason, text, status=stopped)
     text = explain_limit(view.job, plan.history)
-    return ConditionUpdate(type=kind, status=stopped, reason=NO_NEW_CHECKPOINT, message=text)
+    return ConditionUpdate(kind, Reason.NO_NEW_CHECKPOINT, text, status=stopped)
 
 
 def _derive_reporting(
     view: View, history: JobHistory, *, running: bool
 ) -> tuple[ConditionUpdate, float | None]:
     """Check whether reports arrive. Also return in how many seconds to check again."""
-    kind, silence_s = ConditionType.REPORTING, view.settings.silence_s
+    silence_s = view.settings.silence_s
     if not running or history.last_attempt is None:
-        return ConditionUpdate(type=kind, status=False, reason=_NOT_RUNNING, message="no attempt runs"), None
+        return _reporting(Reason.NOT_RUNNING, "no attempt runs", status=None), None
     report = view.observed.report
     if report is not None and report.ordinal == history.ordinal and view.now - report.received_at < silence_s:
-        return ConditionUpdate(
-            type=kind, status=True, reason="ReportsArrive"
-        ), report.received_at + silence_s - view.now
+        left_s = report.received_at + silence_s - view.now
+        return _reporting(Reason.REPORTS_RECEIVED, status=True), left_s
     since = max(history.last_attempt.start, view.observed.operator_started_at)
     if report is not None and report.ordinal == history.ordinal:
         since = max(since, report.received_at)
     if view.now - since < silence_s:
-        unknown = ConditionUpdate(
-            type=kind, status=None, reason="NoReportYet", message="no report has arrived yet"
-        )
+        unknown = _reporting(Reason.NO_REPORT_YET, "no report has arrived yet", status=None)
         return unknown, since + silence_s - view.now
     message = (
-        f"no report for {silence_s} s. Training goes on without reports; status shows what was last known. Likely: "
-        "the training code doesn't use CheckpointManager.from_env(), it still starts, a NetworkPolicy keeps the pods "
-        "from the operator's Service, or the trainer stands still"
+        f"no report for {silence_s} s. Training continues without reports, and status shows the last known state. "
+        "Check that the training code uses CheckpointManager.from_env() and has started, that no NetworkPolicy blocks "
+        "the operator's Service, and that the trainer isn't stuck"
     )
-    return ConditionUpdate(type=kind, status=False, reason="NoReports", message=message), None
-
-
-def _was_reported_before(job: CheckpointedTrainingJob) -> bool:
-    """Check whether the status already judged the reports of an attempt that ran before this operator started."""
-    conditions = {condition.type: condition for condition in job.status.conditions}
-    running, reporting = conditions.get(ConditionType.RUNNING), conditions.get(ConditionType.REPORTING)
-    was_running = running is not None and (
-        running.status is ConditionStatus.TRUE or running.reason == FINISHING
-    )
-    return was_running and reporting is not None and reporting.reason != _NOT_RUNNING
+    return _reporting(Reason.NO_REPORTS, message, status=False), None
 
 
 def _derive_quota(view: View, history: JobHistory) -> tuple[ConditionUpdate, ...]:
     """Derive condition QuotaReserved of a job whose JobSet Kueue manages. Others don't have it.
 
-    While pods of a JobSet that goes run down, the condition tells that it was Kueue's: their end is judged by that.
+    While pods of a JobSet that goes run down, the condition shows that it was Kueue's: their end is judged by that.
     """
-    kind, jobset, workload = ConditionType.QUOTA_RESERVED, view.jobset, view.observed.workload
+    jobset, workload = view.jobset, view.observed.workload
     if workload is not None:
         reserved, message = workload.quota_reserved, _describe_quota(workload)
-        return (ConditionUpdate(type=kind, status=reserved, reason=workload.reason, message=message),)
+        reason = Reason.QUOTA_RESERVED if reserved else Reason.WAITING_FOR_QUOTA
+        return (_quota(reason, message, status=reserved),)
     going = jobset is None or jobset.deleting
     if (going and not history.is_running) or (jobset is not None and not view.observed.is_queued):
-        known = any(condition.type == kind for condition in view.job.status.conditions)
-        return (
-            (ConditionUpdate(type=kind, status=None, reason=NOT_QUEUED, message=_LEFT_TEXT),) if known else ()
-        )
+        known = find_condition(view.job.status.conditions, ConditionType.QUOTA_RESERVED)
+        return () if known is None else (_quota(Reason.NOT_QUEUED, _LEFT_TEXT, status=None),)
     if jobset is None:
         return ()
     text = _HELD_TEXT if jobset.born_suspended and jobset.suspend else _NO_WORKLOAD_TEXT
-    return (ConditionUpdate(type=kind, status=None, reason=NO_WORKLOAD, message=text),)
+    return (_quota(Reason.NO_WORKLOAD, text, status=None),)
 
 
 def _describe_quota(workload: Workload) -> str:
@@ -190,5 +169,5 @@ def _describe_quota(workload: Workload) -> str:
     evicted = workload.eviction
     if evicted is None:
         return workload.message
-    said = f"Kueue evicted it ({evicted})"
+    said = f"Kueue evicted it ({evicted}): it is queued again, and resumes from the latest commit"
     return said if workload.message in evicted else f"{workload.message}; {said}"

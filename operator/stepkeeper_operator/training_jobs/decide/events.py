@@ -7,20 +7,17 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
     Phase,
     find_condition,
 )
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.training_jobs.attempts.history import describe_end
-from stepkeeper_operator.training_jobs.decide.conditions import NO_NEW_CHECKPOINT
-from stepkeeper_operator.training_jobs.decide.grace import TOO_SHORT
 from stepkeeper_operator.training_jobs.decide.progressing import is_stalled
-from stepkeeper_operator.training_jobs.decide.running import NO_PODS
 from stepkeeper_operator.training_jobs.decide.stuck_pods import is_pod_stuck
-from stepkeeper_operator.training_jobs.policy.ends import TRAINING_DONE
 
 __all__ = ["derive_events"]
 
 _BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
-_BAD_REASONS = {NO_NEW_CHECKPOINT, TRAINING_DONE}
+_BAD_REASONS = {Reason.NODES_JOIN_TIMEOUT, Reason.NO_NEW_CHECKPOINT, Reason.TRAINING_DONE}
 
 
 def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
@@ -58,7 +55,7 @@ def _derive_attempt_events(before: TrainingJobStatus, after: TrainingJobStatus) 
 
 
 def _derive_withdrawal_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    """Tell of a start that is no attempt any more."""
+    """Report a start that is no attempt any more."""
     if not before.attempts or before.attempts[-1].end is not None:
         return ()
     number = before.attempts[-1].number
@@ -92,7 +89,7 @@ def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> 
 
 
 def _derive_condition_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    """Tell of conditions that have become news, each in its own words."""
+    """Report conditions that have become news, each in its own words."""
     known = {condition.type: condition for condition in before.conditions}
     events = []
     for now in after.conditions:
@@ -104,22 +101,21 @@ def _derive_condition_events(before: TrainingJobStatus, after: TrainingJobStatus
             case ConditionType.ACCEPTED:
                 news = bool(now.message) and (earlier is None or earlier.message != now.message)
             case ConditionType.RUNNING:
-                news = changed and now.reason == NO_PODS
+                news = changed and now.reason == Reason.NO_PODS
             case ConditionType.PROGRESSING:
                 news = is_stalled(after) and not is_stalled(before)
             case ConditionType.POD_STUCK:
                 news = changed and is_pod_stuck(after)
             case ConditionType.GRACE_SUFFICIENT:
-                was_short = earlier is not None and earlier.reason == TOO_SHORT
-                news = was_short is not (now.reason == TOO_SHORT)
+                was_short = earlier is not None and earlier.reason == Reason.GRACE_TOO_SHORT
+                news = was_short is not (now.reason == Reason.GRACE_TOO_SHORT)
             case _:
                 news = False
         if news:
-            good = now.type == ConditionType.SUSPENDED or (
-                now.type == ConditionType.GRACE_SUFFICIENT and now.reason != TOO_SHORT
-            )
+            quiet = {ConditionType.SUSPENDED, ConditionType.GRACE_SUFFICIENT}
+            bad = now.type not in quiet or now.reason in {*_BAD_REASONS, Reason.GRACE_TOO_SHORT}
             reason = now.type if now.type == ConditionType.POD_STUCK else now.reason
-            events.append(ObjectEvent(warning=not good, reason=reason, message=now.message))
+            events.append(ObjectEvent(warning=bad, reason=reason, message=now.message))
     return tuple(events)
 
 

@@ -1,10 +1,12 @@
 """Derive condition GraceSufficient: whether a save fits into the time that the job's pods have at their end."""
 
 import math
+from functools import partial
 from typing import Final
 
 from stepkeeper.contract import END_RESERVE_S, OnDisruption
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import CheckpointStatus
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.build.placement import (
@@ -16,12 +18,9 @@ from stepkeeper_operator.training_jobs.build.placement import (
 )
 from stepkeeper_operator.training_jobs.observed import Observed, View
 
-__all__ = ["TOO_SHORT", "derive_grace"]
+__all__ = ["derive_grace"]
 
-TOO_SHORT: Final = "GraceTooShort"
-_FITS: Final = "SaveFits"
-_NO_COMMIT: Final = "NoCommitYet"
-_NOTHING: Final = "NothingToSave"
+_update: Final = partial(ConditionUpdate, ConditionType.GRACE_SUFFICIENT)
 _FIELD: Final = "spec.template.spec.terminationGracePeriodSeconds"
 
 
@@ -41,19 +40,23 @@ def derive_grace(
     save_s = _find_longest_save_s(checkpoint)
     have = f"pods have {left_s} s at their end{_name_autocheckpoint(view.observed)}"
     if view.job.spec.checkpoint.on_disruption is OnDisruption.SKIP:
-        text = f"{have}, and spec.checkpoint.onDisruption says to save nothing then"
-        return (_update(_NOTHING, text, status=True),)
+        text = f"{have}, and nothing is saved then, as spec.checkpoint.onDisruption is Skip"
+        return (_update(Reason.NOTHING_TO_SAVE, text, status=True),)
     if save_s is None:
         return (
-            _update(_NO_COMMIT, f"{have}; the first commit will tell how long a save takes", status=None),
+            _update(
+                Reason.NO_COMMIT_YET, f"{have}; the first commit shows how long a save takes", status=None
+            ),
         )
     said = f"a save takes {math.ceil(save_s)} s, and {have}"
     if save_s + END_RESERVE_S <= left_s:
-        return (_update(_FITS, said, status=True),)
+        return (_update(Reason.SAVE_FITS, said, status=True),)
     advice = _advise(view, pod_s=pod_s, needed_s=math.ceil(save_s + END_RESERVE_S))
     return (
         _update(
-            TOO_SHORT, f"{said}, of which the end itself takes {END_RESERVE_S} s: {advice}", status=False
+            Reason.GRACE_TOO_SHORT,
+            f"{said}, of which the end itself takes {END_RESERVE_S} s: {advice}",
+            status=False,
         ),
     )
 
@@ -95,8 +98,8 @@ def _advise(view: View, *, pod_s: int, needed_s: int) -> str:
     """Say what to change, in numbers: the template up to what the machines allow, and the saves beyond that."""
     most_s, why = _find_limit(view)
     if most_s is None or needed_s <= most_s:
-        told = "leave it out, or set it" if most_s == AUTOCHECKPOINT_GRACE_S else "set it"
-        return f"{_FIELD} is {pod_s}: {told} to at least {needed_s}"
+        how = "leave it out, or set it" if most_s == AUTOCHECKPOINT_GRACE_S else "set it"
+        return f"{_FIELD} is {pod_s}: {how} to at least {needed_s}"
     also = "" if pod_s >= most_s else f"; set {_FIELD} to {most_s}"
     return (
         f"{why}. A save that takes at most {math.floor(most_s - END_RESERVE_S)} s would fit: save less, to a faster "
@@ -115,7 +118,3 @@ def _find_limit(view: View) -> tuple[int | None, str]:
             f"the cloud waits {AUTOCHECKPOINT_GRACE_S} s at most before maintenance",
         )
     return None, ""
-
-
-def _update(reason: str, message: str, *, status: bool | None) -> ConditionUpdate:
-    return ConditionUpdate(type=ConditionType.GRACE_SUFFICIENT, status=status, reason=reason, message=message)

@@ -16,7 +16,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     ResourcesStatus,
     TrainingJobStatus,
 )
-from stepkeeper_operator.kinds.pacing import compute_write_wait_s, find_soonest
+from stepkeeper_operator.kinds.decision import compute_write_wait_s, find_soonest
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.attempts.following import update_history
 from stepkeeper_operator.training_jobs.build import build_config_map
@@ -25,7 +25,7 @@ from stepkeeper_operator.training_jobs.decide.conditions import derive_condition
 from stepkeeper_operator.training_jobs.decide.events import derive_events
 from stepkeeper_operator.training_jobs.decide.grace import derive_grace
 from stepkeeper_operator.training_jobs.decide.lost_pods import find_lost_pods
-from stepkeeper_operator.training_jobs.decide.refusals import tell_after_end
+from stepkeeper_operator.training_jobs.decide.refusals import judge_after_end
 from stepkeeper_operator.training_jobs.decide.running import compute_missing_s
 from stepkeeper_operator.training_jobs.decide.save_requests import update_request
 from stepkeeper_operator.training_jobs.decide.status import (
@@ -131,7 +131,8 @@ def _compose_status(
         restarts=plan.history.restarts,
         progress=progress,
         resources=resources,
-        bookkeeping=plan.history.bookkeeping,
+        next_start_time=plan.history.next_start_time,
+        operator=plan.history.operator,
     )
 
 
@@ -155,7 +156,7 @@ def _decide_finished(view: View) -> Decision:
     """Decide for a job that has ended: show late commits and what is left, stop what runs, delete it in time."""
     mirror = mirror_storage(view.job, view.observed, running=None)
     stuck, stuck_s = derive_stuck(view)
-    updates = (*tell_after_end(view.job, view.observed), *stuck)
+    updates = (*judge_after_end(view.job, view.observed), *stuck)
     update = {
         "checkpoint": mirror.checkpoint,
         "observed_generation": view.job.metadata.generation,

@@ -3,6 +3,7 @@
 Nothing is ended for it: a step that stands still looks the same in a hang, an evaluation and an export.
 """
 
+from functools import partial
 from typing import Final
 
 from stepkeeper.contract import ReportPhase
@@ -13,6 +14,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
     ConditionUpdate,
     find_condition,
 )
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus, TrainingJobStatus
 from stepkeeper_operator.cache.reports import LastReport
@@ -22,10 +24,12 @@ from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_current
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.observed import View
 
-__all__ = ["derive_progressing", "is_stalled"]
+__all__ = ["UNJUDGED", "derive_progressing", "is_stalled"]
 
-_NO_STEP: Final = "NoStep"
-_PODS_FINISHED: Final = "PodsFinishedOthersRun"
+UNJUDGED: Final = frozenset({Reason.NOT_RUNNING, Reason.UNREADABLE_SPEC})
+"""Reasons of earlier conditions that say nothing of an attempt that runs now."""
+
+_update: Final = partial(ConditionUpdate, ConditionType.PROGRESSING)
 _STEP_TIMEOUT_S: Final = 1800
 """Seconds that any step may take."""
 
@@ -35,7 +39,6 @@ _FACTOR: Final = 10
 _FINISHED_TIMEOUT_S: Final = 3600
 """Seconds that the other pods have for their next step or commit once one of them has exited 0."""
 
-_NOT_RUNNING: Final = "NotRunning"
 _NAMED: Final = 3
 
 
@@ -58,7 +61,7 @@ def derive_progressing(
     """
     attempt = history.last_attempt
     if not running or attempt is None:
-        return (_update(_NOT_RUNNING, "not all pods of an attempt run", status=None),), None
+        return (_update(Reason.NOT_RUNNING, "not all pods of an attempt run", status=None),), None
     last = find_current_report(view.observed, history)
     report = last if heard else None
     n_done, done = find_done(view, history)
@@ -67,7 +70,7 @@ def derive_progressing(
     signs = [view.observed.operator_started_at, attempt.start, *(pod.finished_at or 0.0 for pod in done)]
     left_s = None if limit_s is None else max(*signs, *_list_signs(last)) + limit_s - view.now
     if limit_s is not None and left_s is not None and left_s <= 0:
-        reason = _PODS_FINISHED if n_done else _NO_STEP
+        reason = Reason.PARTIALLY_FINISHED if n_done else Reason.STALLED
         said = _describe_done(n_hosts, n_done, done) if n_done else ""
         message = f"{said}{_describe_stall(last, progress, limit_s)}. {_advise(view.job)}"
         return (_update(reason, message, status=False),), None
@@ -76,8 +79,8 @@ def derive_progressing(
         if history.is_attempt_of(view.job.status)
         else None
     )
-    unheard = heard is None and known is not None and known.reason != _NOT_RUNNING
-    # Where all are done nobody is left to make a step.
+    unheard = heard is None and known is not None and known.reason not in UNJUDGED
+    # Where all are done nobody can make a step.
     stands = unheard or (n_done != n_hosts and _still_stands(view.job, known, last, n_done))
     return () if stands else (_judge_by_reports(view.job, report, progress),), left_s
 
@@ -99,12 +102,12 @@ def _find_limit_s(
     """Find how many seconds may go by without a step or a commit. None: nobody can tell."""
     if n_done:
         return _FINISHED_TIMEOUT_S if n_done < n_hosts else None
-    longest_s = None if progress is None else progress.longest_step_seconds
-    if report is None or longest_s is None or _has_made_all_steps(job, report):
+    longest_ms = None if progress is None else progress.longest_step_millis
+    if report is None or longest_ms is None or _has_made_all_steps(job, report):
         return None
     # A process that starts again in its pod compiles and restores first: these are no steps.
     makes_steps = report.report.phase in {ReportPhase.TRAINING, ReportPhase.SAVING}
-    return max(_STEP_TIMEOUT_S, _FACTOR * longest_s) if makes_steps else None
+    return max(_STEP_TIMEOUT_S, _FACTOR * longest_ms // 1000) if makes_steps else None
 
 
 def _has_made_all_steps(job: CheckpointedTrainingJob, report: LastReport) -> bool:
@@ -125,7 +128,7 @@ def _still_stands(
     """Tell whether the training was found to make no steps, and has made none since, nor a commit."""
     if known is None or known.status is not ConditionStatus.FALSE:
         return False
-    if known.reason == _PODS_FINISHED and not n_done:
+    if known.reason == Reason.PARTIALLY_FINISHED and not n_done:
         return False  # the Job of the one that was done was made anew: all run
     if report is None:
         return True
@@ -141,20 +144,20 @@ def _judge_by_reports(
     job: CheckpointedTrainingJob, report: LastReport | None, progress: ProgressStatus | None
 ) -> ConditionUpdate:
     if report is None:
-        return _update("NoReports", "no report tells of steps: see condition Reporting", status=None)
+        return _update(Reason.NO_REPORTS, "no report arrives: see condition Reporting", status=None)
     if _has_made_all_steps(job, report):
-        return _update("AllStepsMade", "", status=True)
-    if progress is None or progress.longest_step_seconds is None:
-        text = "the reports of this attempt have shown too few steps to tell how long one takes"
-        return _update("NoStepYet", text, status=None)
-    return _update("StepsAdvance", "", status=True)
+        return _update(Reason.ALL_STEPS_MADE, "", status=True)
+    if progress is None or progress.longest_step_millis is None:
+        text = "the reports of this attempt have shown too few steps to know how long one takes"
+        return _update(Reason.NO_STEP_YET, text, status=None)
+    return _update(Reason.STEPS_ADVANCE, "", status=True)
 
 
 def _describe_done(n_hosts: int, n_done: int, done: list[Pod]) -> str:
     names = ", ".join(pod.name for pod in done[:_NAMED])
     more = ", …" if len(done) > _NAMED else ""
     named = f" ({names}{more})" if names else ""
-    return f"{n_done} of {n_hosts} pods have exited 0{named}, and the others run on; "
+    return f"{n_done} of {n_hosts} pods have exited 0{named}, and the others still run; "
 
 
 def _describe_stall(last: LastReport | None, progress: ProgressStatus | None, limit_s: int) -> str:
@@ -173,7 +176,3 @@ def _advise(job: CheckpointedTrainingJob) -> str:
         f"shows any other program's. If it hangs, {kubectl} delete pod POD of one that runs starts all pods again "
         "from the latest commit"
     )
-
-
-def _update(reason: str, message: str, *, status: bool | None) -> ConditionUpdate:
-    return ConditionUpdate(type=ConditionType.PROGRESSING, status=status, reason=reason, message=message)

@@ -1,4 +1,4 @@
-"""Tell people of writes that the API server refuses, in condition Accepted and in its own words."""
+"""Report writes that the API server refuses, in condition Accepted and in its own words."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate, find_condition
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 from stepkeeper_operator.training_jobs.decide.acceptance import check_acceptance
@@ -20,12 +21,9 @@ from stepkeeper_operator.training_jobs.decision import (
 from stepkeeper_operator.training_jobs.memory import Rejection
 from stepkeeper_operator.training_jobs.observed import REJECTED_AGAIN_S, Observed
 
-__all__ = ["add_refusals", "is_refused", "tell_after_end"]
+__all__ = ["add_refusals", "is_refused", "judge_after_end"]
 
-_REJECTED: Final = "Rejected"
-_FORBIDDEN: Final = "Forbidden"
-_QUOTA_EXCEEDED: Final = "QuotaExceeded"
-_REASONS: Final = frozenset({_REJECTED, _FORBIDDEN, _QUOTA_EXCEEDED})
+_REASONS: Final = frozenset({Reason.REJECTED, Reason.FORBIDDEN, Reason.QUOTA_EXCEEDED})
 
 _WRITES: Final[Mapping[str, str]] = {
     CreateJobSet.__name__: "to make the JobSet",
@@ -34,6 +32,12 @@ _WRITES: Final[Mapping[str, str]] = {
     DeleteJobSet.__name__: "to delete the JobSet",
     GiveUpPod.__name__: "to give up a pod of a lost node",
     DeleteTrainingJob.__name__: "to delete the job, whose time to live is over",
+}
+
+_ADVICE: Final[Mapping[Reason, str]] = {
+    Reason.QUOTA_EXCEEDED: "Free some of the quota, or raise it",
+    Reason.FORBIDDEN: "Grant that to the operator's ServiceAccount, or change what the admission webhook refuses",
+    Reason.REJECTED: "Correct spec.template, or the webhook that the message names",
 }
 
 
@@ -55,7 +59,9 @@ def add_refusals(
     if not observed.has_acted and known is not None and is_refused(job.status):
         same = known.observed_generation == job.metadata.generation
         return (
-            replace(accepted, status=False, reason=known.reason, message=known.message) if same else accepted
+            replace(accepted, status=False, reason=Reason(known.reason), message=known.message)
+            if same
+            else accepted
         )
     if not observed.rejections:
         return accepted
@@ -65,22 +71,24 @@ def add_refusals(
     )
 
 
-def tell_after_end(job: CheckpointedTrainingJob, observed: Observed) -> tuple[ConditionUpdate, ...]:
-    """Return condition Accepted of a job that is over while a write for it is refused, and once none is any more."""
-    if not observed.rejections and not is_refused(job.status):
+def judge_after_end(job: CheckpointedTrainingJob, observed: Observed) -> tuple[ConditionUpdate, ...]:
+    """Return condition Accepted of a job that is over where it was False, or a write is refused now."""
+    known = find_condition(job.status.conditions, ConditionType.ACCEPTED)
+    was_unread = known is not None and known.reason == Reason.UNREADABLE_SPEC
+    if not (observed.rejections or was_unread or is_refused(job.status)):
         return ()
     return (add_refusals(check_acceptance(job, observed), job, observed),)
 
 
-def _describe(action: str, rejection: Rejection) -> tuple[str, str]:
-    reason, why = _REJECTED, ""
+def _describe(action: str, rejection: Rejection) -> tuple[Reason, str]:
+    reason, why = Reason.REJECTED, ""
     if rejection.status == HTTPStatus.FORBIDDEN and "exceeded quota" in rejection.message:
-        reason, why = _QUOTA_EXCEEDED, ", since it is more than a ResourceQuota of the namespace allows"
+        reason, why = Reason.QUOTA_EXCEEDED, ", since it is more than a ResourceQuota of the namespace allows"
     elif rejection.status == HTTPStatus.FORBIDDEN:
-        reason = _FORBIDDEN
+        reason = Reason.FORBIDDEN
     elif action == CreateJobSet.__name__ and rejection.status < HTTPStatus.INTERNAL_SERVER_ERROR:
         why = " from spec.template"
     again = f"every {REJECTED_AGAIN_S:.0f} s" if action == CreateJobSet.__name__ else "again and again"
     write = _WRITES.get(action, f"to do {action}")
-    text = f"the API server refuses {write}{why}; it is tried {again}: {rejection.message}"
+    text = f"the API server refuses {write}{why}. {_ADVICE[reason]}; it is tried {again}. It says: {rejection.message}"
     return reason, text

@@ -1,5 +1,6 @@
 """Derive condition Running: whether all pods of the present attempt run, and else what they wait for."""
 
+from functools import partial
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.conditions import (
@@ -8,6 +9,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
     ConditionUpdate,
     find_condition,
 )
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
@@ -15,21 +17,9 @@ from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_done
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.observed import View
 
-__all__ = ["FINISHING", "NO_PODS", "STOPPING", "TRAINER_ENDED", "compute_missing_s", "derive_running"]
+__all__ = ["compute_missing_s", "derive_running"]
 
-_STARTING: Final = "Starting"
-STOPPING: Final = "Stopping"
-"""A pod of the running attempt is being deleted, so the attempt is about to end."""
-
-TRAINER_ENDED: Final = "TrainerEnded"
-"""A pod's trainer has ended, and another of its containers keeps the pod alive."""
-
-FINISHING: Final = "Finishing"
-"""Pods have exited 0, and the others run or have as well."""
-
-NO_PODS: Final = "NoPods"
-"""Pods aren't made: a quota or an admission webhook refuses them, for example."""
-
+_update: Final = partial(ConditionUpdate, ConditionType.RUNNING, status=False)
 _NORMAL_S: Final = 30
 """Seconds for which it is normal that no pod is made though not all exist."""
 
@@ -37,7 +27,7 @@ _NORMAL_S: Final = 30
 def derive_running(view: View, history: JobHistory, *, waiting: str | None) -> ConditionUpdate:
     """Check whether all pods of the present attempt run. If not, the message says what they wait for."""
     if view.jobset is None:
-        return _update("NoJobSet", waiting or "its JobSet is being made")
+        return _update(Reason.NO_JOB_SET, waiting or "its JobSet is being made")
     n_hosts = view.n_hosts
     present = [pod for pod in view.observed.pods if pod.ordinal == history.ordinal]
     alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
@@ -45,25 +35,21 @@ def derive_running(view: View, history: JobHistory, *, waiting: str | None) -> C
     n_done, _ = find_done(view, history)
     if n_done and n_done + len(running) >= n_hosts:
         # The job is over when JobSet says so.
-        return _update(FINISHING, f"{n_done} of {n_hosts} pods have exited 0")
+        return _update(Reason.FINISHING, f"{n_done} of {n_hosts} pods have exited 0")
     if not history.is_running:
         last = history.last_attempt
         ended = last.cause if last is not None and last.cause else "it has not started"
-        return _update("Ended", waiting or f"the last attempt ended: {ended}")
+        return _update(Reason.ENDED, waiting or f"the last attempt ended: {ended}")
     if len(running) >= n_hosts:
-        return _update("AllPodsRun", f"{n_hosts} of {n_hosts} pods run", status=True)
+        return _update(Reason.ALL_PODS_RUN, f"{n_hosts} of {n_hosts} pods run", status=True)
     outlived = next((pod for pod in alive if pod.exit_code is not None and pod.others_running), None)
     if outlived is not None:
-        return _update(TRAINER_ENDED, _describe_outlived(outlived))
+        return _update(Reason.TRAINER_ENDED, _describe_outlived(outlived))
     reason, detail = _find_obstacle(present)
     missing_s = compute_missing_s(view, history)
-    if reason == _STARTING and missing_s is not None and missing_s <= 0:
-        reason, detail = NO_PODS, _describe_missing(view.job, len(present), n_hosts)
+    if reason == Reason.STARTING and missing_s is not None and missing_s <= 0:
+        reason, detail = Reason.NO_PODS, _describe_missing(view.job, len(present), n_hosts)
     return _update(reason, f"{len(running)} of {n_hosts} pods run{detail}")
-
-
-def _update(reason: str, message: str, *, status: bool = False) -> ConditionUpdate:
-    return ConditionUpdate(type=ConditionType.RUNNING, status=status, reason=reason, message=message)
 
 
 def compute_missing_s(view: View, history: JobHistory) -> float | None:
@@ -105,17 +91,16 @@ def _describe_outlived(pod: Pod) -> str:
     names = ", ".join(repr(name) for name in pod.others_running)
     return (
         f"the trainer of {pod.name} exited with code {pod.exit_code}, and container {names} still runs: the pod "
-        "ends only with all of them. Move what is to end with the trainer to initContainers with "
-        "restartPolicy: Always"
+        "ends only once all its containers have. Make a container that has to end with the trainer an init container "
+        "with restartPolicy: Always"
     )
 
 
-def _find_obstacle(pods: list[Pod]) -> tuple[str, str]:
+def _find_obstacle(pods: list[Pod]) -> tuple[Reason, str]:
     for pod in pods:
         if pod.deadline is not None:
-            return STOPPING, f"; {pod.name} on node {pod.node} is being stopped"
+            return Reason.STOPPING, f"; {pod.name} on node {pod.node} is being stopped"
     for pod in pods:
         if pod.waiting:
-            reason = pod.waiting.partition(":")[0]
-            return reason if reason.isalnum() else "Waiting", f"; {pod.name} waits: {pod.waiting}"
-    return _STARTING, ""
+            return Reason.POD_WAITING, f"; {pod.name} waits: {pod.waiting}"
+    return Reason.STARTING, ""

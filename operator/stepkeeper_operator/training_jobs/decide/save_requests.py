@@ -68,7 +68,7 @@ def _find_window(view: View, status: CheckpointStatus, attempt: Attempt) -> Main
     """Find the earliest window that isn't over and that the attempt has not been asked for."""
     windows = () if view.machines is None else view.machines.windows
     request = status.last_request
-    asked = request.before if request is not None and request.attempt == attempt.number else None
+    asked = request.maintenance_time if request is not None and request.attempt == attempt.number else None
     for window in windows:
         over = window.ends_at is not None and window.ends_at <= view.now
         if not over and (asked is None or window.begins_at > asked + _TOGETHER_S):
@@ -91,10 +91,10 @@ def _make_request(
     return SaveRequest(
         id=f"maintenance-{int(window.begins_at)}-{attempt.number}",
         attempt=attempt.number,
-        before=int(window.begins_at),
+        maintenance_time=int(window.begins_at),
         time=int(now),
         reason=f"QueuedResource {resource} has maintenance from {render_time(window.begins_at)}, {when}",
-        after=None if status.latest is None else status.latest.sequence,
+        latest_sequence=None if status.latest is None else status.latest.sequence,
     )
 
 
@@ -102,7 +102,7 @@ def _add_answer(status: CheckpointStatus) -> CheckpointStatus:
     request, latest = status.last_request, status.latest
     if request is None or request.sequence is not None or latest is None:
         return status
-    if request.after is not None and latest.sequence <= request.after:
+    if request.latest_sequence is not None and latest.sequence <= request.latest_sequence:
         return status
     answered = request.model_copy(update={"sequence": latest.sequence, "step": latest.step})
     return status.model_copy(update={"last_request": answered})

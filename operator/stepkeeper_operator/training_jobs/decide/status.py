@@ -84,7 +84,7 @@ def derive_progress(
     """Derive the progress part of the status."""
     before = job.status.progress
     if before is not None and not history.is_attempt_of(job.status):
-        before = before.model_copy(update={"longest_step_seconds": None})
+        before = before.model_copy(update={"longest_step_millis": None})
     if observed.report is None:
         return before
     report, known = observed.report.report, before or ProgressStatus()
@@ -101,21 +101,21 @@ def derive_progress(
         eta_seconds=None if left is None or speed is None else min(_MAX_ETA_S, left * speed // 1000),
         step_millis=speed,
         last_progress_time=int(observed.report.received_at) if moved else known.last_progress_time,
-        longest_step_seconds=_find_longest(known.longest_step_seconds, longest_s),
+        longest_step_millis=_find_longest(known.longest_step_millis, longest_s),
         slowest_rank=report.ranks.slowest if report.ranks is not None else known.slowest_rank,
         metrics=_convert_metrics(report.metrics) or known.metrics,
     )
 
 
-def _find_longest(known_s: int | None, seen_s: float | None) -> int | None:
-    return known_s if seen_s is None else max(known_s or 0, math.ceil(seen_s))
+def _find_longest(known_ms: int | None, seen_s: float | None) -> int | None:
+    return known_ms if seen_s is None else max(known_ms or 0, math.ceil(seen_s * 1000))
 
 
 def _is_of_last_attempt(job: CheckpointedTrainingJob, report: LastReport) -> bool:
     """Return False for a report from before a suspension: the next attempt has the same ordinal."""
     attempts = job.status.attempts
     return not attempts or is_of_start(
-        report, attempts[-1], resumed=job.status.bookkeeping.resumed_at is not None
+        report, attempts[-1], resumed=job.status.operator.resumed_at is not None
     )
 
 

@@ -1,11 +1,13 @@
-"""Derive condition PodStuck: a pod that was told to end long ago is still there, and nothing can start beside it.
+"""Derive condition PodStuck: a pod that should have ended long ago is still there, and nothing can start beside it.
 
-Only a person can tell whether its program still runs, unless its node is lost.
+Only a person can find out whether its program still runs, unless its node is lost.
 """
 
+from functools import partial
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType, ConditionUpdate
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.facts.raw import render_time
@@ -13,6 +15,7 @@ from stepkeeper_operator.training_jobs.observed import Observed, View
 
 __all__ = ["derive_stuck", "is_pod_stuck"]
 
+_update: Final = partial(ConditionUpdate, ConditionType.POD_STUCK)
 _OVERDUE_S: Final = 60
 """Seconds by which a pod may outlive its grace period: its kubelet, or the operator that gives it up, is at it."""
 
@@ -37,7 +40,7 @@ def derive_stuck(view: View) -> tuple[tuple[ConditionUpdate, ...], float | None]
         reason = _find_reason(stuck[0], view.observed)
         return (_update(reason, _describe(view, stuck), status=True),), again_s
     known = any(c.type == ConditionType.POD_STUCK for c in view.job.status.conditions)
-    return ((_update("NoneStuck", "", status=False),) if known else ()), again_s
+    return ((_update(Reason.AS_EXPECTED, "", status=False),) if known else ()), again_s
 
 
 def is_pod_stuck(status: TrainingJobStatus) -> bool:
@@ -46,24 +49,24 @@ def is_pod_stuck(status: TrainingJobStatus) -> bool:
     return any(c.type == kind and c.status is ConditionStatus.TRUE for c in status.conditions)
 
 
-def _find_reason(pod: Pod, observed: Observed) -> str:
+def _find_reason(pod: Pod, observed: Observed) -> Reason:
     node = observed.nodes.get(pod.node or "")
     if node is None or node.gone_since is not None:
-        return "NodeGone"
+        return Reason.NODE_GONE
     if node.unknown_since is not None:
-        return "NodeSilent"
-    return "StillTerminating" if node.ready else "NodeNotReady"
+        return Reason.NODE_SILENT
+    return Reason.STILL_TERMINATING if node.ready else Reason.NODE_NOT_READY
 
 
 def _describe(view: View, stuck: list[Pod]) -> str:
     """Name the pods, since when they are to end, and what to do. The text stays the same while nothing changes."""
-    told = "; ".join(_describe_pod(pod, view.observed) for pod in stuck[:_NAMED])
+    named = "; ".join(_describe_pod(pod, view.observed) for pod in stuck[:_NAMED])
     more = f"; and {len(stuck) - _NAMED} more" if len(stuck) > _NAMED else ""
     kubectl, name = f"kubectl -n {view.job.metadata.namespace}", stuck[0].name
     return (
-        f"{told}{more}. Nothing of the job starts beside it. Its events and finalizers ({kubectl} describe pod {name}) "
-        "and the log of the node's kubelet tell what holds it: a process that can't die, a volume, a "
-        f"finalizer. Mend that or restart the machine. Once none of its processes runs any more: {kubectl} delete pod "
+        f"{named}{more}. Nothing of the job starts meanwhile. Its events and finalizers ({kubectl} describe pod {name})"
+        " and the log of the node's kubelet show why: a process that can't be killed, a volume, a "
+        f"finalizer. Fix that or restart the machine. Once none of its processes runs any more: {kubectl} delete pod "
         f"{name} --grace-period=0 --force"
     )
 
@@ -71,10 +74,8 @@ def _describe(view: View, stuck: list[Pod]) -> str:
 def _describe_pod(pod: Pod, observed: Observed) -> str:
     assert pod.deadline is not None  # the caller selected by it
     asked_at, until = render_time(pod.deadline - pod.grace_s), render_time(pod.deadline)
-    told = (
-        f"it was told to end at {asked_at} and had until {until}" if pod.grace_s else f"it had until {until}"
-    )
-    return f"pod {pod.name} on node {pod.node} is still there: {told}, and {_describe_node(pod, observed)}"
+    due = f"it had until {until} to end" + (f", asked at {asked_at}" if pod.grace_s else "")
+    return f"pod {pod.name} on node {pod.node} is still there: {due}, and {_describe_node(pod, observed)}"
 
 
 def _describe_node(pod: Pod, observed: Observed) -> str:
@@ -82,17 +83,9 @@ def _describe_node(pod: Pod, observed: Observed) -> str:
     if node is None or node.gone_since is not None:
         return "there is no such node"
     if node.unknown_since is None:
-        return (
-            f"{node.name} is Ready"
-            if node.ready
-            else f"{node.name} is not Ready, but its kubelet is heard of"
-        )
+        return f"{node.name} is Ready" if node.ready else f"{node.name} is not Ready, but its kubelet reports"
     since = f"{node.name} is silent since {render_time(node.unknown_since)}"
     if 2 * observed.n_unknown_nodes < observed.n_nodes:
         return f"{since}; the operator gives the pod up once nothing is heard of it"
     silent = f"{observed.n_unknown_nodes} of {observed.n_nodes} nodes"
     return f"{since}; the operator gives up none while {silent} are silent"
-
-
-def _update(reason: str, message: str, *, status: bool) -> ConditionUpdate:
-    return ConditionUpdate(type=ConditionType.POD_STUCK, status=status, reason=reason, message=message)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from stepkeeper.contract import FENCED, STOPPED_KINDS, AttemptKind, Cause
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.facts import JobSet
@@ -15,7 +16,6 @@ from stepkeeper_operator.training_jobs.observed import View
 from stepkeeper_operator.training_jobs.policy.plan import BACKING_OFF, Plan, set_backoff
 
 __all__ = [
-    "TRAINING_DONE",
     "find_completion",
     "has_unrecorded_end",
     "judge_last_end",
@@ -24,14 +24,19 @@ __all__ = [
     "plan_after_failure",
 ]
 
-TRAINING_DONE: Final = "TrainingDone"
+_AFTER_FIX: Final = "Fix the cause, then delete and create this job again: it resumes from the latest commit"
 
 
 def find_completion(history: JobHistory) -> JobEnd | None:
     """Return the end of the job if an attempt has ended without a cause: its training is done."""
     completed = {None, AttemptKind.COMPLETED}
-    done = next((each for each in history.closed if each.cause is None and each.kind in completed), None)
-    return None if done is None else JobEnd(complete=True, reason=TRAINING_DONE, message=describe_end(done))
+    ended = (each for each in history.closed if each.end is not None)
+    done = next((each for each in ended if each.cause is None and each.kind in completed), None)
+    return (
+        None
+        if done is None
+        else JobEnd(complete=True, reason=Reason.TRAINING_DONE, message=describe_end(done))
+    )
 
 
 def judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restarted: bool) -> JobEnd | None:
@@ -48,16 +53,18 @@ def judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restart
             "Nothing was written since. End the other job, or give one of them a checkpoint.uri of its own, "
             "then delete and create this job again"
         )
-        return JobEnd(complete=False, reason="RootOwnedByAnother", message=f"{message}. {advice}")
+        return JobEnd(complete=False, reason=Reason.ROOT_OWNED_BY_ANOTHER, message=f"{message}. {advice}")
     if attempt.kind == AttemptKind.UNRECOVERABLE:
-        return JobEnd(complete=False, reason="FatalExitCode", message=message)
+        text = f"{message}. spec.restarts.fatalExitCodes names that code. {_AFTER_FIX}"
+        return JobEnd(complete=False, reason=Reason.FATAL_EXIT_CODE, message=text)
     if restarted and _is_recorded(job, history, attempt):
         return None
     why = explain_exhausted_budget(job.spec.restarts, history.restarts, attempt.cause, restarted=restarted)
     if why is None:
         return None
-    reason = "MaxFailuresReached" if attempt.cause == Cause.APPLICATION_ERROR else "MaxDisruptionsReached"
-    return JobEnd(complete=False, reason=reason, message=f"{why}. The last time: {message}")
+    failed = attempt.cause == Cause.APPLICATION_ERROR
+    reason = Reason.MAX_FAILURES_REACHED if failed else Reason.MAX_DISRUPTIONS_REACHED
+    return JobEnd(complete=False, reason=reason, message=f"{why}. The last time: {message}. {_AFTER_FIX}")
 
 
 def has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
@@ -98,7 +105,9 @@ def plan_after_completion(view: View, jobset: JobSet, plan: Plan) -> Plan:
         if where is not None:
             waiting = f"all pods exited 0{where} after a notice; it is started again"
             return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
-    return replace(plan, end=JobEnd(complete=True, reason="AllPodsSucceeded", message="every pod exited 0"))
+    return replace(
+        plan, end=JobEnd(complete=True, reason=Reason.ALL_PODS_SUCCEEDED, message="every pod exited 0")
+    )
 
 
 def plan_after_failure(view: View, jobset: JobSet, plan: Plan) -> Plan:

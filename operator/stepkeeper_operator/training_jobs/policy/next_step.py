@@ -123,7 +123,7 @@ def _plan_while_alive(view: View, jobset: JobSet, plan: Plan) -> Plan:
 def _suspend_or_resume(view: View, jobset: JobSet, plan: Plan, *, waits: bool) -> Plan:
     wanted = waits or plan.waiting is not None or should_suspend(view, plan.history)
     # A back-off only spaces restarts, also those of a job that isn't accepted any more.
-    resumes = not view.observed.held or plan.history.bookkeeping.not_before is not None
+    resumes = not view.observed.held or plan.history.next_start_time is not None
     return replace(plan, actions=set_suspend(jobset, suspend=wanted)) if wanted or resumes else plan
 
 
@@ -134,7 +134,7 @@ def plan_without_jobset(view: View, history: JobHistory) -> Plan:
     if _number_was_used(view, history):
         # Reserve the JobSet's number in the status before it is made: no second JobSet may get it.
         history = history.note(
-            job_sets=history.bookkeeping.job_sets + 1,
+            job_sets=history.operator.job_sets + 1,
             started=False,
             restarts_seen=0,
             resumed_at=None,
@@ -147,7 +147,7 @@ def plan_without_jobset(view: View, history: JobHistory) -> Plan:
         return replace(plan, waiting=delay[0], look_again_s=delay[1])
     manifest = build_jobset(
         view.job,
-        number=history.bookkeeping.job_sets - 1,
+        number=history.operator.job_sets - 1,
         failures_left=_count_failures_left(view, history),
         unreachable_s=view.settings.unreachable_toleration_s,
         machines=view.machines,
@@ -160,8 +160,8 @@ def _number_was_used(view: View, history: JobHistory) -> bool:
 
     The status doesn't name one that was gone again before the operator looked. Its pods show it.
     """
-    resources, last = view.job.status.resources, history.bookkeeping.job_sets - 1
-    if history.bookkeeping.job_sets == 0 or (resources is not None and resources.job_set is not None):
+    resources, last = view.job.status.resources, history.operator.job_sets - 1
+    if history.operator.job_sets == 0 or (resources is not None and resources.job_set is not None):
         return True
     return any(evidence.ordinal[0] == last for evidence in view.observed.evidence)
 

@@ -25,7 +25,7 @@ __all__ = [
 
 _HELD: Final = "the job is not accepted: condition Accepted says why"
 _REFUSED: Final = "the API server refuses its JobSet: condition Accepted says why"
-BACKING_OFF: Final = "it waits until status.bookkeeping.notBefore (spec.restarts.backoff)"
+BACKING_OFF: Final = "it waits until status.nextStartTime (spec.restarts.backoff)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +79,9 @@ def find_delay(view: View, history: JobHistory, *, wait_s: float) -> tuple[str, 
 
 def set_backoff(view: View, history: JobHistory) -> tuple[JobHistory, float]:
     """Set the time of the next start in the history. Also return the seconds until then."""
-    not_before = compute_next_start(view, history)
-    wait_s = 0.0 if not_before is None else max(0.0, not_before - view.now)
-    return history.note(not_before=not_before), wait_s
+    at = compute_next_start(view, history)
+    wait_s = 0.0 if at is None else max(0.0, at - view.now)
+    return replace(history, next_start_time=None if at is None else int(at)), wait_s
 
 
 def hold_next_start(view: View, plan: Plan) -> Plan:
@@ -102,7 +102,7 @@ def _counts_towards_max(view: View, history: JobHistory, last: Attempt) -> bool:
 
     It may not have counted what is charged to the application: a pod that saved because its peer failed hides that.
     """
-    jobset, known = view.jobset, history.bookkeeping
+    jobset, known = view.jobset, history.operator
     if last.cause != Cause.APPLICATION_ERROR:
         return False
     if jobset is not None and jobset.restarts > known.restarts_seen:

@@ -35,7 +35,7 @@ def is_limit_reached(view: View, history: JobHistory) -> bool:
 
 
 def _count_starts_left(job: CheckpointedTrainingJob, history: JobHistory) -> int:
-    known, allowed = history.bookkeeping, job.spec.restarts.max_starts_without_checkpoint
+    known, allowed = history.operator, job.spec.restarts.max_starts_without_checkpoint
     if history.is_running:
         allowed = max(allowed, known.starts_allowed or 0)
     return allowed - known.starts_without_checkpoint
@@ -62,7 +62,7 @@ def compute_report_wait_s(view: View, history: JobHistory) -> float | None:
 
 def explain_limit(job: CheckpointedTrainingJob, history: JobHistory) -> str:
     """Explain to a person why the job was suspended, and how to start it again."""
-    n_starts = history.bookkeeping.starts_without_checkpoint
+    n_starts = history.operator.starts_without_checkpoint
     which = "1 start has" if n_starts == 1 else f"{n_starts} starts in a row have"
     ended = history.closed[-1] if history.closed else None
     last = "" if ended is None else f" The last ended by {ended.cause}: {describe_end(ended)}."
@@ -82,14 +82,14 @@ def compute_next_start(view: View, history: JobHistory) -> float | None:
     last = history.last_attempt
     if last is None or last.end is None or not last.cause or last.kind in STOPPED_KINDS:
         return None
-    if was_edited(view, history.bookkeeping):
+    if was_edited(view, history.operator):
         return None
     return limits_of(view.job.spec.restarts).compute_next_start(
         last.cause,
         start=last.start,
         end=last.end,
         n_failures=count_failures(history.restarts),
-        n_starts=history.bookkeeping.starts_without_checkpoint,
+        n_starts=history.operator.starts_without_checkpoint,
     )
 
 

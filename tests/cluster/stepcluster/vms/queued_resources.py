@@ -22,14 +22,15 @@ V6E: Final = "v6e"
 _RESOURCE_LABEL: Final = "stepkeeper.dev/queued-resource"
 
 
-def queued_resource(name: str, *, node: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+def queued_resource(name: str, *, slices: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
     """Return the manifest of a Spot slice with one host, which is made anew at once.
 
-    Fields are added or replaced; a field of the node that is None is left out.
+    Fields are added or replaced; a field of the slices that is None is left out.
     """
     machine = {
-        "acceleratorType": "v5litepod-4",
-        "runtimeVersion": "v2-alpha-tpuv5-lite",
+        "accelerator": "v5e",
+        "topology": "2x2",
+        "image": "v2-alpha-tpuv5-lite",
         "startupScriptSecretRef": {"name": JOIN_SECRET},
     }
     body = {
@@ -37,7 +38,7 @@ def queued_resource(name: str, *, node: Mapping[str, Any] | None = None, **spec:
         "zone": ZONE,
         "tier": {"spot": {}},
         "recreatePolicy": {"backoff": {"initialSeconds": 0, "maxSeconds": 0}},
-        "node": {key: value for key, value in {**machine, **(node or {})}.items() if value is not None},
+        "slices": {key: value for key, value in {**machine, **(slices or {})}.items() if value is not None},
     }
     return {
         "apiVersion": "stepkeeper.dev/v1alpha1",

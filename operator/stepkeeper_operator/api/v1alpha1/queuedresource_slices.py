@@ -1,21 +1,20 @@
-"""Define the slices that a QueuedResource asks for, in the fields of its spec.node."""
+"""Define the slices that a QueuedResource asks for: the fields of its spec.slices."""
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
+from stepkeeper_operator.api.accelerators import Accelerator
 from stepkeeper_operator.api.base import SET, SpecPart
 
 __all__ = [
-    "AcceleratorConfig",
-    "AcceleratorGeneration",
     "DataDisk",
     "DiskMode",
     "NetworkSpec",
-    "NodeSpec",
     "SecretKeyRef",
     "ServiceAccountSpec",
+    "SlicesSpec",
 ]
 
 Name63 = Annotated[str, Field(min_length=1, max_length=63)]
@@ -23,35 +22,12 @@ MetadataValue = Annotated[str, Field(max_length=65_536)]
 LabelValue = Annotated[str, Field(max_length=63)]
 
 
-class AcceleratorGeneration(StrEnum):
-    """A TPU generation, as the Cloud TPU API names it."""
-
-    V2 = "V2"
-    V3 = "V3"
-    V4 = "V4"
-    V5LITE_POD = "V5LITE_POD"
-    V5P = "V5P"
-    V6E = "V6E"
-
-
 class DiskMode(StrEnum):
     READ_WRITE = "ReadWrite"
     READ_ONLY = "ReadOnly"
 
 
-class AcceleratorConfig(SpecPart):
-    """A slice by its generation and topology."""
-
-    type: AcceleratorGeneration
-    """TPU generation: V2, V3, V4, V5LITE_POD, V5P or V6E."""
-
-    topology: Annotated[str, Field(min_length=3, max_length=16)]
-    """Chips along each side of the slice: 4x4, or 2x2x4."""
-
-
 class NetworkSpec(SpecPart):
-    """Network of the hosts."""
-
     network: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """VPC network, by its name or its path. Unset: the project's default network."""
 
@@ -98,28 +74,24 @@ class DataDisk(SpecPart):
     """ReadOnly, or ReadWrite where there is one slice: the cloud attaches a disk to one writer only."""
 
 
-class NodeSpec(SpecPart):
-    """The TPU slices that are requested. The Cloud TPU API calls a slice a node; each of its hosts becomes a node of
-    the cluster.
-    """
+class SlicesSpec(SpecPart):
+    """The TPU slices that are requested. Each of their hosts becomes a node of the cluster."""
 
-    union: ClassVar = ("acceleratorType", "acceleratorConfig")
+    accelerator: Accelerator
+    """TPU generation: v4, v5e, v5p or v6e, as spec.placement.tpu of a job names it. v7x is refused: only GKE has it."""
 
-    accelerator_type: Annotated[str, Field(min_length=2, max_length=32)] | None = None
-    """Generation and size in the words of the Cloud TPU API: v5litepod-16, v4-32, v6e-8. Exactly one of this and
-    acceleratorConfig."""
+    topology: Annotated[str, Field(min_length=3, max_length=16)]
+    """Chips along each side of one slice: 4x4 for v5e and v6e, 2x2x4 for v4 and v5p."""
 
-    accelerator_config: AcceleratorConfig | None = None
-    """Generation and topology. Exactly one of this and acceleratorType."""
-
-    runtime_version: Annotated[str, Field(min_length=1, max_length=128)]
-    """Software image of the hosts: v2-alpha-tpuv5, tpu-ubuntu2204-base."""
+    image: Annotated[str, Field(min_length=1, max_length=128)]
+    """Software image of the hosts, a TPU software version: tpu-ubuntu2204-base for v4, v2-alpha-tpuv5-lite for v5e,
+    v2-alpha-tpuv5 for v5p, v2-alpha-tpuv6e for v6e."""
 
     count: Annotated[int, Field(ge=1, le=256)] = 1
     """Number of slices. Either all of them are granted or none is."""
 
-    id_prefix: Annotated[str, Field(min_length=1, max_length=40)] | None = None
-    """Beginning of the names of the cloud nodes. Unset: the name of the cloud resource."""
+    name_prefix: Annotated[str, Field(min_length=1, max_length=40)] | None = None
+    """Beginning of the names of the slices. Unset: the name of the cloud resource."""
 
     network: NetworkSpec | None = None
     """Network of the hosts."""
@@ -128,7 +100,7 @@ class NodeSpec(SpecPart):
     """Identity of the hosts. Unset: the project's default service account of Compute Engine."""
 
     labels: Annotated[dict[str, LabelValue], Field(max_length=48)] = Field(default_factory=dict)
-    """Labels of the cloud nodes. The operator adds stepkeeper-cluster, -namespace, -name and -uid; no key
+    """Labels of the slices in the cloud. The operator adds stepkeeper-cluster, -namespace, -name and -uid; no key
     of yours may begin with stepkeeper-."""
 
     tags: Annotated[tuple[Name63, ...], Field(max_length=64, json_schema_extra=SET)] = ()
@@ -150,5 +122,5 @@ class NodeSpec(SpecPart):
 
     autocheckpoint_enabled: bool | None = None
     """Before maintenance, the cloud sends SIGTERM and waits up to 5 minutes for the training to save. Unset: true with
-    tier guaranteed, false with spot and bestEffort. With those two it can be true: the API takes it, and they are
-    maintained too; it does nothing against a preemption. Only version v2alpha1 of the Cloud TPU API has it."""
+    tier guaranteed, false with spot and bestEffort. With those two it can be true: they are maintained too; it does
+    nothing against a preemption."""

@@ -5,7 +5,7 @@ import re
 import uuid
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.metadata import ObjectMeta
+from stepkeeper_operator.api.base import ObjectMeta
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.cloud_tpu.cloud import Place
 from stepkeeper_operator.labels import (
@@ -85,7 +85,7 @@ def make_request_id(uid: str, number: int, verb: str, detail: str) -> str:
 
 def make_node_ids(resource: QueuedResource, cloud_id: str) -> tuple[tuple[str, ...], str | None]:
     """Make the ids of the cloud nodes, and the prefix that they have in common where there is more than one."""
-    prefix, count = resource.spec.node.id_prefix or cloud_id, resource.spec.node.count
+    prefix, count = resource.spec.slices.name_prefix or cloud_id, resource.spec.slices.count
     if count == 1:
         return (prefix,), None
     return tuple(f"{prefix}-{index}" for index in range(count)), prefix
