@@ -208,7 +208,7 @@ class BadItem:
 class TornCheckpointError(StepkeeperError, RuntimeError):
     """Raised when bytes of a committed checkpoint are bad, in several fresh reads.
 
-    The message names the object and the block. A restore of the latest commit goes on with an older one by itself;
+    The message names the object and the block. A restore of the latest commit continues with an older one by itself;
     elsewhere, restore another step.
     """
 

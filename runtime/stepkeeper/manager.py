@@ -170,8 +170,8 @@ class CheckpointManager(ManagerInspection):
         Every block that is read is verified. Saves in flight are awaited first. The latest commit is quarantined if it
         is torn, and its parent is restored instead.
 
-        With `step`, nothing is claimed, and the log is left as it is. The next save goes on from the restored commit,
-        and newer commits become an abandoned branch. If only a part of the commit is restored, the next save goes on
+        With `step`, nothing is claimed, and the log is left as it is. The next save continues from the restored commit,
+        and newer commits become an abandoned branch. If only a part of the commit is restored, the next save continues
         from what was restored or saved before, if anything was.
 
         Args:

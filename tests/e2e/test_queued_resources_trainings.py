@@ -275,10 +275,10 @@ def until_waiting(trainings: list[Training], reason: str) -> None:
         training.job.until_condition("Suspended", "True", reason)
 
 
-def find_training_on(resources: QueuedResources, trainings: list[Training], cloud_node: str) -> Training:
+def find_training_on(resources: QueuedResources, trainings: list[Training], slice_id: str) -> Training:
     """Find the training whose last pod is on this slice."""
     nodes = resources.list_joined("shared").items()
-    (name,) = (n for n, raw in nodes if raw["metadata"]["labels"]["stepkeeper.dev/slice"] == cloud_node)
+    (name,) = (n for n, raw in nodes if raw["metadata"]["labels"]["stepkeeper.dev/slice"] == slice_id)
     return next(training for training in trainings if list(training.nodes.values())[-1] == name)
 
 

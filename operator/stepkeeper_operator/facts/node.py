@@ -31,7 +31,7 @@ class Node:
     queued_resource_uid: str | None = None
     """Uid of the QueuedResource that its labels name. Anybody who can label nodes can set it."""
 
-    cloud_node: str = ""
+    slice_id: str = ""
     """Id of the cloud node that its labels name; empty: none."""
 
     addresses: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ def read_node(raw: RawObject) -> Node:
         unschedulable=bool(raw.get("spec", {}).get("unschedulable")),
         cordoned_by=(meta.get("annotations") or {}).get(CORDONED_BY_ANNOTATION, ""),
         queued_resource_uid=labels.get(QUEUED_RESOURCE_UID_LABEL),
-        cloud_node=labels.get(SLICE_LABEL, ""),
+        slice_id=labels.get(SLICE_LABEL, ""),
         addresses=tuple(
             item["address"]
             for item in (raw.get("status") or {}).get("addresses") or ()

@@ -33,7 +33,7 @@ class QueuedMachines:
     spot: bool
     best_effort: bool
     autocheckpoint_setting: str
-    """On, Off or Mixed: as the cloud has its slices; while it doesn't tell, as was asked."""
+    """On, Off or Mixed: as the cloud has its slices; while it reports nothing, as the spec asks."""
 
     n_slices: int
     """Slices that it asks for."""
@@ -122,7 +122,7 @@ def _find_join_deadline(spec: Mapping[str, Any], status: Mapping[str, Any]) -> f
 
 
 def _find_autocheckpoint(read_back: str, slices: Mapping[str, Any], tier: Mapping[str, Any]) -> str:
-    """Find the setting of its slices. While the cloud doesn't tell, what was asked for counts."""
+    """Find the setting of its slices. While the cloud reports nothing, the spec counts."""
     if read_back:
         return read_back
     asked = choose_autocheckpoint(slices.get("autocheckpointEnabled"), guaranteed="guaranteed" in tier)

@@ -42,7 +42,7 @@ async def complete_listing(
     """
     meta, operator = subject.meta, subject.status.operator
     known = operator.created and not operator.adopting
-    hosts = {each.cloud_node for each in members if _CLOUD_ID.fullmatch(each.cloud_node)}
+    hosts = {each.slice_id for each in members if _CLOUD_ID.fullmatch(each.slice_id)}
     asked = known or operator.adopting or subject.status.removing or meta.deletion_timestamp is not None
     if not (asked or hosts):  # somebody may have emptied the status of one that has hosts
         return listing

@@ -70,7 +70,7 @@ class LoadRules:
 
 @lru_cache(maxsize=64)
 def _compiled(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    """Return a function that tells whether a name, or one above it, is selected by one of the patterns."""
+    """Return a function that is True for a name if one of the patterns selects it, or one above it."""
     # A pattern also matches itself literally: a name may contain fnmatch's special characters.
     names = frozenset(patterns)
     globs = [pattern for pattern in patterns if _GLOB.search(pattern)]

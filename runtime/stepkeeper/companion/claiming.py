@@ -204,7 +204,7 @@ def _warn_of_branch(claimed: ClaimedRoot, step: int) -> None:
     assert latest is not None
     _log.warning(
         "step %d begins a branch of its own: this process hasn't restored all of the state that it saves, and this "
-        "root is at step %d already (%s). To go on from there, call restore(state), with this same state and "
+        "root is at step %d already (%s). To continue from there, call restore(state), with this same state and "
         "all of it, before the first save; for another training, use another root. What was saved there before stays, "
         "until this branch has passed its steps",
         step,

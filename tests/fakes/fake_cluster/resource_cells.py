@@ -241,7 +241,7 @@ def make_cell(situation: str, answer: str, wish: Wish) -> Cell:
         operation = CloudOperation(name=f"op-{verb}", verb=verb, start_time=int(NOW) - 30)
         resource = with_status(resource, operation=operation)
     members = tuple(
-        make_member(f"{node.id}-w0", node.id, cloud_node=node.id, ready=node.state == "READY")
+        make_member(f"{node.id}-w0", node.id, slice_id=node.id, ready=node.state == "READY")
         for node in nodes
         if node.state in {"READY", "PREEMPTED"}
         and node.labels == make_cloud_resource(resource, "").node["labels"]

@@ -50,11 +50,11 @@ def judge(
 
 def member(index: int, **changes: Any) -> Node:
     """Make a host of one of several slices."""
-    made = make_member(f"host-{index}", f"n{index}", cloud_node=f"team-v5e-{index}")
+    made = make_member(f"host-{index}", f"n{index}", slice_id=f"team-v5e-{index}")
     return replace(made, **changes)
 
 
-HOST = member(0, cloud_node="team-v5e", addresses=("10.0.0.0",))
+HOST = member(0, slice_id="team-v5e", addresses=("10.0.0.0",))
 SILENT = replace(HOST, ready=False)
 CORDONED = replace(HOST, unschedulable=True)
 
@@ -76,7 +76,7 @@ def test_fields_that_are_not_known_are_named_and_change_nothing_else() -> None:
     [
         (active(**TWO), (member(0), member(1)), "2/2"),
         (active(), (HOST,), "1/1"),
-        (active(), (replace(HOST, cloud_node=""),), "1/1"),
+        (active(), (replace(HOST, slice_id=""),), "1/1"),
     ],
     ids=["two slices", "one", "known by its address"],
 )
@@ -89,8 +89,8 @@ def test_hosts_have_joined(resource: QueuedResource, members: tuple[Node, ...], 
 NOT_JOINED = {
     "it hasn't come": ((member(0),), "team-v5e-1: hosts at 10.0.0.1"),
     "it isn't Ready": ((member(0), member(1, ready=False)), "team-v5e-1: host-1 not Ready"),
-    "its label names the other one": ((member(0), member(1, cloud_node="team-v5e-0")), "team-v5e-1"),
-    "its label names no slice": ((member(0), member(1, cloud_node="strange")), "team-v5e-1"),
+    "its label names the other one": ((member(0), member(1, slice_id="team-v5e-0")), "team-v5e-1"),
+    "its label names no slice": ((member(0), member(1, slice_id="strange")), "team-v5e-1"),
 }
 
 

@@ -47,7 +47,7 @@ from stepkeeper_operator.queued_resources.decision import (
 from stepkeeper_operator.queued_resources.observed import MemberPod, Observed, Outcome, Verb
 from stepkeeper_operator.queued_resources.subject import read_subject
 
-MEMBER = make_member("host-0", "n0", cloud_node="team-v5e", addresses=("10.0.0.0",))
+MEMBER = make_member("host-0", "n0", slice_id="team-v5e", addresses=("10.0.0.0",))
 POD = MemberPod(namespace="team", name="lm-w-0-0", uid="p0", node="host-0")
 LETS_GO = (SetFinalizer(present=False),)
 NO_CREDENTIALS = Observed(

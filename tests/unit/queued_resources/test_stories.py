@@ -92,6 +92,27 @@ async def test_a_preempted_node_brings_a_new_resource_after_the_old_one_is_gone(
     assert "QuotaExhausted" not in world.events
 
 
+async def test_while_nothing_is_requested_the_conditions_show_nothing_of_the_last_removal() -> None:
+    backoff = {"initialSeconds": 900, "maxSeconds": 1800}
+    world = await active(recreatePolicy={"onFailed": "Recreate", "backoff": backoff})
+    world.cloud.set_nodes("PREEMPTED")
+    await world.run(20)
+    assert world.status.next_try_time is not None
+    assert world.condition("Accepted") == ("Unknown", "NotAnswered")
+    assert world.message("Accepted") == "nothing is requested now: condition Active has the reason"
+    assert "removed" not in world.message("Active")
+
+
+async def test_of_what_was_deleted_and_stays_gone_nothing_is_said_to_cost_money() -> None:
+    world = await active(recreatePolicy={"onFailed": "Keep"})
+    world.cloud.resources.clear()
+    world.cloud.nodes.clear()
+    await world.run(20)
+    assert world.condition("Degraded") == ("True", "Gone")
+    assert "Nothing of it is left" in world.message("Degraded")
+    assert "money" not in world.message("Degraded")
+
+
 async def test_a_refusal_is_told_in_the_apis_words_and_a_new_spec_is_tried_at_once() -> None:
     world = ResourceWorld()
     world.cloud.inject_error("CreateQueuedResource", "INVALID_ARGUMENT", message="no such accelerator")

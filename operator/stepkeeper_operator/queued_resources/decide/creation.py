@@ -47,7 +47,9 @@ def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, scene:
     )
     status = book(_claim(resource, status, adopted=False), asked_at=int(scene.now), next_try_time=None)
     action = CreateCloudResource(request=request)
-    return Plan(status=status, actions=(action,), look_s=0.0, waiting="asks the cloud for it")
+    return Plan(
+        status=status, actions=(action,), look_s=0.0, waiting="the operator requests it from the cloud"
+    )
 
 
 def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, found: CloudQueuedResource) -> Plan:

@@ -91,7 +91,7 @@ def match_members(nodes: tuple[CloudNode, ...], members: tuple[Node, ...]) -> di
     matched: dict[str, tuple[Node, ...]] = {node.id: () for node in nodes}
     for member in members:
         by_its_address = (by_address[each] for each in member.addresses if each in by_address)
-        node_id = member.cloud_node or next(by_its_address, "")
+        node_id = member.slice_id or next(by_its_address, "")
         if node_id in matched:
             matched[node_id] = (*matched[node_id], member)
     return matched
