@@ -32,7 +32,7 @@ class Node:
     """Uid of the QueuedResource that its labels name. Anybody who can label nodes can set it."""
 
     slice_id: str = ""
-    """Id of the cloud node that its labels name; empty: none."""
+    """Id of the slice that its labels name; empty: none."""
 
     addresses: tuple[str, ...] = ()
     """Internal addresses."""
