@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 from stepkeeper.log import Log, ManifestRef
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.open import open_store
 
 
@@ -32,8 +31,7 @@ def main() -> None:
 
 def _write(folder: Path, n_commits: int) -> int:
     """Write the log of a training that keeps every commit, and return its bytes."""
-    bucket = MemoryBucket()
-    log = Log(MemoryStore(bucket))
+    log = Log(open_store(folder.as_uri()))
     claim = log.begin()
     for step in range(1, n_commits + 1):
         log.commit(
@@ -43,10 +41,7 @@ def _write(folder: Path, n_commits: int) -> int:
             size_bytes=36_061_162,
             manifest=ManifestRef(path="manifest.0.json", size_bytes=5096, crc32c=secrets.randbits(32)),
         )
-    for path, data in bucket.objects.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
-    return sum(map(len, bucket.objects.values()))
+    return sum(path.stat().st_size for path in folder.rglob("*.json"))
 
 
 def _open(log: Log, n_commits: int) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from stepkeeper.restore.restorer import Restorer
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.saver import Saver
 from stepkeeper.stacks.meeting import StackMeeting
-from stepkeeper.storage import check_is_shared, open_store, root_uri
+from stepkeeper.storage import open_store, root_uri
 from stepkeeper.tier import CachedStore, LocalTier
 from stepkeeper.training.environment import attempt_name, build_open_request
 from stepkeeper.training.steps import TrainSteps
@@ -50,7 +50,6 @@ class ManagerParts:
         self.store: Final = open_store(
             root_uri(given.path), unsafe_single_writer=given.options.unsafe_single_writer
         )
-        check_is_shared(self.store)
         self.waits: Final = Waits()
         self.rank_group: Final = open_rank_group(given.process_group, self.waits)
         identify(rank=self.rank_group.rank, attempt=attempt_name(given.environment))

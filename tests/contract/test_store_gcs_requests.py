@@ -16,8 +16,8 @@ import requests
 
 from stepkeeper.log import Log
 from stepkeeper.storage.gcs import GcsStore
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper_testing.gcs import BUCKET
+from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
 pytestmark = pytest.mark.built
 

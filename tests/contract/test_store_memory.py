@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 from stepkeeper_testing.store import StoreContract
 
 

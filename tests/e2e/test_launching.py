@@ -24,7 +24,7 @@ from undisturbed_runs import Undisturbed, losses_of, model_of
 from stepcluster.api import Cluster, cluster_up
 from stepcluster.product import install_operator
 from stepkeeper.contract import ExitCode
-from stepkeeper.testing.metadata_server import FakeMetadataServer
+from stepkeeper_testing.metadata_server import FakeMetadataServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 

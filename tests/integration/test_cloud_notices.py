@@ -15,9 +15,9 @@ from rank_talk import ended_at_last, hear, hear_rest
 from stepkeeper.contract import Cause, ExitCode
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper.testing.metadata_server import FakeMetadataServer
 from stepkeeper.training.cloud.metadata_server import MetadataServer
 from stepkeeper_testing.left_behind import last_word
+from stepkeeper_testing.metadata_server import FakeMetadataServer
 
 RANK = Path(__file__).parent / "manager_trainer" / "ranks.py"
 

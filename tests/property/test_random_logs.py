@@ -21,9 +21,9 @@ from stepkeeper.log.replay import apply, entry_for
 from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.repairing import Plan, carry_out, plan_repair
 from stepkeeper.retention.garbage import Garbage, gc, sweep
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import SmallRoot, save_small, write_small
+from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 from stepkeeper_testing.pod import pod_identity
 
 IMPATIENT: Final = Patience(total_s=0, sleep=lambda _: None)

@@ -20,9 +20,9 @@ from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.log.tail import slot_path
 from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.pins import Pin, list_pins, pin_path, pinned_slots, put_pin
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
 IMPATIENT: Final = Patience(total_s=0.0, sleep=lambda _: None)
 PIN: Final = Pin(slot=1, nonce="a" * 32, holder="an evaluation", reason="reads")

@@ -12,7 +12,6 @@ from stepkeeper.cli.read import ls, path, show
 from stepkeeper.cli.repair import repair
 from stepkeeper.cli.terminal import command_exit_code, print_message
 from stepkeeper.cli.verify import verify
-from stepkeeper.cli.watch import watch
 from stepkeeper.cli.write import gc, rm
 from stepkeeper.errors import StepkeeperError
 from stepkeeper.storage.retry import Patience
@@ -71,6 +70,6 @@ def options(
     context.obj = Patience(total_s=patience_s)
 
 
-for command in (ls, show, verify, path, watch, rm, gc, doctor, repair, export):
+for command in (ls, show, verify, path, rm, gc, doctor, repair, export):
     app.command()(_report_errors(command))
 app.command("import")(_report_errors(import_))

@@ -1,20 +1,18 @@
-"""Read from a root's objects what the log's state leaves out: claims, times, and data that no commit names."""
+"""Read from a root's objects what the log's state leaves out: claims and times."""
 
 import math
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from stepkeeper.checkpoint.manifest import claim_of, sizes_by_folder
-from stepkeeper.cli.render import UnnamedFolder
 from stepkeeper.cli.root import Root
 from stepkeeper.errors import DamagedEntryError
-from stepkeeper.log import BeginEntry, CommitEntry, LogState
+from stepkeeper.log import BeginEntry
 from stepkeeper.log.entries import Body
 from stepkeeper.log.tail import LOG_PREFIX, slot_of, slot_path
 from stepkeeper.storage import ObjectStat
 
-__all__ = ["find_unnamed_folders", "read_begins", "read_slot_time", "read_slot_times"]
+__all__ = ["read_begins", "read_slot_time", "read_slot_times"]
 
 _THREADS: Final = 16
 
@@ -63,40 +61,3 @@ def read_slot_time(root: Root, slot: int) -> dict[int, float]:
 def _times(listed: Collection[ObjectStat]) -> dict[int, float]:
     named = ((slot_of(stat.path), stat.time_unix_s) for stat in listed)
     return {slot: time_unix_s for slot, time_unix_s in named if slot is not None and time_unix_s is not None}
-
-
-def find_unnamed_folders(root: Root, state: LogState) -> list[UnnamedFolder]:
-    """Find the folders that no commit of `state` names.
-
-    They are of deleted commits, and of saves that are running or were given up.
-    """
-    named = {record.folder for record in state.commits.values()}
-    listed = root.patience.retry(lambda: root.store.list(""))
-    folders = {name: sizes for name, sizes in sizes_by_folder(listed).items() if name not in named}
-    slots = _find_slots(root, folders, state) if folders else {}
-    # The listing is newer than the state: a folder that was committed since isn't one.
-    since = {record.folder for record in root.log.refresh().commits.values()} if folders else set()
-    return [
-        UnnamedFolder(
-            folder=name,
-            step=int(name.partition("/")[0]),
-            claim=claim_of(name),
-            size_bytes=sum(sizes.values()),
-            slot=slots.get(name),
-        )
-        for name, sizes in sorted(folders.items())
-        if name not in since
-    ]
-
-
-def _find_slots(root: Root, folders: Collection[str], state: LogState) -> dict[str, int]:
-    """Find the slots of the folders that once were commits, by reading the log from the oldest of their claims on."""
-    first = min(map(claim_of, folders)) + 1
-    with ThreadPoolExecutor(_THREADS) as pool:
-        slots = range(first, state.tail + 1)
-        bodies = pool.map(lambda slot: _read_body(root, slot), slots)
-        return {
-            body.folder: slot
-            for slot, body in zip(slots, bodies, strict=True)
-            if isinstance(body, CommitEntry) and body.folder in folders
-        }

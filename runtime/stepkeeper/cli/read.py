@@ -10,8 +10,8 @@ import typer
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.checkpoint.reading import read_manifests
-from stepkeeper.cli.foreign import legacy_document, legacy_rows, legacy_step, show_legacy
-from stepkeeper.cli.history import find_unnamed_folders, read_begins, read_slot_times
+from stepkeeper.cli.foreign import legacy_rows
+from stepkeeper.cli.history import read_begins, read_slot_times
 from stepkeeper.cli.render import (
     age_text,
     attempt_text,
@@ -50,10 +50,7 @@ def ls(
     url: Url,
     *,
     every: Annotated[
-        bool,
-        typer.Option(
-            "--all", help="Also list abandoned branches, quarantined commits, and data without a commit."
-        ),
+        bool, typer.Option("--all", help="Also list abandoned branches and quarantined commits.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -63,18 +60,9 @@ def ls(
     """
     with open_root(context, url) as root:
         state = root.open_log()
-        unnamed_folders = find_unnamed_folders(root, state) if every else []
         shown = [*state.commits.values()] if every else state.line
-        claims = {record.claim for record in shown} | ({state.claim} - {None})
-        rows = build_rows(
-            state,
-            claims=read_begins(
-                root, {c for c in (*claims, *(each.claim for each in unnamed_folders)) if c is not None}
-            ),
-            times=read_slot_times(root) if shown or unnamed_folders else {},
-            unnamed_folders=unnamed_folders,
-            every=every,
-        )
+        begins = read_begins(root, {record.claim for record in shown})
+        rows = build_rows(state, shown, begins=begins, times=read_slot_times(root) if shown else {})
         rows += legacy_rows(root, state)
         if as_json:
             show_document(
@@ -101,14 +89,9 @@ def show(
     tensors: Annotated[bool, typer.Option("--tensors", help="Also list the tensors and values.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one commit: who saved it, and what it holds. Of another writer's step, show where it is."""
+    """Show one commit: who saved it, and what it holds."""
     with open_root(context, url) as root:
         state = root.open_log()
-        legacy = legacy_step(root, state, step, sequence)
-        if legacy is not None:
-            document = legacy_document(root, legacy)
-            show_document(root.uri, document) if as_json else show_legacy(document)
-            return
         record = select_commit(state, step, sequence)
         with root.reading(record):
             manifests = read_manifests(root.store, record, patience=root.patience)
@@ -132,14 +115,11 @@ def path(
     Stock DCP is torch.distributed.checkpoint.
     """
     with open_root(context, url) as root:
-        state = root.open_log()
-        legacy = legacy_step(root, state, step, sequence)
-        record = legacy or select_commit(state, step, sequence)
+        record = select_commit(root.open_log(), step, sequence)
         uri = f"{root.uri}/{record.folder}"
         place = unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
         if as_json:
-            slot = record.slot if isinstance(record, CommitRecord) else None
-            document = {"sequence": slot, "step": record.step, "path": place, "commit_uri": uri}
+            document = {"sequence": record.slot, "step": record.step, "path": place, "commit_uri": uri}
             show_document(root.uri, document)
         else:
             typer.echo(place)
@@ -171,10 +151,8 @@ def select_commit(state: LogState, step: int | None, sequence: int | None) -> Co
 def _commit_document(
     root: Root, state: LogState, record: CommitRecord, manifests: Sequence[Manifest], *, listed: bool
 ) -> dict[str, Any]:
-    begin = read_begins(root, {record.claim})[record.claim]
-    times = read_slot_times(root)
-    rows = build_rows(state, claims={record.claim: begin}, times=times, every=True)
-    (row,) = (row for row in rows if row.sequence == record.slot)
+    begins, times = read_begins(root, {record.claim}), read_slot_times(root)
+    (row,) = build_rows(state, [record], begins=begins, times=times)
     document = row_document(row, root.uri)
     tensors, values = merge_tensors(manifests), merge_values(manifests)
     ref = record.manifest

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,7 +13,6 @@ from stepkeeper.retention.deletable import metrics_of
 
 __all__ = [
     "Row",
-    "UnnamedFolder",
     "age_text",
     "attempt_text",
     "build_rows",
@@ -35,33 +34,18 @@ _MOST_METRICS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnnamedFolder:
-    """A folder with data that no commit of the log's state names."""
-
-    folder: str
-    step: int
-    claim: int
-    size_bytes: int
-    slot: int | None = None
-    """Slot of the commit that it once was; None if it never was one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A line of the table that `ls` prints."""
 
     sequence: int | None
-    """Slot of the commit; None if it never was one."""
+    """Slot of the commit; None for another writer's step."""
 
     step: int
     claim: int | None
     """Slot of the claim; None for another writer's step."""
 
     state: str
-    """latest, line, abandoned, quarantined, deleted (its data is still there), uncommitted (running, or given up).
-
-    For another writer's step: legacy, incomplete.
-    """
+    """latest, line, abandoned or quarantined; for another writer's step: legacy or incomplete."""
 
     size_bytes: int
     verified: bool
@@ -78,25 +62,22 @@ class Row:
 
 def build_rows(
     state: LogState,
+    records: Iterable[CommitRecord],
     *,
-    claims: Mapping[int, BeginEntry],
+    begins: Mapping[int, BeginEntry],
     times: Mapping[int, float],
-    unnamed_folders: Sequence[UnnamedFolder] = (),
-    every: bool,
 ) -> list[Row]:
-    """Build the rows of the line, newest first.
+    """Build the rows of some commits of `state`, newest first.
 
     Args:
         state: The state of the log.
-        claims: The entries that made the claims, by slot.
+        records: The commits.
+        begins: The entries that made their claims, by slot.
         times: When slots were put, in seconds since 1970.
-        unnamed_folders: Folders that no commit names.
-        every: Also build rows for other live and quarantined commits, and for `unnamed_folders`.
 
     """
     line = {record.slot for record in state.line}
-    records = [record for record in state.commits.values() if every or record.slot in line]
-    rows = [
+    return [
         Row(
             sequence=record.slot,
             step=record.step,
@@ -105,32 +86,14 @@ def build_rows(
             size_bytes=record.size_bytes,
             verified=record.verified,
             folder=record.folder,
-            owner=_owner(claims, record.claim),
-            host=_host(claims, record.claim),
+            owner=begins[record.claim].owner,
+            host=begins[record.claim].host,
             parent=record.parent,
             time_unix_s=times.get(record.slot),
             metrics=metrics_of(record),
         )
-        for record in records
+        for record in sorted(records, key=lambda each: each.slot, reverse=True)
     ]
-    rows += [
-        Row(
-            sequence=each.slot,
-            step=each.step,
-            claim=each.claim,
-            state="uncommitted" if each.slot is None else "deleted",
-            size_bytes=each.size_bytes,
-            verified=False,
-            folder=each.folder,
-            owner=_owner(claims, each.claim),
-            host=_host(claims, each.claim),
-            time_unix_s=None if each.slot is None else times.get(each.slot),
-        )
-        for each in (unnamed_folders if every else ())
-    ]
-    return sorted(
-        rows, key=lambda row: row.claim or 0 if row.sequence is None else row.sequence, reverse=True
-    )
 
 
 def select_commits(
@@ -182,14 +145,6 @@ def _state_of(state: LogState, record: CommitRecord, line: set[int]) -> str:
     if record.quarantined:
         return "quarantined"
     return "line" if record.slot in line else "abandoned"
-
-
-def _owner(claims: Mapping[int, BeginEntry], claim: int) -> Owner | None:
-    return claims[claim].owner if claim in claims else None
-
-
-def _host(claims: Mapping[int, BeginEntry], claim: int) -> str | None:
-    return claims[claim].host if claim in claims else None
 
 
 def row_document(row: Row, uri: str) -> dict[str, Any]:

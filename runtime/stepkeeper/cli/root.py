@@ -11,7 +11,6 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 import typer
 
-from stepkeeper.cli.terminal import print_message
 from stepkeeper.errors import BadUriError, RestoreError, StepkeeperError, StorageError, TornCheckpointError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.storage import Store, open_store, root_uri
@@ -41,11 +40,8 @@ class Root:
         """URI of the root, without a trailing slash."""
         return self.store.uri.rstrip("/")
 
-    def open_log(self, *, may_come: bool = False) -> LogState:
+    def open_log(self) -> LogState:
         """Read the log.
-
-        Args:
-            may_come: True if the root's folder need not be there yet: a message then tells what is waited for.
 
         Raises:
             BadUriError: There is no log, and no folder either; or this is the folder of a checkpoint: the message
@@ -56,15 +52,11 @@ class Root:
         state = self.log.open()
         if state.tail < 0:
             self._check_no_checkpoint()
-            lacking = self._lacking_folder()
-            if lacking is not None and (not may_come or lacking.exists()):
+            if (lacking := self._lacking_folder()) is not None:
                 raise BadUriError(
                     f"{lacking}: no such folder. A run makes it with its first save; "
                     "to try a place before that, make it"
                 )
-            if may_come:
-                found = "no such folder" if lacking else "nothing has been saved here"
-                print_message(f"{self.uri}: {found} yet; a first commit is waited for")
         return state
 
     @contextmanager

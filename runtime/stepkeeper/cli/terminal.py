@@ -31,7 +31,6 @@ __all__ = [
     "ExitCode",
     "Sequences",
     "command_exit_code",
-    "is_interactive",
     "print_message",
     "progress_bar",
     "show_document",
@@ -83,11 +82,6 @@ def command_exit_code(error: StepkeeperError) -> ExitCode:
             return ExitCode.FINDING
 
 
-def is_interactive() -> bool:
-    """Tell whether a person would read a question, and can answer it."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
-
-
 def print_message(message: str) -> None:
     """Print one line on stderr, with control characters escaped: names from files may have some."""
     line = " ".join(message.split())
@@ -98,17 +92,16 @@ def _printable(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
-def show_document(uri: str, document: dict[str, Any], *, line: bool = False) -> None:
+def show_document(uri: str, document: dict[str, Any]) -> None:
     """Print a JSON document on stdout.
 
     Args:
         uri: The root.
         document: The keys to add to `format` and `uri`.
-        line: Print it in one line, not indented.
 
     """
     whole = {"format": FORMAT, "uri": uri, **document}
-    typer.echo(json.dumps(whole, indent=None if line else 2))
+    typer.echo(json.dumps(whole, indent=2))
 
 
 def show_table(

@@ -20,7 +20,6 @@ from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import (
     AsJson,
     Sequences,
-    is_interactive,
     print_message,
     show_document,
     show_table,
@@ -47,7 +46,9 @@ def rm(
     force: Annotated[
         bool, typer.Option("--force", help="The job that saved here is over. If it isn't, this stops it.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Remove. Without it, print what would be removed.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove commits and their data. For roots whose job is over: this claims the root."""
@@ -59,7 +60,7 @@ def rm(
         slots = {record.slot for record in records}
         check_removable(state, slots)
         _check_job_over(root, state, force=force)
-        _check_confirmed(root, records, force=force, yes=yes, as_json=as_json)
+        _check_confirmed(root, records, force=force, yes=yes)
         _check_proof(root, state, slots)
         deleted, pinned = _remove_commits(root, state.tail, slots)
         waiting = {each.slot for each in pinned}
@@ -125,21 +126,15 @@ def _check_job_over(root: Root, state: LogState, *, force: bool) -> None:
     check_job_over(state, last, moment, force=force)
 
 
-def _check_confirmed(
-    root: Root, records: Collection[CommitRecord], *, force: bool, yes: bool, as_json: bool
-) -> None:
+def _check_confirmed(root: Root, records: Collection[CommitRecord], *, force: bool, yes: bool) -> None:
     if force:
         print_message(
             f"claiming {root.uri}: a job that still saves there stops with exit code 77 at its next save, and what it "
             "trained since its last commit is lost"
         )
-    if yes:
-        return
-    if as_json or not is_interactive():
-        raise typer.BadParameter("nobody can be asked here: say --yes")
-    listed = ", ".join(f"step {record.step} (sequence {record.slot})" for record in records)
-    if not typer.confirm(f"Remove {listed} from {root.uri}?", err=True):
-        raise RefusedError("nothing was removed")
+    if not yes:
+        listed = ", ".join(f"step {record.step} (sequence {record.slot})" for record in records)
+        raise RefusedError(f"nothing was removed; to remove {listed} from {root.uri}, say --yes")
 
 
 def _check_proof(root: Root, state: LogState, slots: Collection[int]) -> None:

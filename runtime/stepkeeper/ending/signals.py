@@ -240,18 +240,12 @@ class SignalWatcher:
         with self._lock:
             handler = self._handler
             is_taken_back = handler is not None and handler.take_back()
-        if handler is None:
-            return
-        if is_taken_back:
+        if handler is not None and is_taken_back:
             who = "both get it" if handler.tells_displaced else "only the training gets it"
             said = f"code in C, such as torch_xla, has taken SIGTERM: {who} from now on"
             if said not in self._said:
                 self._said.add(said)
                 tell_briefly(partial(_log.info, said))
-        asked, handler.asked_exit = handler.asked_exit, None
-        if asked is not None:
-            said = "the earlier SIGTERM handler wants exit code %s: stop follows"
-            tell_briefly(partial(_log.warning, said, asked.code))
 
     def _notify_listeners(self) -> None:
         """Call the listeners. This is a function of its own so that the thread holds no listener while it waits."""

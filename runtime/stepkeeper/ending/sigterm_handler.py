@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from traceback import walk_tb
 from types import FrameType
 from typing import Any, Final
@@ -48,9 +49,6 @@ class SigtermHandler:
         self.is_permanent = False
         """Never uninstall: a process that was asked to stop must not die of a second SIGTERM while it ends."""
 
-        self.asked_exit: SystemExit | None = None
-        """The exception by which the earlier handler asked to exit: training ends at a step that all ranks save."""
-
         self.before: Final[_Handler] = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self)
         sign_on()
@@ -67,11 +65,9 @@ class SigtermHandler:
         self._tell_displaced(number)
         if self._on_sigterm() or self.is_permanent:
             if callable(self.before):
-                try:
+                # Training ends at a step that all ranks save, also where the earlier handler would exit at once.
+                with suppress(SystemExit):
                     self.before(number, frame)
-                except SystemExit as error:
-                    # Without its traceback, which would hold the interrupted step.
-                    self.asked_exit = SystemExit(error.code)
         elif callable(self.before):
             self.before(number, frame)
         elif self.before != signal.SIG_IGN:

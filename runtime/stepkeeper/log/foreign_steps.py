@@ -20,19 +20,16 @@ __all__ = [
     "find_steps_in",
     "find_unnamed_in",
     "name_record",
-    "root_of",
 ]
 
 METADATA: Final = ".metadata"
 """The object that stock DCP writes last: without it nothing is complete."""
 
-_TRACKED: Final = ".manager_metadata"
-"""The object that torch_xla's CheckpointManager puts beside it."""
 
 _NAME: Final = re.compile(r"(?:(?:global_?)?(?:step|checkpoint|ckpt|iter)[-_]?)?([0-9]{1,15})")
 _OURS: Final = re.compile(r"[0-9]+-[0-9a-f]{32}/.*")
-_COMMIT: Final = re.compile(r"(?:(.*)/)?[0-9]+/[0-9]+-[0-9a-f]{32}")
-"""Matches a folder of one of our commits, in a root that may be below this one."""
+_COMMIT: Final = re.compile(r"[0-9]+/[0-9]+-[0-9a-f]{32}")
+"""Matches a folder of one of our commits."""
 _DATA: Final = ".distcp"
 
 
@@ -53,11 +50,6 @@ class ForeignStep:
     def is_finished(self) -> bool:
         """True if its writer came to the end. What was lost or cut later doesn't show here."""
         return METADATA in self.objects
-
-    @property
-    def writer(self) -> str:
-        """The name of the library that wrote it."""
-        return "torch_xla" if _TRACKED in self.objects else "torch.distributed.checkpoint"
 
     @property
     def base(self) -> ForeignBase:
@@ -123,16 +115,7 @@ def find_unnamed_in(listed: Collection[ObjectStat]) -> tuple[str, ...]:
     """
     paths = (stat.path.rpartition("/") for stat in listed)
     folders = {folder for folder, _, name in paths if name == METADATA}
-    return tuple(sorted(each for each in folders if root_of(each) != ""))
-
-
-def root_of(folder: str) -> str | None:
-    """Find the folder in which this checkpoint is a step or a commit; None if its name is that of neither."""
-    ours = _COMMIT.fullmatch(folder)
-    if ours is not None:
-        return ours[1] or ""
-    above, _, name = folder.rpartition("/")
-    return above if _NAME.fullmatch(name) else None
+    return tuple(sorted(each for each in folders if not (_NAME.fullmatch(each) or _COMMIT.fullmatch(each))))
 
 
 def find_steps_below(state: LogState, find: Callable[[], Collection[ForeignStep]]) -> tuple[ForeignStep, ...]:

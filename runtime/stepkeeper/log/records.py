@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["CommitRecord", "ForeignBase", "Index", "IndexRef", "ManifestRef", "Owner", "StateAfter"]
+__all__ = ["CommitRecord", "ForeignBase", "Index", "ManifestRef", "Owner", "StateAfter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,40 +69,26 @@ class CommitRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexRef:
-    """The entry whose index another one goes on from, in format 2."""
-
-    slot: int
-    nonce: str
-    """The entry's nonce: another entry in that slot isn't the one that is meant."""
-
-    repair: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
     """The state after an entry: with it a reader needs no entry before.
 
     In format 2 most indexes hold only what has changed since an earlier one, the base. Such are read, not written.
     """
 
-    base: IndexRef | None = None
-    """The index that this one goes on from. None: this index is whole."""
+    base: int | None = None
+    """The slot of the index that this one goes on from. None: this index is whole."""
 
     commits: tuple[CommitRecord, ...] = ()
-    """The live and quarantined commits, by slot; those that came or changed since the base."""
-
-    gone: tuple[tuple[int, ...], ...] = ()
-    """The commits of the base that went since, as ranges of slots: the first and the last."""
+    """The live and quarantined commits, by slot."""
 
     owners: tuple[Owner, ...] = ()
-    """Each owner (that began since the base) with its greatest ordinal, in the order of their last begins."""
+    """Each owner with its greatest ordinal, in the order of their last begins."""
 
     owner: Owner | None = None
-    """The owner of the last begin, if that isn't before the base."""
+    """The owner of the last begin."""
 
     host: str = ""
-    """The host of the last begin, if that isn't before the base."""
+    """The host of the last begin."""
 
     legacy: ForeignBase | None = None
     """The same as in the state."""

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from stepkeeper.errors import ContradictedEntryError, DamagedEntryError, LogFormatError
+from stepkeeper.errors import ContradictedEntryError, LogFormatError
 from stepkeeper.log.entries import BeginEntry, Body, Entry
-from stepkeeper.log.records import CommitRecord, Index, IndexRef, StateAfter
-from stepkeeper.log.state import LogState, applied, without
+from stepkeeper.log.records import Index, StateAfter
+from stepkeeper.log.state import LogState, applied
 
 __all__ = ["ReadEntry", "apply", "entry_for", "state_at"]
 
@@ -73,67 +73,31 @@ def state_at(slot: int, read: ReadEntry) -> LogState:
     if slot < 0:
         return LogState()
     last = read(slot)
-    start = last.after.index
+    start, entry = last.after.index, last
     if not 0 <= start <= slot:
         raise LogFormatError(f"slot {slot} names slot {start} as that of its index")
-    state = _from_index(start, last if start == slot else read(start), read)
-    for between in range(start + 1, slot):
-        state = apply(state, between, read(between))
-    return state if start == slot else apply(state, slot, last)
-
-
-def _from_index(slot: int, entry: Entry, read: ReadEntry) -> LogState:
-    """Compute the state after the entry in `slot` from its index, and from what that goes on from."""
-    chain, state = [(slot, entry)], LogState()
+    if start < slot:
+        entry = read(start)
     while (index := entry.index) is not None and (base := index.base) is not None:
-        if base.slot >= slot:
-            raise LogFormatError(f"slot {slot} has an index that goes on from slot {base.slot}")
-        try:
-            entry = _base_entry(slot, base, read)
-        except DamagedEntryError as error:
-            state = _before(base, error, read)
-            break
-        slot = base.slot
-        chain.append((slot, entry))
-    for at, each in reversed(chain):
-        state = _overlaid(state, at, each)
+        # Of format 2: it holds only what has changed since an earlier index.
+        if not 0 <= base < start:
+            raise LogFormatError(f"slot {start} has an index that goes on from slot {base}")
+        start, entry = base, read(base)
+    state = _from_index(start, entry)
+    for between in range(start + 1, slot + 1):
+        state = apply(state, between, last if between == slot else read(between))
     return state
 
 
-def _base_entry(slot: int, base: IndexRef, read: ReadEntry) -> Entry:
-    entry = read(base.slot)
-    if entry.nonce != base.nonce:
-        raise DamagedEntryError(
-            f"slot {base.slot} holds the entry {entry.nonce}; the index of slot {slot} goes on from {base.nonce}"
-        )
-    return entry
-
-
-def _before(base: IndexRef, error: DamagedEntryError, read: ReadEntry) -> LogState:
-    """Compute the state before a bad entry. The index that goes on from it repeats what that entry itself has changed.
-
-    Raises the entry's error if that isn't possible, or the entry was a repair.
-    """
-    if base.repair:
-        raise error
-    try:
-        return state_at(base.slot - 1, read)
-    except DamagedEntryError:
-        raise error from None
-
-
-def _overlaid(below: LogState, slot: int, entry: Entry) -> LogState:
-    """Compute the state after `entry` from its index and the state that this goes on from; a whole one from nothing."""
+def _from_index(slot: int, entry: Entry) -> LogState:
+    """Compute the state after the entry in `slot` from its index, which is whole."""
     index, after = entry.index, entry.after
     if index is None or after.index != slot:
         raise ContradictedEntryError(f"its index was in slot {slot}, which carries none", slot + 1)
-    commits = _commits_after(below, index)
+    commits = {record.slot: record for record in index.commits}
     named = {after.head, *(record.parent for record in index.commits)} - {None}
     if missing := [each for each in named if each not in commits]:
         raise LogFormatError(f"slot {slot} names commit {missing[0]}, which isn't there")
-    begun = index.base is None or after.claim >= index.base.slot
-    uids = {owner.uid for owner in index.owners}
-    owners = [owner for uid, owner in below.owners.items() if uid not in uids]
     return LogState(
         tail=slot,
         root=after.root,
@@ -143,19 +107,10 @@ def _overlaid(below: LogState, slot: int, entry: Entry) -> LogState:
         commits=commits,
         legacy=index.legacy,
         branching=bool(index.branching),
-        owner=index.owner if begun else below.owner,
-        host=index.host if begun else below.host,
-        owners={owner.uid: owner for owner in (*owners, *index.owners)},
+        owner=index.owner,
+        host=index.host,
+        owners={owner.uid: owner for owner in index.owners},
     )
-
-
-def _commits_after(below: LogState, index: Index) -> dict[int, CommitRecord]:
-    gone = [slot for slot in below.commits if any(span[0] <= slot <= span[-1] for span in index.gone)]
-    condemned = [
-        record.slot for record in index.commits if record.quarantined and record.slot in below.commits
-    ]
-    left = without(below, {*gone, *condemned}, below.tail).commits
-    return dict(sorted({**left, **{record.slot: record for record in index.commits}}.items()))
 
 
 def _index_of(state: LogState) -> Index:
@@ -179,4 +134,4 @@ def _repaired(state: LogState, slot: int, entry: Entry, lost: tuple[int, ...]) -
     # The root's name is the nonce of slot 0. If nothing that names it could be read, it got another one.
     if state.root is not None and entry.after.root != state.root and 0 not in lost:
         raise LogFormatError(f"slot {slot} repairs the root {entry.after.root}, but this is {state.root}")
-    return _overlaid(LogState(), slot, entry)
+    return _from_index(slot, entry)

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from stepkeeper.contract.wire import ContractError, decode, encode
-from stepkeeper.log.records import CommitRecord, ForeignBase, Index, IndexRef, ManifestRef, Owner
+from stepkeeper.log.records import CommitRecord, ForeignBase, Index, ManifestRef, Owner
 
 __all__ = ["decode_index", "encode_index"]
 
@@ -38,9 +38,8 @@ def decode_index(raw: object) -> Index:
     if not isinstance(raw, dict) or not set(raw) <= _KEYS or not isinstance(raw.get("commits"), list):
         raise ContractError(f"Index: expected an object with {', '.join(sorted(_KEYS))}")
     return Index(
-        base=decode(IndexRef, raw["base"]) if "base" in raw else None,
+        base=decode(int, raw["base"]["slot"]) if "base" in raw else None,
         commits=tuple(map(_record, raw["commits"])),
-        gone=decode(tuple[tuple[int, ...], ...], raw.get("gone", [])),
         owners=decode(tuple[Owner, ...], raw.get("owners", [])),
         owner=decode(Owner, raw["owner"]) if "owner" in raw else None,
         host=decode(str, raw.get("host", "")),

@@ -1,12 +1,11 @@
 """Store a root's objects. `open_store` turns a URI into a store."""
 
 from stepkeeper.storage.base import ObjectStat, Store
-from stepkeeper.storage.open import check_is_shared, check_slashes, expand_home, open_store, root_uri
+from stepkeeper.storage.open import check_slashes, expand_home, open_store, root_uri
 
 __all__ = [
     "ObjectStat",
     "Store",
-    "check_is_shared",
     "check_slashes",
     "expand_home",
     "open_store",

@@ -2,17 +2,17 @@
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from stepkeeper.errors import BadUriError
 from stepkeeper.storage.base import Store
-from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.storage.mounts import gcsfuse_uri, read_mountinfo
 from stepkeeper.storage.posix import PosixStore
 
-__all__ = ["check_is_shared", "check_slashes", "expand_home", "open_store", "root_uri"]
+__all__ = ["check_slashes", "expand_home", "open_store", "root_uri"]
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{1,220}[a-z0-9]")
 _LOST_SLASH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
@@ -24,15 +24,6 @@ def check_slashes(path: str) -> None:
         scheme, _, rest = path.partition(":")
         whole = f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"
         raise BadUriError(f"{path!r}: pathlib removes a slash of a URI; pass {whole!r}, a str")
-
-
-def check_is_shared(store: Store) -> None:
-    """Check that other processes see the objects of `store`. Raises BadUriError."""
-    if isinstance(store, MemoryStore):
-        raise BadUriError(
-            f"{store.uri!r} is in the memory of one process, and another process writes the checkpoints: nothing "
-            "would be saved. In a test, use the path of a temporary folder"
-        )
 
 
 def expand_home(path: str) -> str:
@@ -71,7 +62,7 @@ def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:
     """Open the store whose root is `uri`. Nothing is read or written yet.
 
     Args:
-        uri: file:///…, gs://bucket/prefix, memory://name, or what fsspec has a file system for.
+        uri: file:///…, gs://bucket/prefix, or what fsspec has a file system for.
         unsafe_single_writer: Leave out the proof, made before the first put, that only one of two creates of
             a name wins. fsspec's stores make it. True promises that nothing else will ever write there.
 
@@ -85,14 +76,9 @@ def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:
     parts = urlsplit(uri)
     if parts.query or parts.fragment:
         raise BadUriError(f"{uri!r}: '?' and '#' have no meaning in a checkpoint URI; leave them out")
+    if (open_it := OPENERS.get(parts.scheme)) is not None:
+        return open_it(uri, parts)
     match parts.scheme:
-        case "file":
-            return _open_file(uri, parts)
-        case "gs":
-            return _open_gcs(uri, parts)
-        case "memory":
-            name = (parts.netloc + parts.path).rstrip("/")
-            return MemoryStore(named_bucket(name), name=name)
         case "":
             hint = Path(uri).absolute().as_uri() if uri else "file:///folder"
             raise BadUriError(
@@ -100,6 +86,11 @@ def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:
             )
         case "local":
             raise BadUriError(f"{uri!r}: for a folder write 'file://' and its absolute path")
+        case "memory":
+            raise BadUriError(
+                f"{uri!r} is in the memory of one process, and another process writes the checkpoints: nothing would "
+                "be saved. In a test, use the path of a temporary folder"
+            )
         case "gcs":
             raise BadUriError(f"{uri!r}: write 'gs://{parts.netloc}{parts.path}'")
         case _:
@@ -151,6 +142,10 @@ def _open_gcs(uri: str, parts: SplitResult) -> Store:
     return GcsStore(bucket=parts.netloc, prefix=prefix)
 
 
+OPENERS: Final[dict[str, Callable[[str, SplitResult], Store]]] = {"file": _open_file, "gs": _open_gcs}
+"""What opens a URI, by its scheme, where that isn't fsspec."""
+
+
 def _open_fsspec(uri: str, parts: SplitResult, *, unsafe_single_writer: bool) -> Store:
     if "::" in uri:
         raise BadUriError(
@@ -171,6 +166,6 @@ def _open_fsspec(uri: str, parts: SplitResult, *, unsafe_single_writer: bool) ->
     except ImportError as error:
         raise BadUriError(
             f"{uri!r}: for {parts.scheme}:// install stepkeeper[fsspec] and fsspec's package for it; "
-            "file://, gs:// and memory:// need neither"
+            "file:// and gs:// need neither"
         ) from error
     return open_fsspec(uri, unsafe_single_writer=unsafe_single_writer)

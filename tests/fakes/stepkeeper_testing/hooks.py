@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from stepkeeper.storage.memory import FaultHook, Operation
+from stepkeeper_testing.memory import FaultHook, Operation
 
 __all__ = ["at"]
 

@@ -15,7 +15,7 @@ from stepkeeper.save.job import SaveJob
 from stepkeeper.save.saver import Saver
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot
-from stepkeeper.storage.memory import MemoryStore
+from stepkeeper_testing.memory import MemoryStore
 
 __all__ = ["REF", "job_of", "moves_of", "record_of", "saver_with"]
 

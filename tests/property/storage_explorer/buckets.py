@@ -7,7 +7,7 @@ from typing import Any, final
 from storage_explorer.replay import Op, Refused
 
 from stepkeeper.errors import StepkeeperError
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
 __all__ = ["Answers", "Buckets"]
 

@@ -13,7 +13,7 @@ from stepkeeper.errors import LogFormatError
 from stepkeeper.log import Log
 from stepkeeper.log.replay import apply
 from stepkeeper.log.state import LogState
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
 __all__ = ["Action", "Explored", "Explorer", "FoundError", "State"]
 

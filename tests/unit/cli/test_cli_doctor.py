@@ -12,10 +12,10 @@ from stepkeeper.cli.doctor.probing import probe_store
 from stepkeeper.errors import NotExclusiveError, StorageError, TransientStorageError
 from stepkeeper.log.tail import slot_path
 from stepkeeper.retention.pins import Pin, put_pin
-from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.hooks import at
+from stepkeeper_testing.memory import MemoryStore
 
 Run = Callable[..., Result]
 IMPATIENT = Patience(total_s=0, sleep=lambda _: None)

@@ -1,8 +1,7 @@
-"""ls, show, verify, path and watch: what they print, what they find, and that they leave everything as it is."""
+"""ls, show, verify and path: what they print, what they find, and that they leave everything as it is."""
 
 import calendar
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -14,11 +13,8 @@ import pytest
 from typer.testing import Result
 
 from stepkeeper.cli.blocks import CommitFindings, verify_commit
-from stepkeeper.cli.history import find_unnamed_folders
-from stepkeeper.cli.root import Root
-from stepkeeper.log import CommitRecord, Log
+from stepkeeper.log import CommitRecord
 from stepkeeper.storage import Store
-from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import SmallRoot
 
 Run = Callable[..., Result]
@@ -53,15 +49,12 @@ def test_ls_is_the_latest_line_newest_first(run: Run, root: SmallRoot) -> None:
     assert [row[9] for row in rows] == ["-", "-", "yes"]
 
 
-def test_ls_all_shows_what_else_takes_room(run: Run, root: SmallRoot) -> None:
+def test_ls_all_shows_all_commits(run: Run, root: SmallRoot) -> None:
     root.play("-5")
-    root.give_up(30)
     _, *rows = lines(run("ls", "--all", root.url))
     assert [" ".join(row[:3]) for row in rows] == [
         "8 25 latest",
         "6 20 quarantined",
-        "5 15 deleted",
-        "- 30 uncommitted",
         "2 20 abandoned",
         "1 10 line",
     ]
@@ -131,7 +124,7 @@ def test_verify_reads_every_block_and_writes_nothing(run: Run, root: SmallRoot) 
     result = run("verify", "--all", root.url)
     assert result.exit_code == 0
     assert [line.split()[1] for line in result.stdout.splitlines()] == ["25", "15", "20", "10"]
-    for command in (["ls", "--all"], ["show"], ["gc", "--dry-run"], ["doctor"], ["watch", "--count", 1]):
+    for command in (["ls", "--all"], ["show"], ["gc", "--dry-run"], ["doctor"]):
         assert run(*command, root.url).exit_code == 0, command
     assert root.contents() == before
 
@@ -181,39 +174,6 @@ def test_what_was_deleted_while_it_was_verified_is_not_bad(
     assert (result.exit_code, result.stdout) == (0, "step 15 (sequence 5): was deleted while it was read\n")
 
 
-def test_watch_shows_the_latest_and_then_what_comes(
-    run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = iter((30, 35, 40))
-    monkeypatch.setattr(time, "sleep", lambda _: root.save(next(steps)))
-    result = run("watch", root.url, "--json", "--count", 3)
-    assert result.exit_code == 0
-    assert [json.loads(line)["step"] for line in result.stdout.splitlines()] == [25, 30, 35]
-    result = run("watch", root.url, "--count", 1)
-    assert "step 35 (sequence 10, claim 3, default/lm 0.1)" in result.stdout
-
-
-@pytest.mark.parametrize("comes", [True, False])
-def test_watch_of_an_empty_root_says_so_waits_and_ends_quietly(
-    run: Run, url: str, monkeypatch: pytest.MonkeyPatch, comes: bool
-) -> None:
-    root = SmallRoot(url)
-    words = ["begin", "10"] if comes else [""]
-
-    def sleep(_: float) -> None:
-        if words:
-            root.play(words.pop(0))
-        else:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    result = run("watch", url)
-    lacking = "no such folder" if url.startswith("file:") else "nothing has been saved here"
-    said = f"stepkeeper: {url}: {lacking} yet; a first commit is waited for\n"
-    assert (result.exit_code, result.stderr) == (0, said)
-    assert ("step 10 (sequence 1" in result.stdout) == comes == bool(root.contents())
-
-
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -252,12 +212,3 @@ def test_without_its_extra_the_command_says_what_to_install(tmp_path: Path) -> N
     )
     says = "stepkeeper: typer isn't installed: pip install 'stepkeeper[cli]'\n"
     assert (done.returncode, done.stderr) == (1, says)
-
-
-def test_what_was_committed_while_it_was_listed_is_no_unnamed_folder(root: SmallRoot) -> None:
-    log = Log(root.store)
-    state = log.open()
-    root.save(30)
-    left = root.give_up(40)
-    asked = Root(store=root.store, log=log, patience=Patience(total_s=0))
-    assert [each.folder for each in find_unnamed_folders(asked, state)] == [left]

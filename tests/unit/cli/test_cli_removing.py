@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-import typer
 from typer.testing import Result
 
 from stepkeeper.cli import write as module
@@ -90,8 +89,8 @@ def test_the_claim_of_this_command_is_over_with_it_the_stale_job_stops_and_its_n
         (["--sequence", 5, "--force", "--yes"], 4, "is the latest commit"),
         (["--sequence", 1, "--force", "--yes"], 4, "is the newest commit on the latest line that was ever"),
         ([20, "--force", "--yes"], 4, "name one by --sequence, of 4, 7"),
-        ([15, "--force"], 2, "--yes"),
-        ([15, "--force", "--json"], 2, "--yes"),
+        ([15, "--force"], 4, "--yes"),
+        ([15, "--force", "--json"], 4, "--yes"),
     ],
 )
 def test_what_a_restore_needs_is_not_removed(
@@ -121,21 +120,11 @@ def test_where_nothing_was_restored_the_latest_is_read_first(run: Run, url: str)
     assert sequences(root) == [2]
 
 
-@pytest.mark.parametrize(("answer", "code", "left"), [(True, 0, [1, 4, 5]), (False, 4, [1, 2, 4, 5])])
-def test_a_person_is_asked(
-    run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch, answer: bool, code: int, left: list[int]
-) -> None:
-    asked: list[str] = []
-
-    def confirm(text: str, *, err: bool) -> bool:
-        asked.append(text)
-        return answer
-
-    monkeypatch.setattr(module, "is_interactive", lambda: True)
-    monkeypatch.setattr(typer, "confirm", confirm)
-    assert run("rm", root.url, 15, "--force").exit_code == code
-    assert asked == [f"Remove step 15 (sequence 2) from {root.store.uri}?"]
-    assert sequences(root) == left
+def test_without_yes_it_says_what_it_would_remove(run: Run, root: SmallRoot) -> None:
+    result = run("rm", root.url, 15, "--force")
+    assert result.exit_code == 4
+    assert f"to remove step 15 (sequence 2) from {root.store.uri}, say --yes" in result.stderr
+    assert sequences(root) == [1, 2, 4, 5]
 
 
 def test_pinned_data_waits_for_a_collection(run: Run, root: SmallRoot) -> None:

@@ -12,8 +12,8 @@ from typer.testing import Result
 
 from stepkeeper.errors import FencedError
 from stepkeeper.log.tail import slot_path
-from stepkeeper.storage.memory import MemoryStore
 from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.memory import MemoryStore
 
 Run = Callable[..., Result]
 
@@ -45,7 +45,7 @@ def commits(run: Run, root: SmallRoot, *options: str) -> list[dict[str, object]]
     return list(json.loads(run("ls", *options, root.url, "--json").stdout)["commits"])
 
 
-@pytest.mark.parametrize("command", ["ls", "verify", "show", "path", "gc", "watch"])
+@pytest.mark.parametrize("command", ["ls", "verify", "show", "path", "gc"])
 def test_a_command_that_meets_a_damaged_entry_names_the_one_that_repairs_it(
     run: Run, root: SmallRoot, command: str
 ) -> None:

@@ -16,10 +16,10 @@ from stepkeeper.checkpoint.finishing import finish_checkpoint
 from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log import CommitRecord, Log
-from stepkeeper.storage.memory import MemoryStore
 from stepkeeper_planners import formats
 from stepkeeper_planners.formats import checkpoint_reader
 from stepkeeper_testing.checkpoints import save_order, tensor_order
+from stepkeeper_testing.memory import MemoryStore
 
 BLOCK_BYTES = 32 * 1024
 STATE = {f"layer{n}": torch.arange(65536.0).reshape(256, 256) + n for n in range(6)}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from stepkeeper.log import Claim, Log, ManifestRef
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
 CommitStep = Callable[..., int]
 """commit(log, claim, step, folder): the slot. Without a folder it is one that no other commit has."""

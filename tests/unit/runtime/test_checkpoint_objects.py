@@ -22,10 +22,10 @@ from stepkeeper.errors import (
     VerifyError,
 )
 from stepkeeper.log import CommitRecord, Log
-from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import save_order, tensor_order
 from stepkeeper_testing.hooks import at
+from stepkeeper_testing.memory import MemoryStore
 
 IMPATIENT = Patience(total_s=0.2, sleep=lambda _: None)
 ROWS = [struct.pack("<8f", *range(row * 8, row * 8 + 8)) for row in range(6)]

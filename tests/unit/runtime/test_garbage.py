@@ -11,8 +11,8 @@ from stepkeeper.log import Log
 from stepkeeper.retention.garbage import Garbage, gc, sweep
 from stepkeeper.retention.pins import Pin, put_pin, remove_pin
 from stepkeeper.storage.base import StreamedStore
-from stepkeeper.storage.memory import MemoryStore
 from stepkeeper_testing.checkpoints import SmallRoot, save_small
+from stepkeeper_testing.memory import MemoryStore
 
 NONCE = "a" * 32
 

@@ -15,9 +15,9 @@ from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
 from stepkeeper.checkpoint.reading import BlockReader
 from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.errors import SaveError, StorageError, TornCheckpointError
-from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.tier import CachedStore, LocalStaging, LocalTier, TierPlace
 from stepkeeper_testing.checkpoints import save_order, tensor_order
+from stepkeeper_testing.memory import MemoryStore
 
 N_BYTES = BLOCK_BYTES + 4096
 """Two blocks."""

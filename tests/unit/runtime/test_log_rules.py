@@ -23,8 +23,8 @@ from stepkeeper.log.records import ForeignBase, Index, ManifestRef
 from stepkeeper.log.rows import decode_index, encode_index
 from stepkeeper.log.state import LogState, applied
 from stepkeeper.log.tail import slot_path
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
+from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 from stepkeeper_testing.pod import pod_identity
 
 CommitStep = Callable[..., int]

@@ -24,8 +24,8 @@ from stepkeeper.checkpoint.packing import File, pack_order
 from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.errors import ManifestError
 from stepkeeper.storage.base import Buffer
-from stepkeeper.storage.memory import MemoryStore
 from stepkeeper_testing.checkpoints import save_order, tensor_order
+from stepkeeper_testing.memory import MemoryStore
 
 MIB = 1024 * 1024
 

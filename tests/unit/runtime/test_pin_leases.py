@@ -11,9 +11,9 @@ from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.retention.garbage import Garbage, gc, sweep
 from stepkeeper.retention.leases import IsOver, lease_is_over, leases_by, report_pins
 from stepkeeper.retention.pins import Pin, list_pin_names, pin_commit, put_pin, renew_pin
-from stepkeeper.storage.memory import FaultHook, MemoryBucket, MemoryStore
 from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.hooks import at
+from stepkeeper_testing.memory import FaultHook, MemoryBucket, MemoryStore
 
 HOUR_S = 3600.0
 

@@ -23,10 +23,10 @@ from stepkeeper.retention.pins import (
     remove_pin,
     renew_pin,
 )
-from stepkeeper.storage.memory import FaultHook, MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.hooks import at
+from stepkeeper_testing.memory import FaultHook, MemoryBucket, MemoryStore
 
 IMPATIENT = Patience(total_s=0.0)
 NONCE = "0123456789abcdef" * 2

@@ -24,11 +24,11 @@ from stepkeeper.errors import (
 from stepkeeper.log import Log
 from stepkeeper.retention.garbage import gc
 from stepkeeper.storage.base import LOG_PREFIX, PROBE_PREFIX, ObjectStat, Store
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.hooks import at
+from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
 
 class Clock:

@@ -15,9 +15,9 @@ from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.errors import FencedError, MissingObjectError
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.storage.base import Buffer, ObjectStat
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import small_order
+from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
 LATE_S: Final = 60.0
 

@@ -16,8 +16,8 @@ from stepkeeper.restore.restorer import Restorer
 from stepkeeper.restore.second_read import Host, Question, Reading, confirm_bad, find_question, this_host
 from stepkeeper.restore.verify import verify_step
 from stepkeeper.storage.crc import crc32c
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore, Operation
 from stepkeeper_testing.checkpoints import save_small
+from stepkeeper_testing.memory import MemoryBucket, MemoryStore, Operation
 
 BAD = BadBytes(path="2/0-a/__0_0.distcp", length_bytes=3, crc32c=7, offset_bytes=0, block=0)
 

@@ -28,10 +28,10 @@ from stepkeeper.errors import (
     UnknownOutcomeError,
 )
 from stepkeeper.log import BeginEntry, CommitRecord, Log, ManifestRef
-from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.storage.retry import Patience
 from stepkeeper.tier import TierPlace
 from stepkeeper_testing.checkpoints import write_request
+from stepkeeper_testing.memory import MemoryStore, named_bucket
 
 MANIFEST = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
 

@@ -27,10 +27,10 @@ from stepkeeper.contract.wire import encode
 from stepkeeper.errors import StorageError
 from stepkeeper.log import Log
 from stepkeeper.policy.keep import Keep, LastN
-from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.moved import moved
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import write_request
+from stepkeeper_testing.memory import MemoryStore, Operation, named_bucket
 
 Predicate = Callable[[Operation, str], bool]
 

@@ -19,12 +19,12 @@ from stepkeeper.restore.foreign.choosing import choose_foreign_step
 from stepkeeper.restore.foreign.content import open_content
 from stepkeeper.restore.loading import Loading
 from stepkeeper.restore.peers.exchange import Exchange
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_planners.errors import ValueDecodeError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
+from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -84,16 +84,16 @@ def test_where_none_is_complete_nothing_is_begun(bucket: MemoryBucket) -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        (".metadata", "is a checkpoint itself: give the folder above"),
-        ("final/.metadata", "tell no step: final"),
-        ("run1/step_100/.metadata", "holds no steps, but run1 in it does: give that as the root"),
-        (f"run1/100/3-{'0' * 32}/.metadata", "holds no steps, but run1 in it does"),
+        (".metadata", "the root itself"),
+        ("final/.metadata", "final"),
+        ("run1/step_100/.metadata", "run1/step_100"),
+        (f"run1/100/3-{'0' * 32}/.metadata", f"run1/100/3-{'0' * 32}"),
     ],
 )
 def test_a_checkpoint_without_a_step_in_its_name_is_not_taken_for_nothing(path: str, said: str) -> None:
     bucket = MemoryBucket()
     bucket.objects[path] = b"?"
-    with pytest.raises(RestoreError, match=said):
+    with pytest.raises(RestoreError, match=rf"no steps of it: {said}\. Give the folder"):
         chosen(bucket)
 
 

@@ -36,10 +36,10 @@ from stepkeeper.save.job import Place
 from stepkeeper.save.persist import _commit_or_void, persist_save
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
-from stepkeeper.storage.memory import MemoryStore
 from stepkeeper_planners import PerRank
 from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_testing.memory import MemoryStore
 from stepkeeper_testing.saves import job_of, moves_of, saver_with
 
 Digest = Callable[[], dict[str, bytes]]

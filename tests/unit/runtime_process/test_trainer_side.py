@@ -24,6 +24,7 @@ from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import BadUriError
 from stepkeeper.manager_arguments import ManagerArguments
 from stepkeeper.policy import keep, save
+from stepkeeper.storage.open import OPENERS
 from stepkeeper.tier import TierPlace
 from stepkeeper.training import environment as env
 from stepkeeper.training.cloud.metadata_server import find_metadata_host
@@ -164,7 +165,8 @@ def test_no_path_is_refused() -> None:
         CheckpointManager(none)
 
 
-def test_a_root_in_the_memory_of_this_process_is_refused() -> None:
+def test_a_root_in_the_memory_of_this_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(OPENERS, "memory", raising=False)  # which tests of one process may have put there
     with pytest.raises(
         BadUriError, match=r"'memory://run' is in the memory of one process.* temporary folder"
     ):

@@ -6,7 +6,7 @@ from typing import Final
 
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import ForeignBase
-from stepkeeper.log.foreign_steps import METADATA, ForeignStep, find_steps_in, find_unnamed_in, root_of
+from stepkeeper.log.foreign_steps import METADATA, ForeignStep, find_steps_in, find_unnamed_in
 from stepkeeper.loggers import logger
 from stepkeeper.restore.foreign.content import open_content
 from stepkeeper.storage import Store
@@ -36,7 +36,13 @@ def choose_foreign_step(
     listed = patience.retry(lambda: store.list(""))
     steps = find_steps_in(listed)
     if not steps:
-        _refuse_unnamed(store, find_unnamed_in(listed))
+        if unnamed := find_unnamed_in(listed):
+            named = ", ".join(name or "the root itself" for name in unnamed[:_NAMED])
+            raise RestoreError(
+                f"{store.uri} holds checkpoints that are no steps of it: {named}{', …' if unnamed[_NAMED:] else ''}. "
+                "Give the folder in which each has the name of its step (step-100); or, for the training to start from "
+                "scratch, another root"
+            )
         return None
     return choose_newest(store, steps, lambda step: find_fault(store, step, reopen, patience=patience))
 
@@ -85,25 +91,3 @@ def find_fault(
         finally:
             fresh.close()
     return content.find_lacking(step.objects)
-
-
-def _refuse_unnamed(store: Store, folders: Sequence[str]) -> None:
-    if "" in folders:
-        raise RestoreError(
-            f"{store.uri} is a checkpoint itself: give the folder above, in which it has the name of its step"
-        )
-    roots = sorted({root for root in map(root_of, folders) if root is not None})
-    if roots:
-        raise RestoreError(
-            f"{store.uri} holds no steps, but {_some(roots)} in it {'does' if len(roots) == 1 else 'do'}: give that "
-            "as the root; or, for the training to start from scratch, give it another one"
-        )
-    if folders:
-        raise RestoreError(
-            f"{store.uri} holds checkpoints whose names tell no step: {_some(folders)}. Rename them "
-            "(step-100, right in the root), or give another root"
-        )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")

@@ -1,13 +1,6 @@
-"""Be the metadata server of a machine, for tests of what a training does when the cloud announces something.
+"""Be the metadata server of a machine, for tests of what a training does when the cloud announces something."""
 
-`python -m stepkeeper.testing.metadata_server --port 8080` serves a machine of which nothing is announced.
-`curl -X PUT -d TRUE http://localhost:8080/computeMetadata/v1/instance/preempted` preempts it. A training asks this
-server if GCE_METADATA_HOST is localhost:8080.
-"""
-
-import argparse
 import hashlib
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -134,21 +127,3 @@ class FakeMetadataServer:
 
 def _etag(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def main() -> None:
-    """Serve until the process is ended."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument("--address", default="127.0.0.1")
-    options = parser.parse_args()
-    with FakeMetadataServer(options.port, address=options.address) as server:
-        sys.stdout.write(f"a metadata server at {server.host}\n")
-        sys.stdout.flush()
-        threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,16 @@
-"""Store objects in this process's memory, with a hook before and after each operation: for tests and `memory://`."""
+"""Store objects in this process's memory, with a hook before and after each operation. Imported, it opens memory://."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, final
+from urllib.parse import SplitResult
 
 import google_crc32c
 
 from stepkeeper.errors import MissingObjectError, ObjectExistsError
 from stepkeeper.storage.base import Buffer, ObjectStat, check_path
+from stepkeeper.storage.open import OPENERS
 
 __all__ = ["FaultHook", "MemoryBucket", "MemoryStore", "Operation"]
 
@@ -116,3 +118,11 @@ class MemoryStore:
     def _fault(self, moment: Literal["before", "after"], operation: Operation, path: str) -> None:
         if self.hook is not None:
             self.hook(moment, operation, path)
+
+
+def _open(_: str, parts: SplitResult) -> MemoryStore:
+    name = (parts.netloc + parts.path).rstrip("/")
+    return MemoryStore(named_bucket(name), name=name)
+
+
+OPENERS["memory"] = _open

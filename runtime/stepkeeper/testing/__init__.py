@@ -1,1 +1,0 @@
-"""Be a cloud for tests of a training: `metadata_server`."""
