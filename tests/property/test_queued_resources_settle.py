@@ -7,30 +7,14 @@ import asyncio
 from typing import Any
 
 from cloud_stories.happenings import HAPPENINGS, delete_by_hand, heal, stories
-from cloud_stories.world import NEIGHBOUR, OURS, StoryWorld
+from cloud_stories.world import StoryWorld
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from thoroughness import scaled
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 
-ACTIVE = QueuedResourceState.ACTIVE
 ENDED = {"Suspended", "Failed", "Preempted", "Expired", "RecreationsExhausted", "Gone"}
-SOON_S = 600
-"""Seconds in which a resource that nothing happens to has all its machines."""
-
-MOST_WRITES = 60
-"""Writes in an hour about one that is refused again and again."""
-
-BROKEN: list[dict[str, Any]] = [
-    {"slices": {"accelerator": "v7x", "topology": "2x2x1"}},
-    {"slices": {"image": "no-such-version"}},
-    {"slices": {"namePrefix": "somebody-elses"}},
-    {"tier": {"guaranteed": {"reserved": True}}, "reservation_name": "none"},
-    {"slices": {"startupScriptSecretRef": {"name": "missing"}}},
-]
-"""Specs that can't become active: refused, taken, missing."""
-
 PACES_S = (1, 8, 30)
 """Seconds between two looks: sooner than a list is asked for anew, and later."""
 
@@ -79,11 +63,11 @@ async def rest(world: StoryWorld) -> None:
         world.step(400)
 
 
-def check_up(world: StoryWorld, name: str = OURS) -> None:
-    assert world.status_of(name).state is ACTIVE
-    assert world.is_up(name)
-    assert world.condition_of(name, "Accepted") == ("True", "Accepted")
-    assert world.status_of(name).error is None
+def check_up(world: StoryWorld) -> None:
+    assert world.status.state is QueuedResourceState.ACTIVE
+    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+    assert world.condition("Accepted") == ("True", "Accepted")
+    assert world.status.error is None
 
 
 def has_ended(world: StoryWorld) -> bool:
@@ -92,51 +76,44 @@ def has_ended(world: StoryWorld) -> bool:
     return status == "True" and reason in ENDED
 
 
+RECREATED = {"update_policy": "Recreate"}
+FAILED_AND_FORGOTTEN: Story = [
+    ("a deletion fails", 0, 2),
+    ("a creation fails", 0, 3),
+    ("time passes", 2, 4),
+    ("it fails", 0, 4),
+    ("the status is lost", 0, 0),
+]
+PREEMPTED_AND_FORGOTTEN: Story = [
+    ("a creation fails", 12, 0),
+    ("there is quota", 0, 2),
+    ("there is no capacity", 11, 4),
+    ("there is little quota", 0, 2),
+    ("a node is preempted", 0, 0),
+    ("deletions come to nothing", 11, 0),
+    ("there is capacity", 17, 0),
+    ("time passes", 3, 0),
+    ("a creation fails", 0, 0),
+    ("the status is lost", 0, 0),
+]
+CHANGED_AND_FORGOTTEN: Story = [
+    ("a creation fails", 0, 3),
+    ("the spec is changed", 0, 0),
+    ("a creation fails", 1, 4),
+    ("the status is lost", 0, 0),
+]
+
+
 @settings(max_examples=scaled(40), deadline=None, suppress_health_check=slow)
 @given(spec=specs(), story=stories, adopted=st.booleans())
 @example(spec={}, story=[("a creation fails", 9, 1), ("the spec is changed", 1, 4)], adopted=False)
+@example(spec=RECREATED, story=FAILED_AND_FORGOTTEN, adopted=False)
 @example(
-    spec={"update_policy": "Recreate"},
-    story=[
-        ("a deletion fails", 0, 2),
-        ("a creation fails", 0, 3),
-        ("time passes", 2, 4),
-        ("it fails", 0, 4),
-        ("the status is lost", 0, 0),
-    ],
-    adopted=False,
-)
-@example(
-    spec={
-        "tier": {"guaranteed": {}},
-        "slices": {"count": 3},
-        "update_policy": "Recreate",
-        "recreate_policy": {},
-    },
-    story=[
-        ("a creation fails", 12, 0),
-        ("there is quota", 0, 2),
-        ("there is no capacity", 11, 4),
-        ("there is little quota", 0, 2),
-        ("a node is preempted", 0, 0),
-        ("deletions come to nothing", 11, 0),
-        ("there is capacity", 17, 0),
-        ("time passes", 3, 0),
-        ("a creation fails", 0, 0),
-        ("the status is lost", 0, 0),
-    ],
+    spec={**RECREATED, "tier": {"guaranteed": {}}, "slices": {"count": 3}, "recreate_policy": {}},
+    story=PREEMPTED_AND_FORGOTTEN,
     adopted=True,
 )
-@example(
-    spec={"update_policy": "Recreate"},
-    story=[
-        ("a creation fails", 0, 3),
-        ("the spec is changed", 0, 0),
-        ("a creation fails", 1, 4),
-        ("the status is lost", 0, 0),
-    ],
-    adopted=True,
-)
+@example(spec=RECREATED, story=CHANGED_AND_FORGOTTEN, adopted=True)
 def test_a_resource_that_could_become_active_does(
     spec: dict[str, Any], story: Story, *, adopted: bool
 ) -> None:
@@ -203,46 +180,5 @@ def test_a_deletion_always_ends_and_leaves_what_it_should(
             # What was adopted is the object's by its status alone.
             forgotten = adopted and any(name == "the status is lost" for name, _, _ in story)
             assert forgotten or not world.lost_hosts, "no Node is left of a machine that is gone"
-
-    asyncio.run(run())
-
-
-@settings(max_examples=scaled(25), deadline=None, suppress_health_check=slow)
-@given(
-    broken=st.sampled_from(BROKEN),
-    neighbour=specs(),
-    story=stories,
-)
-def test_a_broken_one_holds_up_no_other(
-    broken: dict[str, Any], neighbour: dict[str, Any], story: Story
-) -> None:
-    shared = {
-        "there is no capacity",
-        "there is little quota",
-        "a list fails",
-        "operations can't be read",
-    }
-    local = [(name, index, rounds) for name, index, rounds in story if name not in shared]
-
-    async def run() -> None:
-        world = StoryWorld(neighbour=neighbour, **broken)
-        await world.settle_in(adopted=False)
-        await play(world, local)
-        ends_at = world.now + SOON_S
-        while not world.is_up(NEIGHBOUR):
-            assert world.now < ends_at, "as soon as if it were alone"
-            await world.reconcile()
-            world.step(10)
-        check_up(world, NEIGHBOUR)
-        await rest(world)
-        check_up(world, NEIGHBOUR)
-        assert world.condition("Accepted") is not None
-        assert world.status.state is not ACTIVE
-        world.cluster.writes.clear()
-        for _ in range(60):
-            await world.reconcile()
-            world.step(60)
-        assert len(world.cluster.writes) <= MOST_WRITES, "what is refused again is told again at most"
-        assert not [write for write in world.cluster.writes if write.name == NEIGHBOUR]
 
     asyncio.run(run())

@@ -43,7 +43,7 @@ class Core:
 
 
 def _of_operator(room: str, floor: float) -> Core:
-    slow = ("certificates", "lease", "process", "startup")
+    slow = ("certificates", "lease", "process")
     return Core(
         modules=(f"src/stepkeeper_operator/{room}/*",),
         tests=("tests/unit/operator", "tests/unit/queued_resources/test_job_*.py"),

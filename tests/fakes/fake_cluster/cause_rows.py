@@ -23,9 +23,12 @@ __all__ = [
     "TOLD",
     "case",
     "check_cause",
+    "failure",
     "find",
     "killed",
+    "lost",
     "side",
+    "stop",
     "word",
 ]
 
@@ -84,6 +87,21 @@ def case(name: str, cause: str, *pods: Pod, said: str = "", **more: Any) -> Any:
     kind = AttemptKind.OVER_LIMITS if more.pop("over_limits", False) else kind
     judged = cause or None, more.pop("guess", False), kind
     return pytest.param(pods, more, judged, said, id=name)
+
+
+def failure(name: str, *pods: Pod, **more: Any) -> Any:
+    """Make a row of a failure of the application."""
+    return case(name, FAILURE, *pods, **more)
+
+
+def stop(name: str, *pods: Pod, **more: Any) -> Any:
+    """Make a row of an end that somebody requested."""
+    return case(name, "Requested", *pods, **more)
+
+
+def lost(name: str, *pods: Pod, **more: Any) -> Any:
+    """Make a row of a node's failure."""
+    return case(name, "NodeFailure", *pods, **more)
 
 
 def check_cause(

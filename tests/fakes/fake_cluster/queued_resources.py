@@ -162,6 +162,14 @@ def find(decision: Decision, kind: str) -> Condition:
     return next(condition for condition in decision.status.conditions if condition.type == kind)
 
 
+def check(decision: Decision, kind: str, found: str, *words: str) -> None:
+    """Check status and reason of a condition that was decided, and words of its message."""
+    condition = find(decision, kind)
+    assert f"{condition.status}/{condition.reason}" == found
+    for each in words:
+        assert each in condition.message
+
+
 def kinds(decision: Decision) -> list[type]:
     """List the kinds of the actions."""
     return [type(action) for action in decision.actions]

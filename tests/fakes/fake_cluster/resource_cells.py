@@ -208,12 +208,8 @@ def _list_answers() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"list: {kind}", {"listing": None, "error": error}
     for verb in (Verb.CREATE, Verb.DELETE):
         taken = Outcome(verb=verb, at=NOW - 1, operation="op-1")
-        running = CloudOperationState(name=f"op-{verb}", done=False)
-        done = replace(running, done=True)
+        done = CloudOperationState(name=f"op-{verb}", done=True)
         yield f"{verb}: taken", {"outcome": taken}
-        yield f"operation {verb}: runs", {"operation": running, "follows": verb}
-        yield f"operation {verb}: unread", {"operation": None, "follows": verb}
-        yield f"operation {verb}: done", {"operation": done, "follows": verb}
         for kind, error in errors.items():
             yield f"{verb}: {kind}", {"outcome": replace(taken, operation="", error=error)}
             yield f"operation {verb}: {kind}", {"operation": replace(done, error=error), "follows": verb}

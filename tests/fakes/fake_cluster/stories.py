@@ -1,15 +1,43 @@
-"""What happens to jobs in a world, and what their status then says."""
+"""Play what happens to a job in a world, and check what its status then shows: stories in words, as rows of tables."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 import pytest
 
-from fake_cluster.kubelets import termination_message
+from fake_cluster.kubelets import saved_message, termination_message, training_report
+from fake_cluster.resource_world import ResourceWorld
 from fake_cluster.world import World
-from stepkeeper_operator.api.v1alpha1.conditions import Condition, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import Phase
 
-__all__ = ["condition_of", "count_restarts", "disrupt", "end_pods", "fail", "message_of", "run_job", "table"]
+__all__ = [
+    "ANY_STEPS",
+    "count_restarts",
+    "delete_pods",
+    "disrupt",
+    "end_pods",
+    "fail",
+    "mark_deleted",
+    "play",
+    "play_steps",
+    "run_job",
+    "same",
+    "stories",
+    "table",
+]
+
+AnyWorld = World | ResourceWorld
+Step = Callable[..., object]
+
+
+def table(names: str, rows: Mapping[str, tuple[object, ...]]) -> pytest.MarkDecorator:
+    """Parametrize a test by rows, each under what it is about."""
+    return pytest.mark.parametrize([name.strip() for name in names.split(",")], rows.values(), ids=rows)
+
+
+def stories(rows: Mapping[str, str]) -> pytest.MarkDecorator:
+    """Parametrize a test by stories, each under what it is about."""
+    return pytest.mark.parametrize("story", rows.values(), ids=rows)
 
 
 async def run_job(*, spot: bool = False, **spec: Any) -> World:
@@ -39,21 +67,149 @@ def disrupt(world: World, reason: str = "EvictionByEvictionAPI") -> None:
     world.controllers.end_pod(world.pods[0], 143)
 
 
-def condition_of(world: World, kind: str) -> Condition:
-    """Return a condition of the job."""
-    return next(condition for condition in world.status.conditions if condition.type == kind)
+def mark_deleted(world: World, plural: str, name: str = "lm", grace_s: float = 0) -> None:
+    """Ask for the deletion of an object, as kubectl would."""
+    world.cluster.mark_deleted(plural, "default", name, grace_s=int(grace_s))
 
 
-def message_of(world: World, kind: str) -> str:
-    """Return the message of a condition of the job."""
-    return condition_of(world, kind).message
+def delete_pods(world: World, grace_s: float = 0) -> None:
+    """Ask for the deletion of all pods."""
+    for pod in world.pods:
+        mark_deleted(world, "pods", pod["metadata"]["name"], grace_s)
 
 
 def count_restarts(world: World) -> dict[str, tuple[int, int]]:
     """Return how many restarts each cause had, and how many of these count towards a limit."""
-    return {each.cause: (each.count, each.counted_towards_limit) for each in world.status.restarts.by_cause}
+    counts = world.status.restarts.by_cause
+    return {each.cause: (each.count, each.counted_towards_limit) for each in counts if each.count}
 
 
-def table(names: str, rows: Mapping[str, tuple[object, ...]]) -> pytest.MarkDecorator:
-    """Parametrize a test by rows, each under what it is about."""
-    return pytest.mark.parametrize([name.strip() for name in names.split(",")], rows.values(), ids=rows)
+async def play_steps(world: object, story: str, steps: Mapping[str, Step]) -> None:
+    """Play a story: steps with commas between, each the name of a step and its arguments."""
+    for number, step in enumerate(story.split(", "), start=1):
+        name, *words = step.split()
+        try:
+            done = steps[name](world, *words)
+            if isinstance(done, Awaitable):
+                await done
+        except AssertionError as error:
+            raise AssertionError(f"step {number}, {step!r}: {error}") from error
+
+
+async def play(world: World, story: str, **own: Step) -> World:
+    """Play a story of a job with the steps of this module and the test's own, and return its world."""
+    await play_steps(world, story, STEPS | own)
+    return world
+
+
+def same(found: object, wanted: object) -> None:
+    """Check what a step expects."""
+    assert found == wanted, f"it is {found!r}"
+
+
+def _edit(world: World, field: str, value: str) -> None:
+    world.edit(**EDITS[f"{field} {value}"])
+
+
+def _limit(world: World, name: str, value: str) -> None:
+    world.edit(restarts=world.job.spec.restarts.to_raw() | {name: int(value)})
+
+
+def _stop(world: World, seconds: str, code: str) -> None:
+    kubelets = world.controllers.kubelets
+    kubelets.stop_s, kubelets.stop_code = float(seconds), int(code)
+    kubelets.stop_message = saved_message(sequence=7, step=120) if code == "75" else ""
+
+
+def _lose_status(world: World) -> None:
+    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    world.cluster.put("checkpointedtrainingjobs", {key: raw[key] for key in raw if key != "status"})
+
+
+def _condition(world: AnyWorld, kind: str, found: str) -> None:
+    status, reason = world.condition(kind) or ("", "none")
+    same(f"{status}/{reason}", found)
+
+
+def _message(world: AnyWorld, kind: str, *words: str) -> None:
+    message = world.message(kind)
+    assert " ".join(words) in message, message
+
+
+async def _rest(world: AnyWorld) -> None:
+    same(await world.record_writes(rounds=3), [])
+
+
+def _causes(world: World, *causes: str) -> None:
+    same([cause or "-" for cause in world.causes], list(causes))
+
+
+def _costs(world: World, *costs: str) -> None:
+    found = {f"{cause}={count}/{towards}" for cause, (count, towards) in count_restarts(world).items()}
+    same(found, set(costs))
+
+
+EDITS: Final[dict[str, dict[str, Any]]] = {
+    "image new": {"template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}},
+    "image typo": {"template": {"spec": {"containers": [{"name": "trainer", "image": "typo:2"}]}}},
+    "interval 50": {"checkpoint": {"uri": "gs://bucket/runs/lm", "interval": {"every": {"steps": 50}}}},
+    "ttl soon": {"ttlSecondsAfterFinished": "soon"},
+    "ttl 60": {"ttlSecondsAfterFinished": 60},
+}
+ANY_STEPS: Final[dict[str, Step]] = {
+    "look": lambda world: world.reconcile(),
+    "wait": lambda world, seconds: setattr(world, "now", world.now + float(seconds)),
+    "restart": lambda world: world.restart_operator(),
+    "condition": _condition,
+    "message": _message,
+    "events": lambda world, reason, count: same(world.events.count(reason), int(count)),
+    "rests": _rest,
+}
+"""What can happen to objects of every kind, and what can be checked."""
+
+STEPS: Final[dict[str, Step]] = ANY_STEPS | {
+    "run": lambda world, rounds="12": world.run_until_settled(rounds=int(rounds)),
+    "act": lambda world: world.controllers.sync(),
+    "fail": lambda world, code="1", index="0": fail(world, int(code), index=int(index)),
+    "end": lambda world, code: end_pods(world, int(code)),
+    "stop": _stop,
+    "preempt": lambda world: world.preempt(),
+    "evict": disrupt,
+    "disrupt": lambda world, index, reason: world.controllers.disrupt(world.pods[int(index)], reason),
+    "suspend": lambda world: world.edit(suspend=True),
+    "resume": lambda world: world.edit(suspend=False),
+    "edit": _edit,
+    "limit": _limit,
+    "delete": mark_deleted,
+    "remove": lambda world, plural, name="lm": world.cluster.remove(plural, "default", name),
+    "delete-pods": delete_pods,
+    "delete-job": lambda world: world.controllers.delete_job("lm-w-0"),
+    "away": lambda world: world.stop_operator(),
+    "late": lambda world, *plurals: world.delay_watches(*plurals),
+    "deliver": lambda world: world.deliver_watches(),
+    "hear": lambda world: world.cache.record_jobset(world.jobset, deleted=False),
+    "lose": lambda world, node: world.lose_node(node),
+    "stick": lambda world, node: world.controllers.stuck.add(node),
+    "unstick": lambda world: world.controllers.stuck.clear(),
+    "quota": lambda world: setattr(world.controllers.kueue, "quota", True),
+    "report": lambda world, number, step: world.receive_report(training_report(int(number), int(step))),
+    "lose-status": _lose_status,
+    "accept": lambda world: world.cluster.refusals.clear(),
+    "phase": lambda world, phase: same(world.phase(), phase),
+    "causes": _causes,
+    "costs": _costs,
+    "latest": lambda world, number, step: same(world.latest, (int(number), int(step))),
+    "pods": lambda world, count: same(len(world.pods), int(count)),
+    "inferred": lambda world, *found: same(
+        [str(bool(each.inferred)) for each in world.status.attempts], [*found]
+    ),
+    "jobsets": lambda world, count: same(world.status.operator.job_sets, int(count)),
+    "step": lambda world, step: same(world.status.attempts[-1].to_step, int(step)),
+    "restarts": lambda world, count: same(world.jobset["status"]["restarts"], int(count)),
+    "starts": lambda world, count: same(world.status.operator.starts_without_checkpoint, int(count)),
+    "attempts": lambda world, count: same(len(world.causes), int(count)),
+    "gone": lambda world: same(world.jobset, None),
+    "suspended": lambda world: same(world.jobset["spec"]["suspend"], True),
+    "resumed": lambda world: same(world.jobset["spec"]["suspend"], False),
+}
+"""What can happen to a job, and what can be checked of it."""

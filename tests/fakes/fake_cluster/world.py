@@ -21,7 +21,7 @@ from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.controller import JobController
 
-__all__ = ["World", "running", "training_job"]
+__all__ = ["World", "training_job"]
 
 _KEY = job_key("default", "lm")
 _PLACE = (_KEY.namespace, _KEY.name)
@@ -239,11 +239,3 @@ class World:
     def _record_change(self, plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
         if plural in self._kinds:
             self.cache.record(self._kinds[plural].resource, raw, deleted=deleted)
-
-
-async def running(*, spot: bool = False, **spec: Any) -> World:
-    """Make a world whose job runs."""
-    world = World(spot=spot, **spec)
-    await world.run_until_settled(rounds=4)
-    assert world.phase() is Phase.RUNNING
-    return world

@@ -1,6 +1,7 @@
-"""Run two QueuedResources of one place on the cloud of tests/tpuapi, and check every request of the operator."""
+"""Run a QueuedResource on the cloud of tests/tpuapi, and check every request of the operator."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
@@ -8,10 +9,9 @@ from typing import Any, Final
 from typing_extensions import override
 
 from fake_cluster.queued_resources import PLACE, make_cloud_resource, make_resource
-from fake_cluster.resource_world import Killed, ResourceWorld
+from fake_cluster.resource_world import ResourceWorld
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_SLICES, QueuedResourceStatus
-from stepkeeper_operator.cache.keys import queued_resource_key
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_SLICES
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource
 from stepkeeper_operator.cloud_tpu.naming import UID_LABEL
 from stepkeeper_operator.errors import ApiError
@@ -20,13 +20,7 @@ from stepkeeper_operator.queued_resources.settings import CloudSettings
 from tpuapi.cloud import FakeCloud
 from tpuapi.nodes import Timings
 
-__all__ = ["OURS", "StoryWorld"]
-
-OURS: Final = "v5e"
-"""The object that the stories happen to."""
-
-NEIGHBOUR: Final = "neighbour"
-"""Another object of the same place, which nothing happens to."""
+__all__ = ["StoryWorld"]
 
 _THEIRS: Final = {"stepkeeper-cluster": "another", "stepkeeper-namespace": "x", "stepkeeper-uid": "y"}
 _START: Final = 1_800_000_000.0
@@ -46,22 +40,15 @@ _NEXT: Final = {
 
 
 class StoryWorld(ResourceWorld):
-    """A cluster with two objects, one operator, and a cloud in which somebody else has machines, too."""
+    """A cluster with an object, one operator, and a cloud in which somebody else has machines, too."""
 
-    def __init__(self, *, neighbour: dict[str, Any] | None = None, **spec: Any) -> None:
+    def __init__(self, **spec: Any) -> None:
         self.now = _START
         cloud = FakeCloud(lambda: self.now, timings=Timings(provisioning_s=40, preempted_s=45))
         super().__init__(now=_START, service=cloud, settings=_SETTINGS, **spec)
         self.reasons: set[str] = set()
         """Why machines may be destroyed, as the story has it so far."""
 
-        self.names = [OURS]
-        if neighbour is not None:
-            self.names.append(NEIGHBOUR)
-            raw = make_resource(finalizers=(), **neighbour).to_raw()
-            raw["metadata"] = {"name": NEIGHBOUR, "namespace": "team", "uid": "uid-2", "generation": 1}
-            del raw["status"]
-            self.cluster.put(_PLURAL, raw)
         self._foreign: dict[str, tuple[CloudQueuedResource, CloudNode]] = {}
         self.cloud.on_request = self._check_request
 
@@ -84,14 +71,9 @@ class StoryWorld(ResourceWorld):
 
     @override
     async def reconcile(self) -> float | None:
-        """Reconcile all objects once. A killed operator is started again."""
-        for name in self.names:
-            try:
-                await self.reconciler.reconcile(queued_resource_key("team", name))
-            except Killed:
-                self.restart_operator()
-            except ApiError:
-                continue  # the queue would come back to it
+        """Reconcile once. A killed operator is started again."""
+        with contextlib.suppress(ApiError):  # the queue would come back to it
+            await super().reconcile()
         await self._check()
         return None
 
@@ -106,28 +88,13 @@ class StoryWorld(ResourceWorld):
         known = self.cloud.nodes.values()
         super().sync_hosts([node for node in known if node.labels.get(UID_LABEL) != _THEIRS[UID_LABEL]])
 
-    def raw_of(self, name: str) -> dict[str, Any] | None:
-        """The object; None: it is gone."""
-        return self.cluster.objects.get((_PLURAL, "team", name))
-
-    def status_of(self, name: str) -> QueuedResourceStatus:
-        return QueuedResource.model_validate(self.raw_of(name)).status
-
-    def condition_of(self, name: str, kind: str) -> tuple[str, str] | None:
-        """Return status and reason of a condition."""
-        conditions = self.status_of(name).conditions
-        return next(((c.status.value, c.reason) for c in conditions if c.type == kind), None)
-
-    def is_up(self, name: str) -> bool:
-        return self.condition_of(name, "NodesJoined") == ("True", "AllHostsJoined")
-
-    def names_in_cloud(self, uid: str | None = None) -> list[str]:
+    def names_in_cloud(self) -> list[str]:
         """The ids of the cloud resources that are the object's: by their labels, or by its status."""
-        uid = uid or self.uid
-        status = self.status if uid == self.uid and self.raw is not None else None
+        status = None if self.raw is None else self.status
         adopted = status.cloud_name if status is not None and status.operator.adopted else ""
         found = self.cloud.resources.values()
-        return [q.id for q in found if q.node.get("labels", {}).get(UID_LABEL) == uid or q.name == adopted]
+        labelled = set(self.ours)
+        return [each.id for each in found if each.id in labelled or each.name == adopted]
 
     @property
     def machines(self) -> list[CloudNode]:
@@ -153,11 +120,9 @@ class StoryWorld(ResourceWorld):
         if verb == "label":
             return
         assert cloud_id not in self._foreign, "somebody else's is never touched"
-        name = NEIGHBOUR if cloud_id.startswith(f"team-{NEIGHBOUR}") else OURS
-        raw = self.raw_of(name)
+        raw, status = self.raw, self.status
         assert raw is not None
         assert raw["metadata"].get("finalizers"), "somebody will remove it"
-        status = self.status_of(name)
         if verb == "delete":
             reason = status.removing
             stray = not status.cloud_name.endswith(f"/{cloud_id}")
@@ -168,19 +133,15 @@ class StoryWorld(ResourceWorld):
             )
             return
         assert status.cloud_name.endswith(f"/{cloud_id}"), "the status names it before it exists"
-        mine = set(self.names_in_cloud(raw["metadata"]["uid"]))
+        mine = set(self.names_in_cloud())
         assert mine <= {cloud_id}, "what is left of the earlier one is deleted first"
         nodes = [n for n in self.cloud.nodes.values() if _id_of(n.queued_resource) in mine]
         assert mine or not nodes, "the earlier one's machines are gone"
 
     async def _check(self) -> None:
-        for name in self.names:
-            raw = self.raw_of(name)
-            if raw is None:
-                continue
-            assert len(self.names_in_cloud(raw["metadata"]["uid"])) <= 1, "an object never has two"
-            if "status" in raw:
-                assert len(self.status_of(name).slices) <= MAX_SLICES
+        if self.raw is not None:
+            assert len(self.names_in_cloud()) <= 1, "an object never has two"
+            assert len(self.status.slices) <= MAX_SLICES
         for cloud_id, (resource, node) in self._foreign.items():
             assert self._get(cloud_id) == (resource, node), "somebody else's is never touched"
         await asyncio.sleep(0)

@@ -44,36 +44,33 @@ def as_answered(request: CloudRequest, **output: Any) -> Any:
     return json_format.ParseDict({"name": NAME, **output}, message)
 
 
-@pytest.mark.parametrize("version", ApiVersion)
-def test_a_request_is_read_back_as_it_was_written(version: ApiVersion) -> None:
-    request = request_of(version)
-    read = read_queued_resource(as_answered(request, state={"state": "WAITING_FOR_RESOURCES"}))
-    assert (read.place, read.name, read.state) == (PLACE, NAME, "WAITING_FOR_RESOURCES")
-    for field in ("node_ids", "node", "tier", "queueing", "reservation_name"):
-        assert getattr(read, field) == getattr(request, field)
-
-
-QUEUEING: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({}, {}),
-    ({"validUntilSeconds": 600}, {"valid_until_duration": "600s"}),
-    ({"validUntilTime": "2026-12-01T00:00:00Z"}, {"valid_until_time": "2026-12-01T00:00:00Z"}),
-    ({"validAfterTime": "2026-12-01T00:00:00Z"}, {"valid_after_time": "2026-12-01T00:00:00Z"}),
-    (
-        {"validAfterTime": "2026-12-01T00:00:00Z", "validUntilTime": "2026-12-01T08:00:00Z"},
-        {"valid_interval": {"start_time": "2026-12-01T00:00:00Z", "end_time": "2026-12-01T08:00:00Z"}},
-    ),
-]
+DAY, LATER = "2026-12-01T00:00:00Z", "2026-12-01T08:00:00Z"
 
 
 @pytest.mark.parametrize("version", ApiVersion)
-@pytest.mark.parametrize(("asked", "sent"), QUEUEING)
-def test_limits_of_the_queue_are_sent_and_read_back_as_they_are_asked_for(
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ({}, {}),
+        ({"validUntilSeconds": 600}, {"valid_until_duration": "600s"}),
+        ({"validUntilTime": DAY}, {"valid_until_time": DAY}),
+        ({"validAfterTime": DAY}, {"valid_after_time": DAY}),
+        (
+            {"validAfterTime": DAY, "validUntilTime": LATER},
+            {"valid_interval": {"start_time": DAY, "end_time": LATER}},
+        ),
+    ],
+)
+def test_a_request_is_read_back_as_it_was_written(
     asked: dict[str, Any], sent: dict[str, Any], version: ApiVersion
 ) -> None:
     built = build_request(make_resource(queueing=asked), number=0, cluster_id="c", script=None)
     assert built.queueing == sent
     request = request_of(version, queueing=built.queueing)
-    assert read_queued_resource(as_answered(request)).queueing == sent
+    read = read_queued_resource(as_answered(request, state={"state": "WAITING_FOR_RESOURCES"}))
+    assert (read.place, read.name, read.state) == (PLACE, NAME, "WAITING_FOR_RESOURCES")
+    for field in ("node_ids", "node", "tier", "queueing", "reservation_name"):
+        assert getattr(read, field) == getattr(request, field)
 
 
 @pytest.mark.parametrize("version", ApiVersion)
@@ -116,8 +113,8 @@ def test_a_node_tells_hosts_symptoms_and_maintenance() -> None:
         "health": "UNHEALTHY_MAINTENANCE",
         "network_endpoints": [{"ip_address": "10.0.0.2"}, {"ip_address": "10.0.0.3"}],
         "symptoms": [
-            {"symptom_type": "LOW_MEMORY", "worker_id": "0", "create_time": "2026-01-01T00:00:00Z"},
-            {"symptom_type": "MESH_BUILD_FAIL", "worker_id": "1", "create_time": "2026-01-02T00:00:00Z"},
+            {"symptom_type": kind, "worker_id": worker, "create_time": f"2026-01-0{day}T00:00:00Z"}
+            for kind, worker, day in (("LOW_MEMORY", "0", 1), ("MESH_BUILD_FAIL", "1", 2))
         ],
         "queued_resource": NAME,
         "upcoming_maintenance": {
@@ -134,10 +131,7 @@ def test_a_node_tells_hosts_symptoms_and_maintenance() -> None:
     assert node.autocheckpoint_enabled is False
     v2 = read_node(tpu_v2.Node.pb()(name=raw["name"]), ApiVersion.V2)
     assert v2.autocheckpoint_enabled is None, "it can't tell"
-
-
-def test_a_maintenance_time_that_is_no_time_is_left_out() -> None:
     raw = {"name": f"{PLACE.parent}/nodes/a", "upcoming_maintenance": {"window_start_time": "soon"}}
-    node = read_node(json_format.ParseDict(raw, tpu_v2alpha1.Node.pb()()), ApiVersion.V2ALPHA1)
-    assert node.maintenance is not None
-    assert node.maintenance.window_start is None
+    unclear = read_node(json_format.ParseDict(raw, tpu_v2alpha1.Node.pb()()), ApiVersion.V2ALPHA1).maintenance
+    assert unclear is not None
+    assert unclear.window_start is None

@@ -5,7 +5,7 @@ from typing import Any, Final
 import pytest
 
 from fake_cluster.facts import make_job, make_jobset
-from fake_cluster.stories import fail, message_of, run_job, table
+from fake_cluster.stories import play, run_job, table
 from fake_cluster.world import World, training_job
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.facts import ConfigMap, read_job_root
@@ -82,7 +82,7 @@ async def test_the_younger_of_two_jobs_in_one_root_is_refused_with_the_name_of_t
     other_job(world, uri=uri)
     await world.run_until_settled(rounds=4)
     assert world.condition("Accepted") == IN_USE
-    assert "job team/first keeps its checkpoints in " + uri in message_of(world, "Accepted")
+    assert "job team/first keeps its checkpoints in " + uri in world.message("Accepted")
     assert world.events.count("RootInUse") == 1
     assert (world.jobset, world.status.attempts) == (None, ())
     assert (await world.reconcile() or 99) <= 30, "it looks again by itself"
@@ -117,10 +117,7 @@ async def test_a_job_runs_or_is_refused_beside_one_that(other: dict[str, Any], *
 async def test_a_job_that_has_begun_goes_on_beside_an_older_one_in_its_root() -> None:
     world = await run_job()
     other_job(world)
-    fail(world)
-    await world.run_until_settled()
-    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
-    assert world.causes == ["ApplicationError", None]
+    await play(world, "fail, run, condition Accepted True/SpecAccepted, causes ApplicationError -")
 
 
 CLAIM: Final = {"persistentVolumeClaim": {"claimName": "runs"}}
@@ -160,37 +157,32 @@ def test_a_spec_that_can_not_be_read_has_no_root(spec: object) -> None:
     assert read_job_root({"metadata": {"namespace": "a", "name": "b", "uid": "c"}, "spec": spec}) is None
 
 
-UNKNOWN_CHOICES: Final[dict[str, dict[str, Any]]] = {
-    "placement.gpu": {"placement": {"gpu": {"count": 2}}},
-    "interval.minutes": {"checkpoint": {"uri": "gs://bucket/lm", "interval": {"minutes": 5}}},
-}
-
-
-def change(world: World, **spec: Any) -> None:
-    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
-    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": raw["spec"] | spec})
-
-
 def uids(world: World) -> list[str]:
     return [pod["metadata"]["uid"] for pod in world.pods]
 
 
 @pytest.mark.parametrize("runs", [True, False])
-@pytest.mark.parametrize("spec", UNKNOWN_CHOICES.values(), ids=UNKNOWN_CHOICES)
+@table(
+    "field, spec",
+    {
+        "a placement": ("placement", {"gpu": {"count": 2}}),
+        "an interval": ("checkpoint", {"uri": "gs://bucket/lm", "interval": {"minutes": 5}}),
+    },
+)
 async def test_a_choice_that_is_not_known_leaves_what_runs_alone_and_starts_nothing(
-    spec: dict[str, Any], *, runs: bool
+    field: str, spec: dict[str, Any], *, runs: bool
 ) -> None:
     world = await run_job() if runs else World()
     before = uids(world)
-    change(world, **spec)
-    world.restart_operator()
-    await world.run_until_settled()
-    assert world.condition("Accepted") == (ConditionStatus.FALSE, "UnreadableSpec")
-    (place,) = spec
-    for words in (f"spec.{place}", "upgrade the operator", "running pods are not affected"):
-        assert words in message_of(world, "Accepted")
+    world.edit(**{field: spec})
+    await play(world, "restart, run, condition Accepted False/UnreadableSpec, rests")
+    for words in (f"spec.{field}", "upgrade the operator", "running pods are not affected"):
+        assert words in world.message("Accepted")
     assert uids(world) == before
-    assert await world.record_writes(rounds=3) == []
+
+
+def change_hosts(world: World, count: str) -> None:
+    world.edit(placement={"hosts": {"count": int(count)}})
 
 
 async def test_a_hash_of_a_newer_operator_restarts_nothing_and_an_edit_counts_once_all_fields_are_known() -> (
@@ -202,21 +194,15 @@ async def test_a_hash_of_a_newer_operator_restarts_nothing_and_an_edit_counts_on
     meta = world.jobset["metadata"]
     annotations = meta["annotations"] | {"stepkeeper.dev/template-hash": "of a newer operator"}
     world.cluster.put("jobsets", world.jobset | {"metadata": meta | {"annotations": annotations}})
-    for hosts in ({"count": 2, "shape": "ring"}, {"count": 3, "shape": "ring"}):
-        change(world, placement={"hosts": hosts})
-        world.restart_operator()
-        await world.run_until_settled()
+    for count in (2, 3):
+        world.edit(placement={"hosts": {"count": count, "shape": "ring"}})
+        await play(world, "restart, run, condition Accepted True/UnknownFields")
         assert uids(world) == pods
-        assert world.condition("Accepted") == (ConditionStatus.TRUE, "UnknownFields")
-        assert message_of(world, "Accepted").endswith("it applies no change of spec.placement, spec.template")
-    change(world, placement={"hosts": {"count": 3}})
-    await world.run_until_settled(rounds=20)
-    assert len(world.pods) == 3
+        assert world.message("Accepted").endswith("it applies no change of spec.placement, spec.template")
+    await play(world, "hosts 3, run 20, pods 3", hosts=change_hosts)
 
 
 async def test_fields_that_are_in_no_hash_hide_no_edit() -> None:
     world = await run_job(futureLimit=5)
-    assert "applies no change" not in message_of(world, "Accepted")
-    change(world, placement={"hosts": {"count": 3}})
-    await world.run_until_settled(rounds=20)
-    assert len(world.pods) == 3
+    assert "applies no change" not in world.message("Accepted")
+    await play(world, "hosts 3, run 20, pods 3", hosts=change_hosts)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fake_cluster.stories import table
 from fake_cluster.world import training_job
 from stepkeeper.contract import Best, BestMode, EveryInterval, Identity, Interval, Retention, Settings
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
@@ -56,12 +57,30 @@ def test_the_jobset_is_the_golden_one(name: str, placement: dict[str, Any]) -> N
     assert yaml.safe_load(path.read_text(encoding="utf-8")) == json.loads(json.dumps(manifest))
 
 
-def test_the_runtime_is_told_where_the_template_wants_the_last_word() -> None:
-    for path in ("/dev/termination-log", "/tmp/t"):
-        fields: dict[str, Any] = {} if path.startswith("/dev") else {"terminationMessagePath": path}
-        built = jobset(template=template(**fields))
-        assert trainer(built).get("terminationMessagePath") == fields.get("terminationMessagePath")
-        assert env(built)["STEPKEEPER_TERMINATION_FILE"] == path
+PATIENT = {"terminationGracePeriodSeconds": 90}
+
+
+@table(
+    "given, found",
+    {
+        "the last word": ({}, {"STEPKEEPER_TERMINATION_FILE": "/dev/termination-log"}),
+        "another place of it": (
+            {"template": template(terminationMessagePath="/tmp/t")},
+            {"STEPKEEPER_TERMINATION_FILE": "/tmp/t"},
+        ),
+        "the time at an end": ({}, {"STEPKEEPER_GRACE_S": "30"}),
+        "the template's time": ({"template": template(spec=PATIENT)}, {"STEPKEEPER_GRACE_S": "90"}),
+        "that of spot machines": (
+            {"placement": TPU, "template": template(spec=PATIENT)},
+            {"STEPKEEPER_GRACE_S": "15"},
+        ),
+    },
+)
+def test_the_runtime_is_told(given: dict[str, Any], found: dict[str, str]) -> None:
+    built = jobset(**given)
+    assert env(built).items() >= found.items()
+    wanted = given.get("template", template())["spec"]["containers"][0]
+    assert trainer(built).get("terminationMessagePath") == wanted.get("terminationMessagePath")
 
 
 def test_every_container_leaves_the_end_of_its_log_unless_the_template_says_otherwise() -> None:
@@ -70,13 +89,6 @@ def test_every_container_leaves_the_end_of_its_log_unless_the_template_says_othe
     built = pod_spec(jobset(template=template(spec={"initContainers": inits, "containers": others})))
     policies = [c["terminationMessagePolicy"] for c in built["initContainers"] + built["containers"]]
     assert policies == ["FallbackToLogsOnError", "FallbackToLogsOnError", "File"]
-
-
-def test_spot_machines_leave_15_seconds_and_others_what_the_template_says() -> None:
-    patient = template(spec={"terminationGracePeriodSeconds": 90})
-    assert env(jobset())["STEPKEEPER_GRACE_S"] == "30"
-    assert env(jobset(template=patient))["STEPKEEPER_GRACE_S"] == "90"
-    assert env(jobset(placement=TPU, template=patient))["STEPKEEPER_GRACE_S"] == "15"
 
 
 def test_what_the_template_says_of_its_own_is_kept() -> None:
@@ -96,16 +108,16 @@ def test_what_the_template_says_of_its_own_is_kept() -> None:
     assert [t for t in built["tolerations"] if t.get("key") == toleration["key"]] == [toleration]
 
 
-def test_a_pod_that_saves_while_its_node_shuts_down_is_not_deleted_for_it() -> None:
-    seconds = {t["key"]: t["tolerationSeconds"] for t in pod_spec(jobset())["tolerations"]}
-    assert seconds == {"node.kubernetes.io/unreachable": 30, "node.kubernetes.io/not-ready": 60}
-
-
-def test_a_toleration_that_lets_pods_be_scheduled_says_nothing_of_how_long_they_stay() -> None:
+def test_pods_stay_on_a_node_that_shuts_down_whatever_lets_them_be_scheduled() -> None:
     scheduled = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoSchedule"}
-    built = jobset(template=template(spec={"tolerations": [scheduled]}))
-    ours, *_, last = pod_spec(built)["tolerations"]
-    assert (ours["key"], ours["effect"], last) == (scheduled["key"], "NoExecute", scheduled)
+    *ours, last = pod_spec(jobset(template=template(spec={"tolerations": [scheduled]})))["tolerations"]
+    seconds = {t["key"]: t["tolerationSeconds"] for t in ours}
+    assert seconds == {"node.kubernetes.io/unreachable": 30, "node.kubernetes.io/not-ready": 60}
+    assert {t["effect"] for t in ours} == {"NoExecute"}
+    assert last == scheduled
+
+
+V5E = {"accelerator": "v5e", "topology": "4x4"}
 
 
 def test_the_hash_changes_with_the_template_and_the_placement_and_with_nothing_else() -> None:
@@ -114,6 +126,8 @@ def test_the_hash_changes_with_the_template_and_the_placement_and_with_nothing_e
     assert template_hash(job(checkpoint={"uri": "gs://b/x", "interval": {"every": {"seconds": 5}}})) == same
     assert template_hash(job(placement={"hosts": {"count": 3}})) != same
     assert template_hash(job(template={"spec": {"containers": [{"name": "trainer", "image": "2"}]}})) != same
+    written = V5E | {"slices": 1, "provisioning": "OnDemand"}
+    assert template_hash(job(placement={"tpu": written})) == template_hash(job(placement={"tpu": V5E}))
 
 
 TOPOLOGY = "alpha.jobset.sigs.k8s.io/exclusive-topology"
@@ -138,27 +152,16 @@ def test_each_slice_of_several_gets_a_node_pool_of_its_own(
 
 
 def test_the_settings_are_what_the_runtime_reads() -> None:
-    checkpoint = {
-        "uri": "gs://bucket/x",
-        "interval": {"every": {"steps": 5, "seconds": 60}},
-        "retention": {
-            "last": 2,
-            "everySteps": 1000,
-            "best": {"metric": "loss", "mode": "Min", "count": 4},
-            "maxAgeSeconds": 3600,
-        },
-        "onDisruption": "Skip",
-    }
+    best = {"metric": "loss", "mode": "Min", "count": 4}
+    kept = {"last": 2, "everySteps": 1000, "best": best, "maxAgeSeconds": 3600}
+    interval = {"every": {"steps": 5, "seconds": 60}}
+    checkpoint = {"uri": "gs://bucket/x", "interval": interval, "retention": kept, "onDisruption": "Skip"}
     manifest = build_config_map(job(checkpoint=checkpoint), OperatorSettings(), "PEM")
     settings = Settings.from_json(manifest["data"]["settings.json"])
     assert settings.uri == "gs://bucket/x"
     assert settings.interval == Interval(every=EveryInterval(steps=5, seconds=60))
-    assert settings.retention == Retention(
-        last=2,
-        every_steps=1000,
-        best=Best(metric="loss", mode=BestMode.MIN, count=4),
-        max_age_seconds=3600,
-    )
+    lowest = Best(metric="loss", mode=BestMode.MIN, count=4)
+    assert settings.retention == Retention(last=2, every_steps=1000, best=lowest, max_age_seconds=3600)
     assert (settings.on_disruption.value, settings.total_steps) == ("Skip", 1000)
     assert settings.endpoint is not None
     url = "https://stepkeeper-operator.stepkeeper-system.svc:8443/v1/namespaces/default/jobs/lm/report"
@@ -172,12 +175,10 @@ def test_every_variable_of_the_identity_is_set_and_the_users_can_refer_to_them()
     assert names[-1] == "RANK"
 
 
-@pytest.mark.parametrize(("failures_left", "allowed"), [(0, 0), (1, 1), (2, 2), (3, 2), (100, 2)])
-def test_jobset_restarts_failures_twice_at_most_and_never_more_often_than_the_job_may(
-    failures_left: int, allowed: int
-) -> None:
-    manifest = build_jobset(job(), number=0, failures_left=failures_left, unreachable_s=5)
-    assert manifest["spec"]["failurePolicy"]["maxRestarts"] == allowed
+def test_jobset_restarts_failures_twice_at_most_and_never_more_often_than_the_job_may() -> None:
+    for failures_left, allowed in ((0, 0), (1, 1), (2, 2), (3, 2), (100, 2)):
+        manifest = build_jobset(job(), number=0, failures_left=failures_left, unreachable_s=5)
+        assert manifest["spec"]["failurePolicy"]["maxRestarts"] == allowed
 
 
 def test_what_kueue_reads_goes_to_the_jobset_and_other_labels_and_annotations_do_not() -> None:
@@ -186,9 +187,3 @@ def test_what_kueue_reads_goes_to_the_jobset_and_other_labels_and_annotations_do
     assert meta["labels"]["kueue.x-k8s.io/queue-name"] == "tpus"
     assert meta["annotations"].items() >= wanted.items()
     assert "team" not in meta["labels"] | meta["annotations"]
-
-
-def test_defaults_of_the_placement_change_no_hash() -> None:
-    tpu = {"accelerator": "v5e", "topology": "4x4"}
-    written = tpu | {"slices": 1, "provisioning": "OnDemand"}
-    assert template_hash(job(placement={"tpu": written})) == template_hash(job(placement={"tpu": tpu}))

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.world import World, running, training_job
-from stepkeeper_operator.api.v1alpha1.conditions import Phase
+from fake_cluster.stories import play, run_job
+from fake_cluster.world import World, training_job
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import job_key, queued_resource_key
 from stepkeeper_operator.cluster import QUEUED_RESOURCES
@@ -122,7 +122,7 @@ def silently(world: World, plural: str, namespace: str | None, name: str) -> Raw
 
 
 async def test_a_node_that_is_gone_unnoticed_is_remembered_as_lost() -> None:
-    world = await running()
+    world = await run_job()
     name = world.pods[0]["spec"]["nodeName"]
     silently(world, "nodes", None, name)
     assert await world.sweep() == {JOB}
@@ -133,7 +133,7 @@ async def test_a_node_that_is_gone_unnoticed_is_remembered_as_lost() -> None:
 
 
 async def test_what_a_watch_brings_late_does_not_undo_what_a_write_was_answered_with() -> None:
-    world = await running()
+    world = await run_job()
     old = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
     world.edit(totalSteps=5)
     assert world.cache.record_training_job(old) == ()
@@ -143,7 +143,7 @@ async def test_what_a_watch_brings_late_does_not_undo_what_a_write_was_answered_
 
 
 async def test_a_lost_node_concerns_the_jobs_that_have_pods_on_it() -> None:
-    world = await running()
+    world = await run_job()
     on, off = world.pods[0]["spec"]["nodeName"], "n4"
     for name, concerned in ((on, (JOB,)), (off, ())):
         node = world.cluster.objects["nodes", None, name]
@@ -154,45 +154,34 @@ async def test_a_lost_node_concerns_the_jobs_that_have_pods_on_it() -> None:
 
 
 async def test_a_jobset_that_is_gone_unnoticed_holds_a_job_up_for_seconds_only() -> None:
-    world = await running()
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.reconcile()
-    for plural, name in [
-        ("jobsets", "lm"),
-        ("jobs", "lm-w-0"),
-        *(("pods", p["metadata"]["name"]) for p in world.pods),
-    ]:
+    world = await play(await run_job(), "fail, look")
+    pods = [("pods", pod["metadata"]["name"]) for pod in world.pods]
+    for plural, name in [("jobsets", "lm"), ("jobs", "lm-w-0"), *pods]:
         silently(world, plural, "default", name)
     world.now += 5
     again_s = await world.reconcile()
     assert again_s is not None
     assert again_s <= 5
     await world.sweep()
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert len(world.pods) == 2
+    await play(world, "run, phase Running, pods 2")
 
 
 async def test_a_jobset_and_a_job_that_are_gone_unnoticed_are_found_by_a_sweep() -> None:
-    world = await running()
-    silently(world, "jobsets", "default", "lm")
-    assert await world.sweep() == {JOB}
+    world = await run_job()
+    for plural in ("jobsets", "checkpointedtrainingjobs"):
+        silently(world, plural, "default", "lm")
+        assert await world.sweep() == {JOB}
     assert world.cache.get_jobset(JOB) is None
-    silently(world, "checkpointedtrainingjobs", "default", "lm")
-    assert await world.sweep() == {JOB}
     assert world.cache.get_object(JOB) is None
 
 
 async def test_a_pod_of_a_lost_node_that_is_gone_unnoticed_is_given_up_once() -> None:
-    world = await running()
+    world = await play(await run_job(), "lose n1")
     name = world.pods[0]["metadata"]["name"]
-    world.lose_node(world.pods[0]["spec"]["nodeName"])
     world.cluster.mark_deleted("pods", "default", name, grace_s=30)
     silently(world, "pods", "default", name)
-    world.now += 120
-    await world.reconcile()
+    await play(world, "wait 120, look, rests")
     assert world.cache.get_pod("default", name) is None
-    assert await world.record_writes(rounds=2) == []
 
 
 def pod_of(owner: str = "lm-w-0", *, number: int = 0, **meta: str) -> dict[str, Any]:

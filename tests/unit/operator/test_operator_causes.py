@@ -16,43 +16,50 @@ from fake_cluster.cause_rows import (
     TOLD,
     case,
     check_cause,
+    failure,
+    find,
     killed,
+    lost,
     side,
+    stop,
     word,
 )
 from fake_cluster.facts import make_ended_pod as ended
 from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_pod as pod
-from stepkeeper.contract import Cause, CommitPoint
+from stepkeeper.contract import AttemptKind, Cause, CommitPoint, ExitCode, Verdict
+from stepkeeper_operator.cache.evidence import EvidenceCache
 from stepkeeper_operator.facts import BatchJob, Pod
+from stepkeeper_operator.facts.pod import read_pod
 from stepkeeper_operator.training_jobs.attempts.machines import MachinesLoss
+from stepkeeper_operator.training_jobs.attempts.verdict import attribute_to_loss
 
 COMMIT: Final = CommitPoint(sequence=4, step=40)
 MAINTAINED: Final = MachinesLoss(cause=Cause.MAINTENANCE, message="maintenance")
 TAKEN_BACK: Final = MachinesLoss(cause=Cause.SPOT_PREEMPTION, message="the machines are gone")
-
-
+COMMITTED: Final[dict[str, Any]] = {"has_committed": True, "guess": True}
+OWN_LIMITS: Final[dict[str, Any]] = {"over_limits": True, "fatal_codes": frozenset()}
 MADE_UP: Final = "ContainerStatusUnknown"
 SCHEDULER: Final = "PreemptionByScheduler"
+TAINT: Final = "DeletionByTaintManager"
 BAD: Final = word(1, error="ValueError: bad")
+NOT_KNOWN: Final = ended(75, disruption=KUBELET, node="n7")
+SPOT: Final = "SpotPreemption"
+REQUESTED: Final = word(75, cause="Requested")
 DISRUPTIONS: Final = (
-    case("a spot machine taken back", "SpotPreemption", ended(75, disruption=KUBELET, node="spot")),
-    case(
-        "a spot machine, a signal", "SpotPreemption", ended(143, disruption=KUBELET, node="spot"), killed(1)
-    ),
+    case("a spot machine taken back", SPOT, ended(75, disruption=KUBELET, node="spot")),
+    case("a spot machine, a signal", SPOT, ended(143, disruption=KUBELET, node="spot"), killed(1)),
     case("a machine shut down that isn't spot", "Maintenance", ended(75, disruption=KUBELET)),
-    case("a machine that is not known", "Maintenance", ended(75, disruption=KUBELET, node="n7")),
-    case(
-        "the machine of a spot job", "SpotPreemption", ended(75, disruption=KUBELET, node="n7"), on_spot=True
-    ),
+    case("a machine that is not known", "Maintenance", NOT_KNOWN),
+    case("the machine of a spot job", SPOT, NOT_KNOWN, on_spot=True),
     case("want of memory on the node", "Eviction", ended(137, disruption=KUBELET, reason="Evicted")),
     case("a drain", "Eviction", ended(143, disruption=EVICTION, **EARLIER), said=f"{EVICTION} on node n1"),
     case("a pod of higher priority", "SchedulerPreemption", ended(75, disruption=SCHEDULER, **EARLIER)),
-    case("the taint of a lost node", "NodeFailure", pod(disruption="DeletionByTaintManager", **EARLIER)),
-    case("a node that was removed", "NodeFailure", ended(137, disruption="DeletionByPodGC")),
-    case("a pod given up with its node", "NodeFailure", pod(disruption="NodeLost", phase="Failed")),
+    lost("the taint of a lost node", pod(disruption=TAINT, **EARLIER)),
+    lost("a node that was removed", ended(137, disruption="DeletionByPodGC")),
+    lost("a pod given up with its node", pod(disruption="NodeLost", phase="Failed")),
     case("an unknown disruption", "Disruption", ended(143, disruption="NewInKubernetes2", **EARLIER)),
-    case("a disruption of a pod that runs", FAILURE, pod(disruption=EVICTION), ended(3, 1)),
+    failure("a disruption of a pod that runs", pod(disruption=EVICTION), ended(3, 1)),
     *(case(f"reason {why}", "Maintenance", ended(75, reason=why)) for why in ("NodeShutdown", "Shutdown")),
     case("reason Terminated", "Maintenance", ended(75, reason="Terminated")),
     case("a condition and a reason", "Eviction", ended(75, disruption=EVICTION, reason="Terminated")),
@@ -62,14 +69,10 @@ DISRUPTIONS: Final = (
             cause,
             ended(75, disruption=why, node=node, **word(75, notice="sigterm", cause=cause)),
         )
-        for cause, node in (("SpotPreemption", "n1"), ("Maintenance", "spot"))
-        for why in (KUBELET, EVICTION, "DeletionByTaintManager", "DeletionByPodGC", "NewInKubernetes2")
+        for cause, node in ((SPOT, "n1"), ("Maintenance", "spot"))
+        for why in (KUBELET, EVICTION, TAINT, "DeletionByPodGC", "NewInKubernetes2")
     ),
-    case(
-        "a notice without a cause",
-        "Maintenance",
-        ended(143, disruption=KUBELET, **word(75, cause="Requested")),
-    ),
+    case("a notice without a cause", "Maintenance", ended(143, disruption=KUBELET, **REQUESTED)),
     case(
         "pressure, maintenance announced",
         "Eviction",
@@ -77,81 +80,50 @@ DISRUPTIONS: Final = (
     ),
     case("priority, maintenance announced", "SchedulerPreemption", ended(143, disruption=SCHEDULER, **KNOWS)),
     case("a hang that ends in an eviction", "Hang", ended(137, hang=True, disruption=EVICTION, **EARLIER)),
-    case("a silent node", "NodeFailure", pod(node="silent"), said="node silent was lost"),
-    case("a survivor of a silent node", "NodeFailure", ended(1, at=360.0), pod(1, node="silent")),
-    case("a survivor of a node that is gone", "NodeFailure", ended(1, at=360.0), pod(1, node="gone")),
-    case("a silent node, its pod was done", "Requested", ended(0, node="silent"), guess=True),
-    case("a silent node, its trainer had failed", FAILURE, pod(exit_code=3, node="silent")),
-    case("a silent node, its pod had failed", "NodeFailure", pod(phase="Failed", node="silent"), guess=True),
-    case(
-        "a node that restarts",
-        "NodeFailure",
-        ended(255, at=460.0, exit_reason="Unknown"),
-        ended(1, 1),
-        said="n1 restarted",
+    lost("a silent node", pod(node="silent"), said="node silent was lost"),
+    lost("a survivor of a silent node", ended(1, at=360.0), pod(1, node="silent")),
+    lost("a survivor of a node that is gone", ended(1, at=360.0), pod(1, node="gone")),
+    stop("a silent node, its pod was done", ended(0, node="silent"), guess=True),
+    failure("a silent node, its trainer had failed", pod(exit_code=3, node="silent")),
+    lost("a silent node, its pod had failed", pod(phase="Failed", node="silent"), guess=True),
+    lost(
+        "a node that restarts", ended(255, at=460.0, exit_reason="Unknown"), ended(1, 1), said="n1 restarted"
     ),
-    case("a container lost by its kubelet", "NodeFailure", ended(137, exit_reason=MADE_UP), killed(1)),
-    case("a made-up end after an error", FAILURE, ended(1, exit_reason=MADE_UP, **BAD)),
-    case("a made-up end without a code", "Requested", pod(exit_reason="Unknown"), guess=True),
-    case("a pod deleted before it began", FAILURE, ended(1), ended(137, 1, exit_reason=MADE_UP, **TOLD)),
+    lost("a container lost by its kubelet", ended(137, exit_reason=MADE_UP), killed(1)),
+    failure("a made-up end after an error", ended(1, exit_reason=MADE_UP, **BAD)),
+    stop("a made-up end without a code", pod(exit_reason="Unknown"), guess=True),
+    failure("a pod deleted before it began", ended(1), ended(137, 1, exit_reason=MADE_UP, **TOLD)),
 )
-SPOT: Final = word(75, notice="sigterm", cause="SpotPreemption")
+BY_SPOT: Final = ended(75, **word(75, notice="sigterm", cause=SPOT))
+AT_300, BY_PEER = ended(75, at=300.0), ended(75, 1, **PEER)
+LAST_KNOWS: Final = ended(75, 3, at=410.0, **KNOWS)
+BY_SIGTERM: Final = ended(75, **SIGTERM)
+ANNOUNCED: Final[dict[str, Any]] = {"maintenance": MAINTAINED}
 STOPS: Final = (
-    case("a save after a notice", "Requested", ended(75, **FILE), said="'file'"),
+    stop("a save after a notice", ended(75, **FILE), said="'file'"),
     case("a save for a known cause", "Maintenance", ended(75, **KNOWS)),
-    case("a save behind a shell that exits 1", "Requested", ended(1, **SIGTERM)),
-    case("a save without a notice", "Requested", ended(75), killed(1), guess=True),
-    case("a save after a reported notice", "Requested", ended(75), notice="sigterm", said="'sigterm'"),
-    case("a save after a commit", "Requested", ended(75), has_committed=True),
-    case("a save that names a commit", "Requested", ended(75, **word(75, committed=COMMIT))),
-    case(
-        "a save after a restored commit",
-        "Requested",
-        ended(75, **word(75, restored=COMMIT)),
-        killed(1),
-        guess=True,
-    ),
+    stop("a save behind a shell that exits 1", ended(1, **SIGTERM)),
+    stop("a save without a notice", ended(75), killed(1), guess=True),
+    stop("a save after a reported notice", ended(75), notice="sigterm", said="'sigterm'"),
+    stop("a save after a commit", ended(75), has_committed=True),
+    stop("a save that names a commit", ended(75, **word(75, committed=COMMIT))),
+    stop("a save after a restored commit", ended(75, **word(75, restored=COMMIT)), killed(1), guess=True),
     case(
         "saves, one knows the cause",
         "Maintenance",
-        ended(75, at=300.0),
-        ended(75, 1, **PEER),
+        AT_300,
+        BY_PEER,
         ended(75, 2, **FILE),
-        ended(75, 3, at=410.0, **KNOWS),
+        LAST_KNOWS,
     ),
-    case(
-        "saves, one knows a notice",
-        "Requested",
-        ended(75, at=300.0),
-        ended(75, 1, **PEER),
-        ended(75, 2, at=410.0, **FILE),
-        said="'file'",
-    ),
-    case("saves, one heard of a peer", "Requested", ended(75, at=300.0), ended(75, 1, **PEER), said="'peer'"),
-    case("deletions", "Requested", killed(0, 400.0), killed(1)),
-    case(
-        "maintenance and SIGTERM",
-        "Maintenance",
-        ended(75, **SIGTERM),
-        maintenance=MAINTAINED,
-        by_machines=True,
-    ),
-    case("maintenance and a notice by file", "Requested", ended(75, **FILE), maintenance=MAINTAINED),
-    case("maintenance and a better cause", "SpotPreemption", ended(75, **SPOT), maintenance=MAINTAINED),
-    case(
-        "maintenance and a deletion",
-        "Requested",
-        ended(75, at=401.0, **SIGTERM, **TOLD),
-        maintenance=MAINTAINED,
-    ),
-    case(
-        "lost machines",
-        "SpotPreemption",
-        ended(1),
-        loss=TAKEN_BACK,
-        by_machines=True,
-        said="the machines are gone",
-    ),
+    stop("saves, one knows a notice", AT_300, BY_PEER, ended(75, 2, at=410.0, **FILE), said="'file'"),
+    stop("saves, one heard of a peer", AT_300, BY_PEER, said="'peer'"),
+    stop("deletions", killed(0, 400.0), killed(1)),
+    case("maintenance and SIGTERM", "Maintenance", BY_SIGTERM, by_machines=True, **ANNOUNCED),
+    stop("maintenance and a notice by file", ended(75, **FILE), **ANNOUNCED),
+    case("maintenance and a better cause", SPOT, BY_SPOT, **ANNOUNCED),
+    stop("maintenance and a deletion", ended(75, at=401.0, **SIGTERM, **TOLD), **ANNOUNCED),
+    case("lost machines", SPOT, ended(1), loss=TAKEN_BACK, by_machines=True, said="the machines are gone"),
 )
 
 
@@ -160,62 +132,193 @@ def job_says(code: int) -> tuple[BatchJob, ...]:
     return (failed_job(message=message),)
 
 
+RULED: Final[dict[str, Any]] = {"counted": False, "guess": True}
 UNSEEN: Final = (
-    case("nothing", "Requested", guess=True),
-    case("a Job that names a fatal code", FAILURE, jobs=job_says(42), fatal=True),
-    case("a Job that names a longer code", "Requested", jobs=job_says(421), guess=True),
+    stop("nothing", guess=True),
+    failure("a Job that names a fatal code", jobs=job_says(42), fatal=True),
+    stop("a Job that names a longer code", jobs=job_says(421), guess=True),
     case("a Job that names another claim", "Fenced", jobs=job_says(77)),
-    case("a failure that JobSet counted", FAILURE, counted=True, guess=True),
-    case("JobSet's rule for a hang", "Hang", counted=False, rule="hang", on_spot=True, guess=True),
-    case("JobSet's rule for a save", "Requested", counted=False, rule="saved", on_spot=True, guess=True),
-    case("JobSet's rule for a disruption", "Disruption", counted=False, rule="disruption", guess=True),
-    case(
-        "JobSet's rule for spot", "SpotPreemption", counted=False, rule="disruption", on_spot=True, guess=True
-    ),
-    case("JobSet's rule for all else", "Disruption", counted=False, rule="default", guess=True),
+    failure("a failure that JobSet counted", counted=True, guess=True),
+    case("JobSet's rule for a hang", "Hang", rule="hang", on_spot=True, **RULED),
+    stop("JobSet's rule for a save", rule="saved", on_spot=True, **RULED),
+    case("JobSet's rule for a disruption", "Disruption", rule="disruption", **RULED),
+    case("JobSet's rule for spot", SPOT, rule="disruption", on_spot=True, **RULED),
+    case("JobSet's rule for all else", "Disruption", rule="default", **RULED),
 )
 DONE: Final = word(0, step=40)
 ALL_DONE: Final = "every trainer exited 0 and reported that the training is done"
 BOTH_DONE: Final = (ended(0, **DONE), ended(0, 1, **DONE))
+BESIDE_SIDECAR: Final = ended(0, **DONE, **side(3))
 REPLACED: Final = ended(0, 2, "p3", created_at=200.0, **DONE)
+EVICTED: Final = ended(0, **DONE, phase="Failed", disruption=EVICTION)
+AFTERWARDS: Final = ended(1, 2, "p4", created_at=300.0)
 COMPLETIONS: Final = (
-    case(
-        "a training that is done, a sidecar failed", "", ended(0, **DONE, **side(3)), said="container 'side'"
-    ),
-    case(
-        "a training that is done on two hosts",
-        "",
-        ended(0, 1, **DONE),
-        ended(0, **DONE, **side(3)),
-        said="of pod p0",
-        n_hosts=2,
-    ),
-    case(
-        "a training that is done and evicted",
-        "",
-        ended(0, **DONE, phase="Failed", disruption=EVICTION),
-        said=ALL_DONE,
-    ),
-    case("another host that isn't done", FAILURE, ended(0, **DONE, **side(3)), n_hosts=2),
-    case("a trainer that exits 0 without a word", FAILURE, ended(0, **side(3))),
-    case("a trainer that is done after a notice", FAILURE, ended(0, **word(0, notice="sigterm"), **side(3))),
-    case("a trainer that fails after it was done", FAILURE, ended(1, **DONE, **side(3))),
-    case("a host too many that failed", FAILURE, *BOTH_DONE, ended(1, 2), n_hosts=2),
-    case("a host too many that runs", "Requested", *BOTH_DONE, pod(2), n_hosts=2, guess=True),
+    case("a training that is done, a sidecar failed", "", BESIDE_SIDECAR, said="container 'side'"),
+    case("one on two hosts", "", ended(0, 1, **DONE), BESIDE_SIDECAR, said="of pod p0", n_hosts=2),
+    case("a training that is done and evicted", "", EVICTED, said=ALL_DONE),
+    failure("another host that isn't done", BESIDE_SIDECAR, n_hosts=2),
+    failure("a trainer that exits 0 without a word", ended(0, **side(3))),
+    failure("a trainer that is done after a notice", ended(0, **word(0, notice="sigterm"), **side(3))),
+    failure("a trainer that fails after it was done", ended(1, **DONE, **side(3))),
+    failure("a host too many that failed", *BOTH_DONE, ended(1, 2), n_hosts=2),
+    stop("a host too many that runs", *BOTH_DONE, pod(2), n_hosts=2, guess=True),
     case("a host whose newest pod is done", "", *BOTH_DONE, REPLACED, ended(1, 2), n_hosts=2),
-    case(
-        "a host whose newest pod failed",
-        FAILURE,
-        *BOTH_DONE,
-        REPLACED,
-        ended(1, 2, "p4", created_at=300.0),
-        n_hosts=3,
+    failure("a host whose newest pod failed", *BOTH_DONE, REPLACED, AFTERWARDS, n_hosts=3),
+)
+OWNED: Final = word(ExitCode.FENCED, error="Traceback\nFencedError: owned by default/other")
+BY_PEERS: Final = ended(75, at=399.0, **PEER)
+STOPPED_SIBLING: Final = ended(75, 1, at=402.0, **TOLD)
+NO_STORAGE: Final = ended(1, 1, **word(1, cause="StorageUnavailable"))
+OOM: Final[dict[str, Any]] = {"exit_reason": "OOMKilled"}
+INIT: Final = pod(**side(3, said="no such file"))
+NOT_ADMITTED: Final = "UnexpectedAdmissionError"
+FAILURES: Final = (
+    failure("an exit code", ended(1), killed(1), said="pod p0 exited with code 1"),
+    failure("an exit code and a peer that lost it", ended(1), ended(78, 1, at=399.0)),
+    failure("out of memory", ended(137, **OOM, **EARLIER), said="OOMKilled", **OWN_LIMITS),
+    failure(
+        "a liveness probe, a deletion later", ended(137, deadline=410.0, grace_s=0), fatal_codes=frozenset()
+    ),
+    failure("its own limits", ended(137, reason="Evicted"), said="was evicted", over_limits=True),
+    stop("its own limits and no end yet", pod(reason="Evicted"), guess=True),
+    failure("two failures, the second first", ended(3, at=402.0), ended(4, 1, at=401.0), said="p1 exited"),
+    failure("two failures, one without a time", ended(3, at=None), ended(4, 1), said="p1 exited"),
+    failure("a sibling that was stopped", ended(1), STOPPED_SIBLING),
+    stop("a sibling that saved by itself", ended(1), ended(75, 1, at=390.0, **FILE)),
+    lost("lost peers, a sibling saves", ended(78), STOPPED_SIBLING, **COMMITTED),
+    failure(
+        "a launcher that stops another host's workers",
+        *(ended(75, 2, at=399.0, **PEER), ended(1, 1, **BAD), ended(1, at=401.0)),
+        said="ValueError: bad",
+    ),
+    failure("a failure after a peer saved", BY_PEERS, ended(1, 1)),
+    failure("a failure after a peer saved, a peer reported", BY_PEERS, ended(1, 1), notice="peer"),
+    stop("a failure after a peer saved, a notice reported", BY_PEERS, ended(1, 1), notice="file"),
+    stop("a notice and no save", BY_PEERS, ended(1, 1, **word(1, notice="sigterm"))),
+    stop("a signal that the others heard of", BY_PEERS, ended(143, 1)),
+    failure("a fatal code", ended(1, at=300.0), ended(42, 1), fatal=True, said="p1 exited"),
+    failure("a fatal code while it is stopped", ended(42, at=401.0, **TOLD), fatal=True),
+    failure("a signal before its deletion", ended(143, at=398.0, **TOLD)),
+    stop("a signal by a clock that is behind", ended(143, at=399.0, **TOLD)),
+    stop("a signal at a time that is not known", ended(143, at=None, **TOLD)),
+    failure("a failure behind a shell", ended(0, **BAD), said="and its container exited 0"),
+    failure("a program's code before its deletion", ended(1, at=399.5, **TOLD)),
+    failure("the kubelet's own reason", ended(1, at=401.0, exit_reason="ContainerCannotRun", **TOLD)),
+    failure("out of memory while it is stopped", ended(137, at=401.0, **OOM, **TOLD), **OWN_LIMITS),
+    stop("a signal's code while it is stopped", ended(137, at=401.0, **TOLD)),
+    stop("a program's code while it is stopped", ended(1, at=401.0, **TOLD), said="p0 was deleted"),
+    case("a fatal code with a disruption", "Maintenance", ended(42, disruption=KUBELET)),
+    case("another claim", "Fenced", ended(77), ended(1, 1, at=390.0)),
+    case("another claim, said behind a shell", "Fenced", ended(1, **OWNED), said="default/other"),
+    case("another claim with a disruption", "Maintenance", ended(77, disruption=KUBELET)),
+    case("storage that gives no answer", "StorageUnavailable", ended(1, at=390.0), NO_STORAGE),
+    failure("an init container", INIT, pod(1), said="pod p0 exited with code 3: no such file"),
+    failure(
+        "another container, the trainer was done",
+        ended(0, **side(3, "StartError")),
+        said="code 3 (StartError)",
+    ),
+    stop("another container in a pod that runs", pod(**side(3) | {"phase": "Running"}), guess=True),
+    failure("another container beside a failure", ended(5, **side(3)), said="exited with code 5"),
+    lost("another container beside lost peers", ended(78, **side(3)), **COMMITTED),
+    stop("another container beside a save", ended(75, **SIGTERM, **side(1))),
+    stop("an init container that is stopped", pod(**side(143), **TOLD)),
+    stop("another container that is stopped", ended(0, **side(143), **TOLD)),
+    lost("a pod not admitted", pod(phase="Failed", reason=NOT_ADMITTED), said=NOT_ADMITTED, guess=True),
+    stop("one pod that runs and one that is done", pod(), ended(0, 1), guess=True),
+    failure("lost peers", ended(78), ended(78, 1), said="lost its peers", guess=True),
+    lost("lost peers after a commit", ended(78, last_words="rank 3 left"), said=": rank 3 left", **COMMITTED),
+    failure(
+        "lost peers in an error",
+        ended(78, **word(78, error="rank 3 is gone")),
+        said=": rank 3 is",
+        guess=True,
     ),
 )
+ROWS: Final = [*DISRUPTIONS, *STOPS, *UNSEEN, *COMPLETIONS, *FAILURES]
 
 
-@pytest.mark.parametrize(("pods", "known", "judged", "said"), [*DISRUPTIONS, *STOPS, *UNSEEN, *COMPLETIONS])
+@pytest.mark.parametrize(("pods", "known", "judged", "said"), ROWS)
 def test_the_cause_of(
     pods: tuple[Pod, ...], known: dict[str, Any], judged: tuple[str | None, bool, str], said: str
 ) -> None:
     check_cause(pods, known, judged, said)
+
+
+def test_the_first_failure_is_blamed_with_its_node_and_its_last_words() -> None:
+    first = ended(3, 1, at=390.0, node="n2", **word(3, error="Traceback\nValueError: bad\n"))
+    finding = find(ended(1), first)
+    assert (finding.node, finding.message) == ("n2", "pod p1 exited with code 3: ValueError: bad")
+
+
+def ended_by(cause: str, **more: Any) -> Verdict:
+    return Verdict(**({"kind": AttemptKind.of(cause), "cause": cause, "message": "it ended"} | more))
+
+
+@pytest.mark.parametrize(
+    ("known", "by_loss"),
+    [
+        *(
+            (ended_by(cause), True)
+            for cause in ("NodeFailure", "Eviction", "Requested", FAILURE, "Disruption")
+        ),
+        *((ended_by(cause), False) for cause in ("Maintenance", "Hang", "Fenced")),
+        (ended_by("Hang", inferred=True), True),
+        (ended_by(FAILURE, kind=AttemptKind.UNRECOVERABLE), False),
+        (ended_by(FAILURE, kind=AttemptKind.OVER_LIMITS), False),
+    ],
+)
+def test_lost_machines_explain_what_comes_of_them(known: Verdict, *, by_loss: bool) -> None:
+    judged = attribute_to_loss(known, TAKEN_BACK)
+    found = (judged.cause, judged.kind, judged.inferred)
+    assert (
+        found == (TAKEN_BACK.cause, AttemptKind.MACHINES_UNAVAILABLE, False) if by_loss else judged == known
+    )
+    assert attribute_to_loss(known, None) is known
+
+
+@pytest.mark.parametrize("own", [ended(137, exit_reason="OOMKilled"), ended(137, reason="Evicted")])
+def test_lost_machines_explain_no_end_by_the_pods_own_limits(own: Pod) -> None:
+    assert find(own, loss=TAKEN_BACK, fatal_codes=frozenset()).cause == FAILURE
+
+
+def status(name: str, code: int) -> dict[str, Any]:
+    return {"name": name, "state": {"terminated": {"exitCode": code, "reason": "Error"}}}
+
+
+def test_a_pod_says_which_of_its_other_containers_failed() -> None:
+    raw = {
+        "metadata": {"namespace": "a", "name": "b", "uid": "c"},
+        "spec": {"initContainers": [{"name": "proxy", "restartPolicy": "Always"}, {"name": "fetch"}]},
+        "status": {
+            "phase": "Failed",
+            "initContainerStatuses": [status("proxy", 143), status("fetch", 3)],
+            "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}],
+        },
+    }
+    assert find(read_pod(raw)).message == "container 'fetch' of pod b exited with code 3"
+
+
+def test_evidence_outlives_the_pods_and_keeps_the_most_that_was_seen() -> None:
+    book = EvidenceCache()
+    for seen in (
+        pod(disruption="EvictionByEvictionAPI", deadline=9.0),
+        ended(75, deadline=9.0),
+        ended(1, 1),
+        pod(1),
+        pod(2, disruption="PreemptionByScheduler"),
+        pod(2),
+        ended(137, 3),
+        ended(137, 3, deadline=400.0, grace_s=0),
+    ):
+        book.add(seen)
+    (evidence,) = book.list_attempts("j")
+    first, second, third, fourth = evidence.pods
+    assert (first.disruption, second.exit_code) == ("EvictionByEvictionAPI", 1)
+    assert third.disruption is None, "it came to nothing"
+    assert find(fourth).cause == FAILURE, "it was dead before its deletion was asked for"
+    for number in range(1, 9):
+        book.add(pod(ordinal=(0, number)))
+    assert [each.ordinal for each in book.list_attempts("j")] == [(0, 5), (0, 6), (0, 7), (0, 8)]
+    book.forget_job("j")
+    assert book.list_attempts("j") == ()

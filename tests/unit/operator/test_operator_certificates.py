@@ -62,14 +62,6 @@ async def test_a_damaged_secret_is_named_with_what_to_do_and_left_as_it_is(why: 
     assert cluster.writes == []
 
 
-async def test_a_secret_of_somebody_else_is_left_alone() -> None:
-    cluster = FakeCluster(lambda: 0.0)
-    cluster.put("secrets", {"metadata": {"name": "tls", "namespace": "ns"}, "type": "Opaque"})
-    with pytest.raises(CertificateError, match="Secret ns/tls was not made by this operator"):
-        await keeper(cluster, *NAMES).renew()
-    assert cluster.writes == []
-
-
 @pytest.mark.parametrize(("days", "same_ca"), [(3500, True), (3570, False), (4000, False)])
 def test_a_ca_is_replaced_before_a_certificate_can_outlive_it(days: int, *, same_ca: bool) -> None:
     tls = make_tls(NAMES, now=NOW)

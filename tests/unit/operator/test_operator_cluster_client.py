@@ -58,49 +58,39 @@ FINALIZERS: Call = lambda cluster: cluster.set_finalizers(  # a row names it
     QUEUED_RESOURCES, "ns", "a", ["x/y"], uid="u", resource_version="7"
 )
 CORDON: Call = lambda cluster: cluster.change_node("n", uid="u", unschedulable=True)
+EVICTION = {
+    "apiVersion": "policy/v1",
+    "kind": "Eviction",
+    "metadata": {"name": "p", "namespace": "ns"},
+    "deleteOptions": {"preconditions": {"uid": "u"}},
+}
 EVICT: Call = lambda cluster: cluster.evict_pod("ns", "p", uid="u")
 
 
-@pytest.mark.parametrize(
-    ("call", "method", "url", "body"),
-    [
-        pytest.param(
+@table(
+    "call, method, url, body",
+    {
+        "finalizers, into the version that was read": (
             FINALIZERS,
             "PATCH",
             SLICE,
             {"metadata": {"uid": "u", "resourceVersion": "7", "finalizers": ["x/y"]}},
-            id="finalizers, into the version that was read",
         ),
-        pytest.param(
-            CORDON, "PATCH", NODE, {"metadata": {"uid": "u"}, "spec": {"unschedulable": True}}, id="cordon"
-        ),
-        pytest.param(
+        "cordon": (CORDON, "PATCH", NODE, {"metadata": {"uid": "u"}, "spec": {"unschedulable": True}}),
+        "labels and annotations of a node": (
             lambda cluster: cluster.change_node("n", uid="u", labels={"a": "b"}, annotations={"c": None}),
             "PATCH",
             NODE,
             {"metadata": {"uid": "u", "labels": {"a": "b"}, "annotations": {"c": None}}},
-            id="labels and annotations of a node",
         ),
-        pytest.param(
+        "deletion": (
             lambda cluster: cluster.delete(NODES, None, "n", uid="u"),
             "DELETE",
             "/api/v1/nodes/n",
             {"preconditions": {"uid": "u"}},
-            id="deletion",
         ),
-        pytest.param(
-            EVICT,
-            "POST",
-            "/api/v1/namespaces/ns/pods/p/eviction",
-            {
-                "apiVersion": "policy/v1",
-                "kind": "Eviction",
-                "metadata": {"name": "p", "namespace": "ns"},
-                "deleteOptions": {"preconditions": {"uid": "u"}},
-            },
-            id="eviction",
-        ),
-    ],
+        "eviction": (EVICT, "POST", "/api/v1/namespaces/ns/pods/p/eviction", EVICTION),
+    },
 )
 async def test_a_write_names_the_uid_of_its_object(
     wire: Wire, cluster: KubernetesCluster, call: Call, method: str, url: str, body: dict[str, Any]

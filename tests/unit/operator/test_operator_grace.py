@@ -1,39 +1,30 @@
 """Test condition GraceSufficient: whether a save fits into the time that pods have at their end."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fake_cluster.job_machines import change, machines, world_of
-from fake_cluster.stories import message_of
+from fake_cluster.kubelets import training_report
+from fake_cluster.stories import play
 from fake_cluster.world import World
-from stepkeeper.contract import Head, Report, ReportedCommit, ReportPhase
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus
+from stepkeeper.contract import Report
 
 GRACE = "GraceSufficient"
-TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
+FITS, TOO_SHORT = f"condition {GRACE} True/SaveFits", f"condition {GRACE} False/GraceTooShort"
 TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "trainer", "image": "t"}]}}
 GKE_SPOT = {"tpu": {"accelerator": "v5e", "topology": "2x4", "chipsPerHost": 4, "provisioning": "Spot"}}
 
 
 def report_of(*durations_s: float) -> Report:
     """Make the report of a training whose commits took so long."""
+    commit, last = training_report(1, 10).commits[0], len(durations_s)
     commits = tuple(
-        ReportedCommit(
-            sequence=number,
-            step=10 * number,
-            uri=f"gs://bucket/runs/lm/{number}",
-            size_bytes=1,
-            duration_millis=int(1000 * duration_s),
-            time_unix_s=1,
-        )
+        replace(commit, sequence=number, step=10 * number, duration_millis=int(1000 * duration_s))
         for number, duration_s in enumerate(durations_s, start=1)
     )
-    last = commits[-1]
-    head = Head(sequence=last.sequence, step=last.step, uri=last.uri, size_bytes=1)
-    return Report(
-        phase=ReportPhase.TRAINING, root="r", tail=last.sequence, head=head, step=last.step, commits=commits
-    )
+    return training_report(last, 10 * last, commits=commits)
 
 
 def with_grace(grace_s: int) -> dict[str, Any]:
@@ -50,25 +41,23 @@ async def saved(world: World, *durations_s: float) -> World:
 
 
 @pytest.mark.parametrize(
-    ("spec", "duration_s", "status", "words"),
+    ("spec", "duration_s", "found", "words"),
     [
-        ({}, 28.4, TRUE, "takes 29 s, and pods have 30 s"),
-        ({}, 28.6, FALSE, "set it to at least 31"),
-        ({"template": with_grace(120)}, 100, TRUE, "pods have 120 s"),
-        ({"template": with_grace(0)}, 1, FALSE, "to at least 3"),
-        ({"placement": GKE_SPOT}, 13, TRUE, "pods have 15 s"),
-        ({"placement": GKE_SPOT}, 14, FALSE, "at most 13 s"),
-        ({"placement": GKE_SPOT, "template": with_grace(600)}, 20, FALSE, "15 s whatever"),
-        ({"placement": GKE_SPOT, "template": with_grace(5)}, 4, FALSE, "to at least 6"),
+        ({}, 28.4, FITS, "takes 29 s, and pods have 30 s"),
+        ({}, 28.6, TOO_SHORT, "set it to at least 31"),
+        ({"template": with_grace(120)}, 100, FITS, "pods have 120 s"),
+        ({"template": with_grace(0)}, 1, TOO_SHORT, "to at least 3"),
+        ({"placement": GKE_SPOT}, 13, FITS, "pods have 15 s"),
+        ({"placement": GKE_SPOT}, 14, TOO_SHORT, "at most 13 s"),
+        ({"placement": GKE_SPOT, "template": with_grace(600)}, 20, TOO_SHORT, "15 s whatever"),
+        ({"placement": GKE_SPOT, "template": with_grace(5)}, 4, TOO_SHORT, "to at least 6"),
     ],
 )
 async def test_the_time_of_a_save_is_compared_with_the_time_that_pods_have(
-    spec: dict[str, Any], duration_s: float, status: ConditionStatus, words: str
+    spec: dict[str, Any], duration_s: float, found: str, words: str
 ) -> None:
-    world = await saved(World(**spec), duration_s)
-    assert world.condition(GRACE) == (status, "SaveFits" if status is TRUE else "GraceTooShort")
-    assert words in message_of(world, GRACE)
-    assert await world.record_writes(rounds=3) == []
+    world = await play(await saved(World(**spec), duration_s), f"{found}, rests")
+    assert words in world.message(GRACE)
 
 
 @pytest.mark.parametrize(
@@ -86,46 +75,34 @@ async def test_machines_of_a_queued_resource_have_their_own_limits(
     resource: dict[str, Any], spec: dict[str, Any], duration_s: float, words: str
 ) -> None:
     world = await saved(world_of(machines(**resource), **spec), duration_s)
-    assert words in message_of(world, GRACE)
-    assert (world.condition(GRACE) == (TRUE, "SaveFits")) is words.startswith("pods have")
+    assert words in world.message(GRACE)
+    await play(world, FITS if words.startswith("pods have") else TOO_SHORT)
 
 
 async def test_nothing_is_known_before_the_first_commit() -> None:
-    world = await saved(World())
-    assert world.condition(GRACE) == (UNKNOWN, "NoCommitYet")
-    assert "pods have 30 s" in message_of(world, GRACE)
+    await play(World(), f"run 6, condition {GRACE} Unknown/NoCommitYet, message {GRACE} pods have 30 s")
 
 
 async def test_a_job_that_saves_nothing_at_its_end_needs_no_time() -> None:
     checkpoint = {"uri": "gs://b/x", "interval": {"every": {"steps": 1}}, "onDisruption": "Skip"}
-    world = await saved(World(checkpoint=checkpoint), 100)
-    assert world.condition(GRACE) == (TRUE, "NothingToSave")
+    await play(await saved(World(checkpoint=checkpoint), 100), f"condition {GRACE} True/NothingToSave")
 
 
 async def test_the_longest_of_the_newest_saves_counts() -> None:
-    world = await saved(World(), 50, 3)
-    assert world.condition(GRACE) == (FALSE, "GraceTooShort")
+    world = await play(await saved(World(), 50, 3), TOO_SHORT)
     world.receive_report(report_of(50, *(3 for _ in range(10))))
-    await world.run_until_settled(rounds=2)
-    assert world.condition(GRACE) == (TRUE, "SaveFits")
+    await play(world, f"run 2, {FITS}")
 
 
 async def test_a_change_is_told_once_and_what_was_known_outlives_a_stop_and_an_operator() -> None:
-    world = await saved(World(), 100)
-    assert world.events.count("GraceTooShort") == 1
-    world.restart_operator()
-    world.edit(suspend=True)
-    await world.run_until_settled()
-    assert world.condition(GRACE) == (FALSE, "GraceTooShort")
+    world = await play(
+        await saved(World(), 100), f"events GraceTooShort 1, restart, suspend, run, {TOO_SHORT}"
+    )
     world.edit(suspend=False, template=with_grace(200))
-    await world.run_until_settled()
-    assert world.condition(GRACE) == (TRUE, "SaveFits")
-    assert world.events.count("GraceTooShort") == 1
-    assert world.events.count("SaveFits") == 1
+    await play(world, f"run, {FITS}, events GraceTooShort 1, events SaveFits 1")
 
 
 async def test_pods_that_run_have_what_they_were_started_with() -> None:
-    world = await saved(world_of(machines(read_back="Off")), 100)
-    assert world.condition(GRACE) == (FALSE, "GraceTooShort")
+    world = await play(await saved(world_of(machines(read_back="Off")), 100), TOO_SHORT)
     await change(world, read_back="On")
-    assert "pods have 30 s" in message_of(world, GRACE)
+    assert "pods have 30 s" in world.message(GRACE)

@@ -6,10 +6,8 @@ import pytest
 from typing_extensions import override
 
 from fake_cluster.cluster import FakeCluster
-from fake_cluster.kubelets import saved_message, training_report
+from fake_cluster.stories import play, table
 from fake_cluster.world import World
-from stepkeeper.contract import ExitCode
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import job_key
 from stepkeeper_operator.cluster import WORKLOADS, Resource
@@ -37,95 +35,58 @@ class WithoutKueue(FakeCluster):
 QUEUE = {"kueue.x-k8s.io/queue-name": "tpus"}
 
 
-def label(world: World, labels: dict[str, str]) -> None:
-    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
-    world.cluster.put("checkpointedtrainingjobs", raw | {"metadata": raw["metadata"] | {"labels": labels}})
-
-
 def queued(*, quota: bool = True, default_queue: str | None = None, **spec: Any) -> World:
     world = World(**spec)
     world.controllers.kueue.install(quota=quota, default_queue=default_queue)
     if default_queue is None:
-        label(world, QUEUE)
+        raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+        world.cluster.put("checkpointedtrainingjobs", raw | {"metadata": raw["metadata"] | {"labels": QUEUE}})
     return world
 
 
 async def running(**spec: Any) -> World:
-    world = queued(**spec)
-    await world.run_until_settled(rounds=6)
-    assert world.phase() is Phase.RUNNING
-    return world
+    return await play(queued(**spec), "run 6, phase Running")
 
 
-def writes_of_jobsets(world: World) -> list[str]:
-    return [write.verb for write in world.cluster.writes if write.plural == "jobsets"]
+def check_writes(world: World, *verbs: str) -> None:
+    """Check what was done to JobSets, and that Kueue had to undo none of it."""
+    found = [write.verb for write in world.cluster.writes if write.plural == "jobsets"]
+    assert found == list(verbs)
+    assert world.controllers.kueue.undone == []
 
 
 @pytest.mark.parametrize("default_queue", [None, "default"])
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restart", ["", "restart, "])
 async def test_a_job_without_quota_is_queued_in_kueues_words_and_left_alone(
-    default_queue: str | None, *, restarted: bool
+    default_queue: str | None, restart: str
 ) -> None:
     world = queued(quota=False, default_queue=default_queue)
-    await world.run_until_settled()
-    if restarted:
-        world.restart_operator()
-    await world.run_until_settled(rounds=20)
-    assert world.phase() is Phase.QUEUED
-    assert world.condition("QuotaReserved") == (ConditionStatus.FALSE, "WaitingForQuota")
-    assert "insufficient unused quota" in world.message("QuotaReserved")
-    assert "Queued" in world.events
-    assert writes_of_jobsets(world) == ["create"]
-    assert world.controllers.kueue.undone == []
-    assert await world.record_writes(rounds=3) == []
-    world.controllers.kueue.quota = True
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.condition("QuotaReserved") == (ConditionStatus.TRUE, "QuotaReserved")
+    await play(world, f"run, {restart}run 20, phase Queued, condition QuotaReserved False/WaitingForQuota")
+    await play(world, "message QuotaReserved insufficient unused quota, events Queued 1")
+    check_writes(world, "create")
+    await play(world, "rests, quota, run, phase Running, condition QuotaReserved True/QuotaReserved")
 
 
 @pytest.mark.parametrize("is_watched", [True, False])
 async def test_an_eviction_is_a_queue_preemption_with_a_save_and_the_job_resumes(*, is_watched: bool) -> None:
-    world = await running(restarts={"maxFailures": 0})
-    world.receive_report(training_report(sequence=5, step=100))
-    await world.reconcile()
-    if not is_watched:
-        world.delay_watches("workloads")
-    kubelets = world.controllers.kubelets
-    kubelets.stop_s, kubelets.stop_code = 10, int(ExitCode.SAVED)
-    kubelets.stop_message = saved_message(sequence=7, step=120)
+    world = await play(await running(restarts={"maxFailures": 0}), "report 5 100, look")
+    await play(world, "stop 10 75" if is_watched else "late workloads, stop 10 75")
     world.controllers.kueue.evict("Preempted", "Preempted to accommodate a workload with priority 100")
-    await world.run_until_settled(rounds=20)
-    assert world.causes == ["QueuePreemption"]
+    await play(world, "run 20, causes QueuePreemption")
     if is_watched:
         assert "accommodate a workload with priority 100" in (world.status.attempts[-1].message or "")
-    world.deliver_watches()
-    await world.run_until_settled(rounds=2)
-    assert world.latest == (7, 120)
-    assert world.phase() is Phase.QUEUED
-    world.controllers.kueue.quota = True
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.causes == ["QueuePreemption", None]
-    assert world.status.operator.job_sets == 1
-    assert writes_of_jobsets(world) == ["create"]
+    await play(world, "deliver, run 2, latest 7 120, phase Queued")
+    await play(world, "quota, run, phase Running, causes QueuePreemption -, jobsets 1")
+    check_writes(world, "create")
 
 
 async def test_a_job_that_is_suspended_leaves_its_queue_and_kueue_undoes_nothing() -> None:
-    world = await running()
-    world.edit(suspend=True)
-    await world.run_until_settled()
-    assert world.phase() is Phase.SUSPENDED
-    assert world.jobset is None
+    world = await play(await running(), "suspend, run, phase Suspended, gone")
     assert world.cluster.list_objects("workloads") == []
     assert [attempt.message for attempt in world.status.attempts] == ["suspended"]
-    assert world.condition("QuotaReserved") == (ConditionStatus.UNKNOWN, "NotQueued")
     assert world.controllers.kueue.undone == []
-    assert await world.record_writes(rounds=3) == []
-    world.edit(suspend=False)
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.causes == ["Requested", None]
+    await play(world, "condition QuotaReserved Unknown/NotQueued, rests, resume, run, phase Running")
+    await play(world, "causes Requested -")
 
 
 async def test_workloads_are_watched_where_kueue_is_there_also_if_it_comes_later() -> None:
@@ -141,16 +102,15 @@ async def test_workloads_are_watched_where_kueue_is_there_also_if_it_comes_later
     assert not await off._look_for_kueue()
 
 
-@pytest.mark.parametrize(
-    ("labels", "managed_by", "owned", "is_queued"),
-    [
-        ({}, None, False, False),
-        (QUEUE, None, False, True),
-        ({}, "kueue.x-k8s.io/multikueue", False, True),
-        ({}, "jobset.sigs.k8s.io/jobset-controller", False, False),
-        ({}, None, True, True),
-    ],
-    ids=["nothing", "its queue", "managedBy of Kueue", "managedBy of JobSet", "a Workload that it owns"],
+@table(
+    "labels, managed_by, owned, is_queued",
+    {
+        "nothing": ({}, None, False, False),
+        "its queue": (QUEUE, None, False, True),
+        "managedBy of Kueue": ({}, "kueue.x-k8s.io/multikueue", False, True),
+        "managedBy of JobSet": ({}, "jobset.sigs.k8s.io/jobset-controller", False, False),
+        "a Workload that it owns": ({}, None, True, True),
+    },
 )
 def test_the_jobset_tells_who_manages(
     labels: dict[str, str], managed_by: str | None, *, owned: bool, is_queued: bool
@@ -169,36 +129,29 @@ async def test_starts_that_kueue_takes_back_before_all_pods_run_cost_nothing() -
     world = queued(quota=False, restarts={"maxStartsWithoutCheckpoint": 2, "maxDisruptions": 0})
     for _ in range(4):
         world.controllers.gone.add("n2")  # so that one pod finds no node
-        world.controllers.kueue.quota = True
-        await world.run_until_settled(rounds=6)
+        await play(world, "quota, run 6")
         assert [pod["status"]["phase"] for pod in world.pods] == ["Running", "Pending"]
         world.controllers.kueue.evict("PodsReadyTimeout", "Exceeded the PodsReady timeout default/lm")
         await world.run_until_settled(rounds=6)
-    assert world.phase() is Phase.QUEUED
-    assert world.status.attempts == ()
-    assert world.status.restarts.total == 0
-    assert world.status.operator.starts_without_checkpoint == 0
-    assert "PodsReadyTimeout" in world.message("QuotaReserved")
-    assert world.events.count("StartWithdrawn") == 4
+    await play(world, "phase Queued, attempts 0, costs, starts 0, events StartWithdrawn 4")
+    await play(world, "message QuotaReserved PodsReadyTimeout")
     world.controllers.gone.clear()
-    world.controllers.kueue.quota = True
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.causes == [None]
+    await play(world, "quota, run, phase Running, causes -")
 
 
-async def test_a_queued_job_that_is_over_is_stopped_without_a_word_to_kueue() -> None:
-    world = await running(restarts={"maxFailures": 0})
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled()
-    assert world.phase() is Phase.FAILED
-    assert "apply" not in writes_of_jobsets(world)
-    world = await running(spot=True, restarts={"maxDisruptions": 0})
-    world.preempt()
-    await world.run_until_settled()
-    assert world.phase() is Phase.FAILED
+@pytest.mark.parametrize(
+    ("spec", "end"),
+    [
+        ({"restarts": {"maxFailures": 0}}, "fail"),
+        ({"spot": True, "restarts": {"maxDisruptions": 0}}, "preempt"),
+    ],
+)
+async def test_a_queued_job_that_is_over_is_stopped_without_a_word_to_kueue(
+    spec: dict[str, Any], end: str
+) -> None:
+    world = await play(await running(**spec), f"{end}, run, phase Failed")
+    assert "apply" not in [write.verb for write in world.cluster.writes if write.plural == "jobsets"]
     assert world.controllers.kueue.undone == []
-    assert world.jobset is None
 
 
 async def test_a_jobset_without_a_queue_that_is_suspended_as_it_is_made_is_left_to_who_did_it() -> None:
@@ -208,15 +161,12 @@ async def test_a_jobset_without_a_queue_that_is_suspended_as_it_is_made_is_left_
         return body | {"spec": body["spec"] | {"suspend": True}} if plural == "jobsets" else body
 
     world.cluster.admission = suspend
-    await world.run_until_settled(rounds=20)
-    assert writes_of_jobsets(world) == ["create"]
-    assert world.phase() is Phase.QUEUED
-    assert world.condition("QuotaReserved") == (ConditionStatus.UNKNOWN, "NoWorkload")
+    await play(world, "run 20, phase Queued, condition QuotaReserved Unknown/NoWorkload")
+    check_writes(world, "create")
     assert world.jobset is not None
     spec = world.jobset["spec"] | {"suspend": False}
     world.cluster.put("jobsets", world.jobset | {"spec": spec})
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
+    await play(world, "run, phase Running")
 
 
 @pytest.mark.parametrize("default_queue", [None, "default"])
@@ -224,13 +174,7 @@ async def test_a_jobset_without_a_queue_that_is_suspended_as_it_is_made_is_left_
 async def test_an_unreadable_job_that_is_to_be_suspended_leaves_its_queue(
     default_queue: str | None, *, quota: bool
 ) -> None:
-    world = queued(quota=quota, default_queue=default_queue)
-    await world.run_until_settled(rounds=6)
-    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
-    spec = raw["spec"] | {"placement": "here", "suspend": True}
-    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": spec})
-    await world.run_until_settled(rounds=20)
-    assert world.jobset is None
-    assert world.pods == []
-    assert writes_of_jobsets(world) == ["create", "delete"]
-    assert world.controllers.kueue.undone == []
+    world = await play(queued(quota=quota, default_queue=default_queue), "run 6")
+    world.edit(placement="here", suspend=True)
+    await play(world, "run 20, gone, pods 0")
+    check_writes(world, "create", "delete")

@@ -145,9 +145,7 @@ async def test_a_second_release_in_the_cluster_does_nothing_and_names_the_first(
 
     monkeypatch.setattr(asyncio, "sleep", look)
     await second.acquire()
-    assert second.held
-    assert second.waits_for == ""
-    assert looks == 10
+    assert (second.held, second.waits_for, looks) == (True, "", 10)
     assert [told in record.message for record in caplog.records if record.levelname == "ERROR"] == [True]
 
 
@@ -164,8 +162,7 @@ async def test_an_operator_that_may_not_list_leases_says_so_and_does_nothing(
 
     monkeypatch.setattr(asyncio, "sleep", look)
     await first.acquire()
-    assert first.waits_for == ""
-    assert not cluster.refusals, "it has waited"
+    assert (first.waits_for, cluster.refusals) == ("", {}), "it has waited"
 
 
 @pytest.mark.parametrize("make", [guard, rival], ids=["one release", "several releases"])

@@ -1,55 +1,42 @@
 """Test starts, stops, edits and ends of a job, with the shipped reconcile and controllers that obey its manifests."""
 
+from typing import Any
+
 import pytest
 
-from fake_cluster.kubelets import saved_message, termination_message, training_report
-from fake_cluster.world import World, running
+from fake_cluster.kubelets import termination_message, training_report
+from fake_cluster.stories import delete_pods, end_pods, play, run_job, stories, table
+from fake_cluster.world import World
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 
-NEW_IMAGE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}
+ACCEPTED = (ConditionStatus.TRUE, "SpecAccepted")
 
 
 async def test_an_applied_job_gets_its_settings_and_a_jobset_and_runs() -> None:
-    world = await running()
-    assert [pod["metadata"]["labels"]["stepkeeper.dev/job-uid"] for pod in world.pods] == [
-        world.job.metadata.uid
-    ] * 2
+    world = await play(
+        await run_job(), "condition Accepted True/SpecAccepted, condition Running True/AllPodsRun"
+    )
+    uids = [pod["metadata"]["labels"]["stepkeeper.dev/job-uid"] for pod in world.pods]
+    assert uids == [world.job.metadata.uid] * 2
     assert ("configmaps", "default", "lm-stepkeeper") in world.cluster.objects
     assert world.status.attempts[0].number == 1
-    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
-    assert world.condition("Running") == (ConditionStatus.TRUE, "AllPodsRun")
 
 
 async def test_a_job_at_rest_causes_no_write() -> None:
-    world = await running()
-    assert await world.record_writes(rounds=5) == []
+    await play(await run_job(), "rests, rests")
 
 
 async def test_a_suspended_job_stops_and_resumes_as_a_new_attempt() -> None:
-    world = World(suspend=True)
-    await world.run_until_settled()
-    assert (world.phase(), world.jobset) == (Phase.SUSPENDED, None)
-    world.edit(suspend=False)
-    await world.run_until_settled()
-    world.controllers.kubelets.stop_code = 0
+    world = await play(World(suspend=True), "run, phase Suspended, gone, resume, run, stop 0 0")
     world.controllers.kubelets.stop_message = termination_message(75, notice="sigterm", step=500)
-    world.edit(suspend=True)
-    await world.run_until_settled()
-    assert (world.phase(), world.pods) == (Phase.SUSPENDED, [])
-    assert await world.record_writes(rounds=3) == []
-    world.edit(suspend=False)
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.causes == ["Requested", None]
+    await play(
+        world, "suspend, run, phase Suspended, pods 0, rests, resume, run, phase Running, causes Requested -"
+    )
 
 
 async def test_an_edited_template_gets_a_new_jobset_with_the_next_number() -> None:
-    world = await running()
-    world.edit(template=NEW_IMAGE)
-    await world.run_until_settled()
-    assert world.causes == ["Requested", None]
-    assert world.phase() is Phase.RUNNING
+    world = await play(await run_job(), "edit image new, run, phase Running, causes Requested -")
     assert {pod["spec"]["containers"][0]["image"] for pod in world.pods} == {"trainer:2"}
     assert {pod["metadata"]["labels"]["stepkeeper.dev/jobset-number"] for pod in world.pods} == {"1"}
 
@@ -66,203 +53,196 @@ async def wait_for_jobset(world: World) -> float:
     return world.now - began
 
 
-@pytest.mark.parametrize(("plural", "name"), [("configmaps", "lm-stepkeeper"), ("jobsets", "lm")])
-async def test_a_job_that_is_deleted_and_applied_again_waits_only_until_what_was_left_is_gone(
-    plural: str, name: str
+DELETED = {"kind": "CheckpointedTrainingJob", "name": "lm", "uid": "deleted", "controller": True}
+JOBSET, CONFIG_MAP = ("jobsets", "lm"), ("configmaps", "lm-stepkeeper")
+
+
+@table(
+    "place, owners, found, wait_s",
+    {
+        "a ConfigMap of a deleted job": (CONFIG_MAP, [DELETED], ACCEPTED, 10),
+        "a JobSet of a deleted job": (JOBSET, [DELETED], ACCEPTED, 10),
+        "somebody's ConfigMap": (CONFIG_MAP, [], (ConditionStatus.FALSE, "ConfigMapNameTaken"), 60),
+        "somebody's JobSet": (JOBSET, [], (ConditionStatus.FALSE, "JobSetNameTaken"), 60),
+    },
+)
+async def test_what_has_the_name_already_is_left_alone_until_it_is_gone(
+    place: tuple[str, str], owners: list[dict[str, Any]], found: tuple[ConditionStatus, str], wait_s: int
 ) -> None:
-    world = World()
-    owner = {"kind": "CheckpointedTrainingJob", "name": "lm", "uid": "deleted", "controller": True}
-    meta = {"name": name, "namespace": "default", "ownerReferences": [owner]}
-    before = world.cluster.put(plural, {"metadata": meta, "data": {}, "spec": {"suspend": False}})
+    world, (plural, name) = World(), place
+    if not owners:
+        world.delay_watches("jobsets")  # no watch tells of JobSets without the operator's labels
+    meta = {"name": name, "namespace": "default", "ownerReferences": owners}
+    before = world.cluster.put(plural, {"metadata": meta, "data": {"a": "b"}, "spec": {"suspend": True}})
     await world.reconcile()
-    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
-    assert f"{name} of a deleted job of this name is still there" in world.message("Running")
+    await world.reconcile()
+    assert world.condition("Accepted") == found
+    assert not owners or f"{name} of a deleted job of this name" in world.message("Running")
+    assert await world.record_writes(rounds=3) == []
     assert world.cluster.objects[plural, "default", name] == before
-    assert await world.record_writes() == []
-    world.cluster.remove(plural, "default", name)  # the garbage collector, a second later
-    assert await wait_for_jobset(world) <= 10
-    await world.run_until_settled(rounds=3)
-    assert world.phase() is Phase.RUNNING
+    world.cluster.remove(plural, "default", name)
+    assert await wait_for_jobset(world) <= wait_s
+    await play(world, "run 3, phase Running, condition Accepted True/SpecAccepted")
 
 
 async def test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goes_on() -> None:
-    world = await running()
-    for pod in world.pods:
-        world.controllers.end_pod(pod, 0, message=termination_message(0, notice="sigterm", step=500))
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.causes == ["Requested", None]
+    world = await run_job()
+    end_pods(world, 0, notice="sigterm", step=500)
+    await play(world, "run, phase Running, causes Requested -")
 
 
-async def test_a_program_that_exits_0_when_it_is_evicted_is_started_again() -> None:
-    world = await running()
-    for pod in world.pods:
-        world.controllers.disrupt(pod, "EvictionByEvictionAPI")
-    world.now += 1
-    for pod in world.pods:
-        world.controllers.end_pod(pod, 0)
-    await world.run_until_settled()
-    assert (world.phase(), world.causes) == (Phase.RUNNING, ["Eviction", None])
-
-
-async def test_pods_of_a_deleted_batch_job_end_an_attempt_and_those_that_take_their_place_begin_one() -> None:
-    world = await running()
-    world.controllers.delete_job("lm-w-0")
-    await world.run_until_settled()
-    assert (world.phase(), world.causes) == (Phase.RUNNING, ["Requested", None])
-    assert world.status.operator.job_sets == 1
+@stories(
+    {
+        "a program that exits 0 when it is evicted is started again": (
+            "disrupt 0 EvictionByEvictionAPI, disrupt 1 EvictionByEvictionAPI, wait 1, end 0, run, phase Running, "
+            "causes Eviction -"
+        ),
+        "pods that take the place of those of a deleted Job are an attempt": (
+            "delete-job, run, phase Running, causes Requested -, jobsets 1"
+        ),
+        "a job that is being deleted is left alone": ("delete checkpointedtrainingjobs, fail, rests"),
+        "a pod that was stopped and replaced keeps no job from its end": (
+            "stop 0 0, disrupt 1 EvictionByEvictionAPI, run 3, delete-job, run 3, end 0, run 4, phase Complete"
+        ),
+        "commits and steps are shown though the clock has gone back": (
+            "report 3 100, wait 20, look, wait -3600, report 200 200, look, wait 61, report 300 300, look, "
+            "latest 300 300, step 300"
+        ),
+        "a job whose status was lost has the JobSet that runs": (
+            "edit image new, run, lose-status, restart, run, phase Running, jobsets 2, report 3 30, wait 61, run, "
+            "step 30, fail, run, causes ApplicationError -"
+        ),
+    },
+)
+async def test_of_a_job_that_runs(story: str) -> None:
+    await play(await run_job(), story)
 
 
 async def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
-    world = await running(ttlSecondsAfterFinished=60)
-    for pod in world.pods:
-        world.controllers.end_pod(pod, 0)
-    await world.run_until_settled(rounds=3)
-    assert world.phase() is Phase.COMPLETE
-    world.now += 60
+    world = await run_job(ttlSecondsAfterFinished=60)
+    await play(world, "end 0, run 3, phase Complete, wait 60")
     assert "delete checkpointedtrainingjobs" in await world.record_writes()
 
 
-async def test_a_job_that_is_being_deleted_is_left_alone() -> None:
-    world = await running()
-    world.cluster.mark_deleted("checkpointedtrainingjobs", "default", "lm", grace_s=0)
-    world.controllers.end_pod(world.pods[0], 1)
-    assert await world.record_writes(rounds=3) == []
+SAVED = termination_message(75, notice="sigterm", step=1000)
 
 
-@pytest.mark.parametrize(
-    ("plural", "name", "reason"),
-    [("jobsets", "lm", "JobSetNameTaken"), ("configmaps", "lm-stepkeeper", "ConfigMapNameTaken")],
-)
-async def test_what_somebody_else_has_made_is_left_alone_until_it_is_gone(
-    plural: str, name: str, reason: str
-) -> None:
-    world = World()
-    world.delay_watches("jobsets")  # no watch tells of JobSets without the operator's labels
-    meta = {"name": name, "namespace": "default"}
-    theirs = world.cluster.put(plural, {"metadata": meta, "spec": {"suspend": True}, "data": {"mine": "x"}})
-    await world.run_until_settled(rounds=3)
-    assert world.condition("Accepted") == (ConditionStatus.FALSE, reason)
-    assert await world.record_writes(rounds=3) == []
-    now = world.cluster.objects[plural, "default", name]
-    assert (now["spec"], now["data"]) == (theirs["spec"], theirs["data"])
-    world.cluster.remove(plural, "default", name)
-    assert await wait_for_jobset(world) <= 60
-    assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
-
-
-@pytest.mark.parametrize(
-    ("step", "word", "is_evicted"),
-    [
-        pytest.param(None, "", False, id="nothing else is known"),
-        pytest.param(1000, "", True, id="its last step was done when it was evicted"),
-        pytest.param(
-            None,
-            termination_message(75, notice="sigterm", step=1000),
-            False,
-            id="it saved its last step, and a shell hides the code",
-        ),
-    ],
+@table(
+    "step, word, evicted",
+    {
+        "nothing else is known": (None, "", False),
+        "its last step was done when it was evicted": (1000, "", True),
+        "it saved its last step, and a shell hides the code": (None, SAVED, False),
+    },
 )
 async def test_a_job_is_complete_when_every_pod_exited_0(
-    step: int | None, word: str, *, is_evicted: bool
+    step: int | None, word: str, *, evicted: bool
 ) -> None:
-    world = await running()
+    world = await run_job()
     if step is not None:
         world.receive_report(training_report(sequence=3, step=step))
         await world.reconcile()
     for pod in world.pods:
-        if is_evicted:
+        if evicted:
             world.controllers.disrupt(pod, "EvictionByEvictionAPI")
         world.controllers.end_pod(pod, 0, message=word)
     world.now += 5
-    for pod in world.pods:  # pods that are deleted now were not told to stop before they ended
-        world.cluster.mark_deleted("pods", "default", pod["metadata"]["name"], grace_s=30)
-    await world.run_until_settled()
-    assert world.phase() is Phase.COMPLETE
-    assert len(world.causes) == 1
-    assert await world.record_writes(rounds=3) == []
-
-
-async def test_a_job_whose_status_was_lost_is_resumed_with_the_jobset_that_runs() -> None:
-    world = await running()
-    world.edit(template=NEW_IMAGE)
-    await world.run_until_settled()
-    raw = dict(world.cluster.objects["checkpointedtrainingjobs", "default", "lm"])
-    del raw["status"]
-    world.cluster.put("checkpointedtrainingjobs", raw)
-    world.restart_operator()
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.status.operator.job_sets == 2
-    world.receive_report(training_report(sequence=3, step=30))
-    world.now += 61
-    await world.run_until_settled()
-    assert world.status.attempts[-1].to_step == 30
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled()
-    assert world.causes == ["ApplicationError", None]
+    delete_pods(world, 30)  # those that are deleted now were not told to stop before they ended
+    await play(world, "run, phase Complete, attempts 1, rests")
 
 
 @pytest.mark.parametrize("code", [1, 143, int(ExitCode.SAVED)])
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("noticed", ["", "late jobsets, "])
 async def test_a_suspension_costs_nothing_however_its_pods_end_and_whenever_jobset_says_so(
-    code: int, *, late: bool
+    code: int, noticed: str
 ) -> None:
-    world = await running(restarts={"maxFailures": 0})
-    world.controllers.kubelets.stop_code = code
-    if code == ExitCode.SAVED:
-        world.controllers.kubelets.stop_message = saved_message(sequence=4, step=44)
-    world.edit(suspend=True)
-    await world.reconcile()
-    if late:
-        world.delay_watches("jobsets")
-    world.now += 2
-    world.controllers.sync()
-    await world.reconcile()
-    world.deliver_watches()
-    await world.run_until_settled()
-    assert world.phase() is Phase.SUSPENDED
-    world.edit(suspend=False)
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.causes == ["Requested", None]
+    world = await run_job(restarts={"maxFailures": 0})
+    await play(
+        world, f"stop 0 {code}, suspend, look, {noticed}wait 2, act, look, deliver, run, phase Suspended"
+    )
+    await play(world, "resume, run, phase Running, causes Requested -")
     assert world.status.attempts[0].message == "suspended"
 
 
 async def test_a_job_is_suspending_until_its_last_pod_has_ended_and_what_it_saves_meanwhile_is_shown() -> (
     None
 ):
-    world = await running()
-    world.controllers.kubelets.stop_s = 20
-    world.controllers.kubelets.stop_code = int(ExitCode.SAVED)
-    world.edit(suspend=True)
-    await world.run_until_settled(rounds=5)
+    world = await play(await run_job(), "stop 20 75, suspend, run 5, phase Suspending")
     assert world.jobset is not None
     assert world.jobset["status"]["conditions"][0]["type"] == "Suspended"
-    assert world.phase() is Phase.SUSPENDING
-    assert world.condition("Suspended") == (ConditionStatus.FALSE, "Suspending")
-    assert "not ended yet: 2" in world.message("Suspended")
-    assert world.causes == [None], "its pods run down"
-    world.receive_report(training_report(sequence=9, step=90))
-    await world.reconcile()
-    assert world.latest == (9, 90)
-    world.now += 20
-    await world.run_until_settled()
-    assert world.phase() is Phase.SUSPENDED
-    assert world.causes == ["Requested"]
+    await play(world, "condition Suspended False/Suspending, message Suspended not ended yet: 2, causes -")
+    await play(world, "report 9 90, look, latest 9 90, wait 20, run, phase Suspended, causes Requested")
     assert world.events.count("Suspending") == world.events.count("Suspended") == 1
 
 
-async def test_commits_and_steps_are_shown_though_the_clock_has_gone_back() -> None:
-    world = await running()
-    world.receive_report(training_report(sequence=3, step=100))
-    world.now += 20
-    await world.reconcile()
-    world.now -= 3600
-    for step in (200, 300):
-        world.receive_report(training_report(sequence=step, step=step))
+@pytest.mark.parametrize("before", ["", "fail, run, "])
+async def test_a_job_whose_pods_exit_0_is_running_until_it_is_complete(before: str) -> None:
+    world, phases = await play(await run_job(), f"{before}look"), set()
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0)
         await world.reconcile()
-        world.now += 61
-    assert world.latest == (300, 300)
-    assert world.status.attempts[-1].to_step == 300
+        phases.add(world.phase())
+        world.now += 2
+    for _ in range(4):
+        await play(world, "act, look, wait 2")
+        phases.add(world.phase())
+    assert world.phase() is Phase.COMPLETE
+    assert phases == {Phase.RUNNING, Phase.COMPLETE}
+    assert world.events[-1] == "Complete"
+
+
+@pytest.mark.parametrize("change", ["edit image new", "suspend", "delete jobsets"])
+async def test_a_job_whose_pods_have_exited_0_is_complete_whatever_is_changed(change: str) -> None:
+    world = await play(await run_job(), f"end 0, act, {change}, run, phase Complete, jobsets 1, causes -")
+    assert world.condition("Complete") == (ConditionStatus.TRUE, "AllPodsSucceeded")
+
+
+def end_done(world: World, index: str, side_code: str) -> None:
+    """End a pod whose trainer says that the training is done, and whose sidecar exited with that code."""
+    pod = world.pods[int(index)]
+    world.controllers.end_pod(pod, 0, message=termination_message(ExitCode.DONE, step=1000))
+    name = str(pod["metadata"]["name"])
+    (trainer,) = world.cluster.objects["pods", "default", name]["status"]["containerStatuses"]
+    side = {"name": "side", "state": {"terminated": {"exitCode": int(side_code), "reason": "Error"}}}
+    phase = "Failed" if int(side_code) else "Succeeded"
+    world.cluster.put("pods", pod | {"status": {"phase": phase, "containerStatuses": [trainer, side]}})
+
+
+@table(
+    "story, corrected, withdrawn",
+    {
+        "at once": ("done 0 7, done 1 0", 0, 0),
+        "after the restart": ("done 0 7, done 1 0, act, restarts 1", 0, 0),
+        "one by one": ("done 0 7, look, causes ApplicationError, done 1 0", 1, 0),
+        "one long after the other": (
+            "done 0 7, look, late pods, done 1 0, act, restarts 1, wait 2, look, costs ApplicationError=1/1, deliver",
+            1,
+            1,
+        ),
+    },
+)
+async def test_a_training_that_is_done_is_complete_though_a_sidecar_failed(
+    story: str, corrected: int, withdrawn: int
+) -> None:
+    world = await run_job()
+    failed = world.pods[0]["metadata"]["name"]
+    await play(
+        world, f"{story}, run, phase Complete, condition Complete True/TrainingDone, costs", done=end_done
+    )
+    assert [(attempt.cause, attempt.end is not None) for attempt in world.status.attempts] == [(None, True)]
+    assert [pod for pod in world.pods if pod["status"]["phase"] == "Running"] == []
+    (event,) = [event for event in world.cluster.list_objects("events") if event["reason"] == "Complete"]
+    assert event["type"] == "Warning"
+    assert f"container 'side' of pod {failed} exited with code 7" in event["note"]
+    assert world.events.count("CauseCorrected") == corrected
+    assert world.events.count("StartWithdrawn") == withdrawn
+
+
+async def test_a_sidecar_that_outlives_the_trainer_is_named() -> None:
+    world = await run_job()
+    ended = {"name": "trainer", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    side = {"name": "logger", "state": {"running": {}}}
+    for pod in world.pods:
+        world.cluster.put("pods", pod | {"status": pod["status"] | {"containerStatuses": [ended, side]}})
+    await play(world, "run 3, condition Running False/TrainerEnded, message Running 'logger', causes -")
+    assert "restartPolicy: Always" in world.message("Running")

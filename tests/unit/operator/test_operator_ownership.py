@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.world import World, running
+from fake_cluster.stories import play, run_job, table
+from fake_cluster.world import World
 from stepkeeper.contract import ExitCode
-from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.cache.cache import Cache
 
 
@@ -21,19 +21,22 @@ def copied(pod: dict[str, Any], **meta: Any) -> dict[str, Any]:
     return {"metadata": base | meta, "spec": pod["spec"], "status": status}
 
 
-@pytest.mark.parametrize("name", ["another namespace", "a copy for debugging", "a Job of somebody"])
-async def test_a_pod_with_the_jobs_labels_that_is_not_the_jobs_ends_nothing(name: str) -> None:
-    world = await running()
+@table(
+    "meta",
+    {
+        "another namespace": ({"namespace": "evil"},),
+        "a copy for debugging": ({},),
+        "a Job of somebody": ({"ownerReferences": [{"uid": "another", "controller": True}]},),
+    },
+)
+async def test_a_pod_with_the_jobs_labels_that_is_not_the_jobs_ends_nothing(meta: dict[str, Any]) -> None:
+    world = await run_job()
     owners = world.pods[0]["metadata"]["ownerReferences"]
-    meta: dict[str, Any] = {
-        "another namespace": {"namespace": "evil", "ownerReferences": owners},
-        "a copy for debugging": {},
-        "a Job of somebody": {"ownerReferences": [{"uid": "another", "controller": True}]},
-    }[name]
-    world.cluster.put("pods", copied(world.pods[0], **meta))
-    await world.reconcile()
-    assert world.phase() is Phase.RUNNING
-    assert world.causes == [None]
+    copy = copied(world.pods[0], **meta)
+    if meta.get("namespace"):
+        copy["metadata"]["ownerReferences"] = owners
+    world.cluster.put("pods", copy)
+    await play(world, "look, phase Running, causes -")
     assert len(world.cache.list_pods(world.job.metadata.uid)) == 2
 
 
@@ -42,7 +45,7 @@ KINDS = ("checkpointedtrainingjobs", "jobsets", "jobs", "pods")
 
 @pytest.mark.parametrize("order", list(permutations(KINDS)))
 async def test_what_is_the_jobs_own_is_known_in_whatever_order_it_is_listed(order: tuple[str, ...]) -> None:
-    world = await running()
+    world = await run_job()
     cache = Cache()
     record = dict(
         zip(
@@ -60,20 +63,13 @@ async def test_what_is_the_jobs_own_is_known_in_whatever_order_it_is_listed(orde
 
 
 async def test_a_pod_that_is_gone_before_its_job_is_known_is_evidence_all_the_same() -> None:
-    world = World(spot=True)
-    world.delay_watches("jobs")
-    await world.run_until_settled(rounds=2)
-    world.preempt()
-    await world.run_until_settled(rounds=3)
-    world.deliver_watches()
-    await world.run_until_settled()
-    assert world.causes == ["SpotPreemption", None]
+    story = "late jobs, run 2, preempt, run 3, deliver, run, causes SpotPreemption -"
+    await play(World(spot=True), story)
 
 
 async def orphaned() -> World:
     """Delete the JobSet and leave its Jobs."""
-    world = await running()
-    world.cluster.remove("jobsets", "default", "lm")
+    world = await play(await run_job(), "remove jobsets")
     for job in world.cluster.list_objects("jobs"):
         world.cluster.put("jobs", job | {"metadata": job["metadata"] | {"ownerReferences": []}})
     return world
@@ -84,47 +80,30 @@ async def test_no_second_gang_is_made_while_a_jobs_or_pods_of_the_first_are_ther
     for _ in range(3):
         assert await world.reconcile() == 5
         world.now += 5
-    assert world.jobset is None
-    assert "Job lm-w-0 of an earlier JobSet is still there" in world.message("Running")
-    world.now += 3600
-    assert await world.record_writes(rounds=3) == [], "pods whose Job is there are that one's to delete"
-    world.cluster.remove("jobs", "default", "lm-w-0")
-    await world.reconcile()
-    assert world.jobset is None
-    assert await world.record_writes(rounds=3) == []
+    await play(world, "gone, message Running Job lm-w-0 of an earlier JobSet is still there")
+    await play(world, "wait 3600, rests")  # pods whose Job is there are that one's to delete
+    await play(world, "remove jobs lm-w-0, look, gone, rests")
     for pod in world.pods:
         world.cluster.remove("pods", "default", pod["metadata"]["name"])
-    world.now += 5
-    await world.run_until_settled(rounds=4)
-    assert world.phase() is Phase.RUNNING
+    await play(world, "wait 5, run 4, phase Running")
 
 
 async def test_leftovers_that_are_gone_unnoticed_are_not_waited_for() -> None:
-    world = await orphaned()
-    await world.reconcile()
+    world = await play(await orphaned(), "look")
     world.cluster.objects = {
         place: raw for place, raw in world.cluster.objects.items() if place[0] not in {"jobs", "pods"}
     }
-    await world.run_until_settled(rounds=4)
-    assert world.phase() is Phase.RUNNING
+    await play(world, "run 4, phase Running")
 
 
 async def test_no_second_gang_is_made_beside_one_that_no_watch_has_told_of() -> None:
     """JobSet restarted its pods, and was deleted, while our watches were broken."""
-    world = await running()
-    world.delay_watches("pods")
+    world = await play(await run_job(), "late pods")
     pods = world.pods
     world.cluster.put("pods", pods[0] | {"metadata": pods[0]["metadata"] | {"name": "later", "uid": "later"}})
-    world.cluster.remove("jobsets", "default", "lm")
-    world.cluster.remove("jobs", "default", "lm-w-0")
+    await play(world, "remove jobsets, remove jobs lm-w-0")
     for pod in pods:
         world.cluster.remove("pods", "default", pod["metadata"]["name"])
-    for _ in range(3):
-        await world.reconcile()
-        world.now += 5
-    assert world.jobset is None
-    assert "a Pod that no watch has reported yet" in world.message("Running")
-    world.deliver_watches()
-    world.cluster.remove("pods", "default", "later")
-    await world.run_until_settled(rounds=4)
-    assert world.phase() is Phase.RUNNING
+    await play(world, "look, wait 5, look, wait 5, look, gone")
+    await play(world, "message Running a Pod that no watch has reported yet")
+    await play(world, "deliver, remove pods later, run 4, phase Running")

@@ -26,6 +26,7 @@ RUNNING: Final = Attempt(number=1, start=900)
 SECOND: Final = Attempt(number=2, start=995)
 ENDED: Final = Attempt(number=1, start=900, end=990)
 FAILED: Final = ENDED.model_copy(update={"kind": "Failed", "cause": "ApplicationError", "message": "exit 1"})
+GUESSED: Final = FAILED.model_copy(update={"inferred": True})
 FATAL: Final = FAILED.model_copy(update={"kind": "Unrecoverable"})
 EVICTED: Final = ENDED.model_copy(update={"kind": "Disrupted", "cause": "Eviction", "message": "drained"})
 JOB: Final = make_job()
@@ -122,6 +123,7 @@ FATAL_BEGUN: Final = history(FATAL, SECOND, failures=1)
         "with one whose cause was corrected": (recorded(EVICTED, SECOND), TWICE, (), NOT_ALLOWED),
         "not with one that is allowed": (ONE_LEFT, BEGUN, (), None),
         "not by an edited budget": (recorded(FAILED, SECOND, max_failures=0), BEGUN, (), None),
+        "not by a guess that proved right": (recorded(GUESSED, SECOND, max_failures=0), BEGUN, (), None),
         "with a fatal code before it": (NONE_LEFT, FATAL_BEGUN, (), NOT_ALLOWED),
         "not by edited fatal codes": (recorded(FAILED, SECOND), FATAL_BEGUN, (), None),
     },

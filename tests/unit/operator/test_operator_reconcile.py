@@ -12,7 +12,6 @@ from aiohttp.test_utils import make_mocked_request
 from typing_extensions import override
 
 from fake_cluster.cluster import FakeCluster
-from fake_cluster.world import training_job
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key, queued_resource_key
 from stepkeeper_operator.cache.kinds import list_watched_kinds
@@ -88,15 +87,6 @@ async def test_an_error_is_told_with_kind_and_name_and_tried_again(
     assert vars(record).items() >= told.items()
     assert bool(record.exc_info) is traceback
     assert loop.results() == {"error": "1.0"}
-
-
-async def test_a_kind_that_cannot_be_listed_hides_no_deletion_of_another() -> None:
-    operator = Operator(OperatorSettings(cloud_tpu_enabled=True), PartlyListable(JOBSETS, 404))
-    raw = training_job()
-    operator._cache.record_training_job(raw | {"metadata": raw["metadata"] | {"uid": "job-1"}})
-    operator._cache.record_queued_resource(RAW)
-    assert await operator._make_resync().sweep()
-    assert operator._queues.count_due() == {JOB.kind: 1, QR.kind: 1}
 
 
 async def test_the_operator_waits_for_the_crds_of_the_kinds_that_it_watches() -> None:

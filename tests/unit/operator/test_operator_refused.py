@@ -1,185 +1,129 @@
-"""Test that jobs which this operator can't accept, or can't even read, are still managed."""
+"""Test what is refused: jobs that can't be accepted or read, and writes that the API server refuses."""
 
+import contextlib
 from typing import Any
 
 import pytest
 
-from fake_cluster.kubelets import training_report
-from fake_cluster.world import World, running, training_job
+from fake_cluster.stories import play, run_job, table
+from fake_cluster.world import World, training_job
 from stepkeeper_operator.api.reading import read_object
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.errors import InvalidObjectError
+from stepkeeper_operator.errors import ApiError, InvalidObjectError
 
-REFUSAL = {"ttlSecondsAfterFinished": "soon"}
 AT = {"uri": "gs://bucket/lm"}
 TWO = {"every": {"steps": 5}, "continuous": {}}
-REFUSED = (ConditionStatus.FALSE, "UnreadableSpec")
+REFUSED = "condition Accepted False/UnreadableSpec"
 
 
 async def test_a_refused_job_is_suspended_and_not_resumed_before_it_is_accepted() -> None:
-    world = await running()
-    world.edit(**REFUSAL, suspend=True)
-    await world.run_until_settled()
-    assert world.phase() is Phase.SUSPENDED
-    assert world.pods == []
-    world.edit(suspend=False)
-    await world.run_until_settled()
-    assert world.jobset is not None
-    assert world.jobset["spec"]["suspend"] is True
-    world.edit(ttlSecondsAfterFinished=60)
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
+    story = "edit ttl soon, suspend, run, phase Suspended, pods 0, resume, run, suspended, edit ttl 60, run"
+    await play(await run_job(), f"{story}, phase Running")
 
 
 async def test_a_refused_edit_of_the_template_ends_nothing_and_starts_nothing() -> None:
-    world = await running()
+    world = await run_job()
     world.edit(template={"spec": {"containers": [{"name": "other", "image": "x"}]}})
-    await world.run_until_settled()
-    assert world.condition("Accepted") == (ConditionStatus.FALSE, "NoTrainer")
-    assert world.phase() is Phase.RUNNING
-    world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
-    await world.run_until_settled()
-    assert world.jobset is None
+    await play(world, "run, condition Accepted False/NoTrainer, phase Running, delete jobsets, run, gone")
     assert "not accepted" in world.message("Running")
 
 
 async def test_fields_of_a_newer_crd_hold_up_nothing_and_are_reported() -> None:
     """After a rollback every job may have them, since the API server adds defaults and Helm rolls no CRDs back."""
-    world = await running()
+    world = await run_job()
     pods = [pod["metadata"]["uid"] for pod in world.pods]
     placement = {"hosts": {"count": 2, "futureShape": "ring"}, "futureZone": "a"}
     world.edit(placement=placement, futureLimit=5)
-    await world.run_until_settled()
-    assert world.condition("Accepted") == (ConditionStatus.TRUE, "UnknownFields")
+    await play(world, "run, condition Accepted True/UnknownFields")
     named = "spec.futureLimit, spec.placement.futureZone, spec.placement.hosts.futureShape"
     assert f"this operator doesn't know {named}" in world.message("Accepted")
-    assert world.events.count("UnknownFields") == 1
     assert [pod["metadata"]["uid"] for pod in world.pods] == pods, "nothing was started anew"
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled(rounds=20)
-    assert world.phase() is Phase.RUNNING
-    assert world.status.restarts.total == 1
-    world.edit(suspend=True)
-    await world.run_until_settled()
-    assert world.phase() is Phase.SUSPENDED
+    await play(
+        world, "fail, run 20, phase Running, costs ApplicationError=1/1, suspend, run, phase Suspended"
+    )
     assert world.events.count("UnknownFields") == 1
 
 
-def spoil(world: World, **spec: Any) -> dict[str, Any]:
-    """Write a spec that can't be read, as clients can that validate nothing. Return the object before it."""
-    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
-    world.cluster.put("checkpointedtrainingjobs", raw | {"spec": raw["spec"] | spec})
-    return raw
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ({"ttlSecondsAfterFinished": "x"}, "spec.ttlSecondsAfterFinished: Input should be a valid integer"),
-        ({"restarts": {"maxFailures": [], "fatalExitCodes": [1, "a"]}}, "spec.restarts.fatalExitCodes[1]"),
-    ],
+@table(
+    "spec, said, is_read",
+    {
+        "a field": ({"ttlSecondsAfterFinished": "x"}, "spec.ttlSecondsAfterFinished: Input should be", True),
+        "an entry of a list": (
+            {"restarts": {"maxFailures": [], "fatalExitCodes": [1, "a"]}},
+            "spec.restarts.fatalExitCodes[1]",
+            True,
+        ),
+        "all": ({"placement": "here"}, "spec.placement: is no object. Correct it", False),
+        "an unknown member": (
+            {"checkpoint": AT | {"interval": {"minutes": 5}}},
+            "doesn't know minutes. Correct it",
+            False,
+        ),
+        "two members": (
+            {"checkpoint": AT | {"interval": TWO}},
+            "interval: only one of every",
+            False,
+        ),
+    },
 )
 async def test_an_unreadable_part_of_the_spec_is_named_and_the_job_is_suspended_all_the_same(
-    spec: dict[str, Any], said: str
+    spec: dict[str, Any], said: str, *, is_read: bool
 ) -> None:
-    world = await running()
-    spoil(world, **spec, suspend=True)
-    await world.run_until_settled()
-    assert world.condition("Accepted") == REFUSED
-    assert said in world.message("Accepted")
-    assert world.phase() is Phase.SUSPENDED
-    assert len(world.causes) == 1
-    assert world.pods == []
-    assert world.events.count("UnreadableSpec") == 1
-    assert await world.record_writes(rounds=3) == []
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ({"placement": "here"}, "spec.placement: is no object. Correct it"),
-        ({"checkpoint": AT | {"interval": {"minutes": 5}}}, "doesn't know minutes. Correct it"),
-        ({"checkpoint": AT | {"interval": TWO}}, "interval: only one of every, continuous. Correct it"),
-    ],
-)
-async def test_a_job_that_can_not_be_read_at_all_is_told_so_and_suspended(
-    spec: dict[str, Any], said: str
-) -> None:
-    world = await running()
-    spoil(world, **spec, suspend=True)
-    await world.run_until_settled()
-    assert world.condition("Accepted") == REFUSED
-    assert said in world.message("Accepted")
+    world = await run_job()
+    world.edit(**spec, suspend=True)
+    await play(
+        world, f"run, {REFUSED}, attempts 1, pods 0, events UnreadableSpec 1, rests, message Accepted {said}"
+    )
+    if is_read:
+        await play(world, "phase Suspended")
+        return
     for kind in ("Running", "Reporting", "Progressing"):
         assert world.condition(kind) == (ConditionStatus.UNKNOWN, "UnreadableSpec")
-    assert len(world.causes) == 1
-    assert world.jobset is not None
-    assert world.jobset["spec"]["suspend"] is True
-    assert world.pods == []
-    assert world.events.count("UnreadableSpec") == 1
-    assert await world.record_writes(rounds=3) == []
+    await play(world, "suspended")
 
 
 @pytest.mark.parametrize("ended", [False, True])
 async def test_a_corrected_job_shows_nothing_of_the_spec_that_could_not_be_read(*, ended: bool) -> None:
-    world = await running()
-    if ended:
-        for pod in world.pods:
-            world.controllers.end_pod(pod, 0)
-        await world.run_until_settled()
-    good = spoil(world, checkpoint=5)["spec"]
-    world.restart_operator()
-    await world.run_until_settled(rounds=3)
-    assert world.condition("Accepted") == REFUSED
-    spoil(world, checkpoint=good["checkpoint"])
-    await world.run_until_settled(rounds=3)
-    assert world.phase() is (Phase.COMPLETE if ended else Phase.RUNNING)
+    world = await play(await run_job(), "end 0, run" if ended else "look")
+    good = world.job.spec.checkpoint.to_raw()
+    world.edit(checkpoint=5)
+    await play(world, f"restart, run 3, {REFUSED}")
+    world.edit(checkpoint=good)
+    await play(world, f"run 3, phase {'Complete' if ended else 'Running'}")
     assert [c.type for c in world.status.conditions if c.reason == "UnreadableSpec"] == []
 
 
 async def test_a_job_whose_private_status_is_lost_runs_on() -> None:
-    world = await running()
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled()
+    world = await play(await run_job(), "fail, run")
     pods = [pod["metadata"]["uid"] for pod in world.pods]
     raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
     world.cluster.put("checkpointedtrainingjobs", raw | {"status": raw["status"] | {"operator": {}}})
-    world.restart_operator()
-    await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
+    await play(world, "restart, run, phase Running")
     assert [pod["metadata"]["uid"] for pod in world.pods] == pods
 
 
 @pytest.mark.parametrize("spec", [{"ttlSecondsAfterFinished": "x"}, {"placement": "here"}, {"checkpoint": 5}])
 async def test_the_commits_of_an_unreadable_job_are_mirrored_and_are_progress(spec: dict[str, Any]) -> None:
-    world = await running(restarts={"maxFailures": 1})
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled()
-    good = spoil(world, **spec)["spec"]
-    await world.run_until_settled(rounds=3)
-    world.receive_report(training_report(sequence=9, step=90))
-    await world.run_until_settled(rounds=3)
-    assert world.latest == (9, 90)
-    assert await world.record_writes(rounds=3) == []
+    world = await play(await run_job(restarts={"maxFailures": 1}), "fail, run")
+    good = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]["spec"]
+    world.edit(**spec)
+    await play(world, "run 3, report 9 90, run 3, latest 9 90, rests")
     raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
     world.cluster.put("checkpointedtrainingjobs", raw | {"spec": good})
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled(rounds=20)
-    assert world.phase() is Phase.RUNNING, "the commit has refilled the budget"
+    await play(world, "fail, run 20, phase Running")  # the commit has refilled the budget
 
 
 async def test_an_unreadable_job_says_so_and_shows_its_commits_though_its_stop_is_refused() -> None:
-    world = await running()
+    world = await run_job()
     denied = InvalidObjectError(403, 'admission webhook "labels.corp" denied the request')
     world.cluster.refusals["apply", "jobsets"] = denied
-    world.receive_report(training_report(sequence=9, step=90))
-    spoil(world, placement="here", suspend=True)
+    await play(world, "report 9 90")
+    world.edit(placement="here", suspend=True)
     for _ in range(2):
         with pytest.raises(InvalidObjectError, match=r"labels\.corp"):
             await world.reconcile()
-    assert world.condition("Accepted") == REFUSED
-    assert world.latest == (9, 90)
+    await play(world, f"{REFUSED}, latest 9 90")
 
 
 def test_of_a_status_that_a_newer_operator_wrote_what_is_known_is_read() -> None:
@@ -191,3 +135,137 @@ def test_of_a_status_that_a_newer_operator_wrote_what_is_known_is_read() -> None
     job = read_object(CheckpointedTrainingJob, raw).value
     assert job is not None
     assert [entry.number for entry in job.status.attempts] == list(range(30, 40)), "the newest"
+
+
+CONFIG_MAP_WRITES = ("apply", "configmaps")
+MOST_CONDITIONS = 16
+STATUS_WRITES = ("apply", "checkpointedtrainingjobs")
+DENIED = InvalidObjectError(403, 'admission webhook "labels.corp" denied the request: a label is missing')
+WEBHOOK_DOWN = ApiError(500, 'InternalError failed calling webhook "labels.corp": no endpoints available')
+UNDECLARED = ApiError(500, "failed to create typed patch object: .status.new: field not declared in schema")
+NO_QUOTA = ApiError(403, 'jobsets "lm" is forbidden: exceeded quota: objects')
+ACCEPTED = "condition Accepted True/SpecAccepted"
+
+
+async def run(world: World, rounds: int) -> None:
+    """Run operator and controllers in turn, however often a reconcile fails."""
+    for _ in range(rounds):
+        with contextlib.suppress(ApiError):
+            await world.reconcile()
+        world.controllers.sync()
+        world.now += 5.0
+
+
+async def test_a_job_is_not_resumed_with_the_settings_of_before() -> None:
+    world = await play(await run_job(), "suspend, run")
+    world.cluster.refusals[CONFIG_MAP_WRITES] = ApiError(500, "InternalError etcd has no leader")
+    world.edit(suspend=False, checkpoint={"uri": "gs://bucket/other", "interval": {"every": {"steps": 50}}})
+    await run(world, 5)
+    await play(world, "suspended, pods 0, accept")
+    await run(world, 5)
+    await play(world, "phase Running")
+    assert "gs://bucket/other" in str(world.cluster.list_objects("configmaps"))
+
+
+async def test_a_webhook_that_is_down_is_told_once_that_lasts() -> None:
+    world = World()
+    world.cluster.refusals["create", "jobsets"] = WEBHOOK_DOWN
+    await run(world, 5)
+    await play(world, ACCEPTED)  # it may only restart
+    await run(world, 15)
+    await play(
+        world, f"condition Accepted False/Rejected, events Rejected 1, message Accepted {WEBHOOK_DOWN}"
+    )
+
+
+async def test_a_refusal_that_only_names_other_numbers_is_told_once() -> None:
+    world = await play(await run_job(), "suspend")
+    told: list[str] = []
+    for port in range(40000, 40020):
+        text = f'failed calling webhook "m.jobset": read tcp 10.0.0.5:{port}: connection reset by peer'
+        world.cluster.refusals["apply", "jobsets"] = ApiError(500, text)
+        await run(world, 1)
+        told.append(world.message("Accepted"))
+    await play(world, "condition Accepted False/Rejected, events Rejected 1")
+    assert len(set(told[15:])) == 1
+
+
+@pytest.mark.parametrize("refusal", [UNDECLARED, DENIED], ids=["undeclared field", "denied"])
+async def test_a_status_that_can_not_be_written_is_told_by_one_event(refusal: ApiError) -> None:
+    world = World()
+    world.cluster.refusals[STATUS_WRITES] = refusal
+    await run(world, 30)
+    assert world.events == ["StatusNotWritten"]
+    assert world.jobset is None, "its number is in no status"
+
+
+async def test_pods_of_a_lost_node_are_given_up_though_the_status_can_not_be_written() -> None:
+    world = await run_job()
+    world.cluster.refusals[STATUS_WRITES] = UNDECLARED
+    world.lose_node("n1")
+    await run(world, 60)
+    assert "n1" not in {pod["spec"]["nodeName"] for pod in world.pods if pod["status"]["phase"] == "Running"}
+
+
+@table(
+    "what, error, reason",
+    {
+        "a ConfigMap beyond a quota": (CONFIG_MAP_WRITES, NO_QUOTA, "QuotaExceeded"),
+        "a JobSet beyond a quota": (("create", "jobsets"), NO_QUOTA, "QuotaExceeded"),
+        "a role": (("create", "jobsets"), ApiError(403, "user may not create jobsets"), "Forbidden"),
+        "a JobSet": (("create", "jobsets"), InvalidObjectError(422, "env is too long"), "Rejected"),
+    },
+)
+async def test_what_is_refused_is_told_in_the_api_servers_words_and_tried_again(
+    what: tuple[str, str], error: ApiError, reason: str
+) -> None:
+    world = World()
+    world.cluster.refusals[what] = error
+    await run(world, 24)
+    refused = f"condition Accepted False/{reason}, events {reason} 1"
+    await play(world, f"{refused}, gone, message Accepted {error}")
+    assert what[1] != "configmaps" or "ConfigMap" in world.message("Accepted")
+    tries = [write for write in world.cluster.writes if write.plural == "jobsets"]
+    assert len(tries) == (2 if what[1] == "jobsets" else 0), "in 2 minutes"
+    for _ in range(2):
+        world.restart_operator()
+        await run(world, 4)
+        await play(world, f"jobsets 1, {refused}")  # it stands over a restart of the operator
+    await play(world, f"accept, wait 60, run, phase Running, {ACCEPTED}")
+
+
+@pytest.mark.parametrize("resume", ["resume", "away, resume, restart"])
+async def test_a_refusal_of_a_write_that_is_not_asked_for_any_more_does_not_stand(resume: str) -> None:
+    world = await play(await run_job(), "suspend")
+    world.cluster.refusals["apply", "jobsets"] = DENIED
+    await run(world, 3)
+    await play(world, f"condition Accepted False/Forbidden, message Accepted {DENIED}")
+    await play(world, resume)
+    await run(world, 3)
+    await play(world, ACCEPTED)
+
+
+async def test_a_job_is_suspended_and_a_lost_node_given_up_though_its_new_settings_are_refused() -> None:
+    world = await play(await run_job(), "edit interval 50, lose n1")
+    world.cluster.refusals[CONFIG_MAP_WRITES] = DENIED
+    await run(world, 60)
+    assert world.causes[0] == "NodeFailure"
+    await play(world, "condition Accepted False/Forbidden, suspend")
+    await run(world, 10)
+    await play(world, "phase Suspended, pods 0")
+
+
+@pytest.mark.parametrize("n_foreign", [MOST_CONDITIONS, MOST_CONDITIONS + 4])
+@pytest.mark.parametrize("readable", [True, False])
+async def test_conditions_of_others_leave_room_for_the_jobs_own(n_foreign: int, *, readable: bool) -> None:
+    world = World() if readable else World(placement="here")
+    theirs = {"status": "True", "reason": "X", "message": "", "lastTransitionTime": "2027-01-01T00:00:00Z"}
+    foreign = [theirs | {"type": f"example.com/{index:02}"} for index in range(n_foreign)]
+    place = ("checkpointedtrainingjobs", "default", "lm")
+    world.cluster.put(place[0], world.cluster.objects[place] | {"status": {"conditions": foreign}})
+    await world.run_until_settled()
+    kinds = [c["type"] for c in world.cluster.objects[place]["status"]["conditions"]]
+    assert len(kinds) == MOST_CONDITIONS
+    assert ({"Accepted", "Running", "Suspended"} if readable else {"Accepted"}) < set(kinds)
+    assert any(kind.startswith("example.com/") for kind in kinds)
+    assert await world.record_writes(rounds=3) == []

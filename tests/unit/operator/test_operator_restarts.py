@@ -5,49 +5,36 @@ from typing import Final
 import pytest
 
 from fake_cluster.kubelets import termination_message, training_report
-from fake_cluster.stories import end_pods, fail, message_of, run_job, table
+from fake_cluster.stories import end_pods, fail, play, run_job, table
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint, Head, Report, ReportPhase
-from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.facts.pod import pick_last_words
 
 
 async def test_an_edit_of_the_checkpoint_settings_restarts_nothing() -> None:
-    world = await run_job()
-    world.edit(checkpoint={"uri": "gs://bucket/runs/lm", "interval": {"every": {"steps": 7}}})
-    await world.run_until_settled()
-    assert world.causes == [None]
+    world = await play(await run_job(), "edit interval 50, run, causes -")
     settings = world.cluster.objects["configmaps", "default", "lm-stepkeeper"]["data"]["settings.json"]
-    assert '"steps":7' in settings
+    assert '"steps":50' in settings
 
 
 WRITE: Final = "apply checkpointedtrainingjobs"
 
 
 async def test_a_commit_is_written_at_once_and_progress_once_a_minute() -> None:
-    world = await run_job()
-    world.receive_report(training_report(sequence=3, step=100))
+    world = await play(await run_job(), "report 3 100")
     assert WRITE in await world.record_writes()
     world.now += 10
     world.receive_report(training_report(sequence=3, step=150, commits=()))
     assert await world.record_writes() == []
-    world.now += 10
-    world.receive_report(training_report(sequence=5, step=200))
+    await play(world, "wait 10, report 5 200")
     assert WRITE in await world.record_writes()
     world.now += 61
     world.receive_report(training_report(sequence=5, step=260, commits=()))
     assert await world.record_writes() == [WRITE]
     assert world.status.progress is not None
     assert (world.status.progress.step, world.status.progress.percent) == (260, 26)
-
-
-async def test_commits_are_written_once_a_second_at_most() -> None:
-    world = await run_job()
-    world.receive_report(training_report(sequence=3, step=100))
-    await world.reconcile()
-    world.receive_report(training_report(sequence=4, step=110))
-    world.now += 0.2
-    assert await world.record_writes() == []
+    await play(world, "report 6 300, look, report 7 310, wait 0.2")
+    assert await world.record_writes() == [], "once a second at most"
     assert 0.5 < (await world.reconcile() or 0) < 1
     world.now += 1
     assert await world.record_writes() == [WRITE]
@@ -57,15 +44,12 @@ async def test_what_an_attempt_restored_is_shown_and_told_and_is_not_the_next_on
     world = await run_job(spot=True)
     restored = CommitPoint(sequence=2, step=90)
     world.receive_report(training_report(sequence=3, step=100, restored=restored, in_flight_step=110))
-    await world.reconcile()
+    await play(world, "look, events Resumed 1")
     assert world.status.checkpoint is not None
     assert world.status.checkpoint.restored is not None
     assert world.status.checkpoint.restored.sequence == 2
     assert world.status.attempts[-1].from_step == 90
-    assert "Resumed" in world.events
-    world.preempt()
-    await world.run_until_settled()
-    assert world.status.attempts[-1].number == 2
+    await play(world, "preempt, run, attempts 2")
     for _ in range(2):
         now = world.status.checkpoint
         assert (now.restored, now.in_flight_step) == (None, None)
@@ -77,14 +61,10 @@ async def test_what_an_attempt_restored_is_shown_and_told_and_is_not_the_next_on
 
 
 async def test_a_job_that_changed_since_it_was_read_is_read_again_before_anything_is_done() -> None:
-    world = World()
-    world.stop_operator()
-    world.edit(suspend=True)
+    world = await play(World(), "away, suspend")
     assert await world.reconcile() is not None
     assert (world.jobset, world.status.phase) == (None, None)
-    world.restart_operator()
-    await world.run_until_settled()
-    assert world.phase() is Phase.SUSPENDED
+    await play(world, "restart, run, phase Suspended")
 
 
 TRACEBACK = """step 100
@@ -103,28 +83,25 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 ============================================================
 train.py FAILED
 """
+GOES_ON = "a\nTraceback (most recent call last):\n  File\nKeyError: 'x'\nbye\n"
 
 
-@pytest.mark.parametrize(
-    ("log", "begins"),
-    [
-        (TRACEBACK, "ValueError: the data set is empty"),
-        (TORCHRUN, "torch.OutOfMemoryError: tried to allocate 20 GiB"),
-        ("no such file: train.py\n\n", "no such file: train.py"),
-        ("Traceback (most recent call last):\n  cut off", "cut off"),
-        (
-            "a\nTraceback (most recent call last):\n  File\nKeyError: 'x'\nbye\n",
-            "KeyError: 'x' (its log ends",
-        ),
-    ],
+@table(
+    "log, begins",
+    {
+        "a traceback": (TRACEBACK, "ValueError: the data set is empty"),
+        "torchrun's": (TORCHRUN, "torch.OutOfMemoryError: tried to allocate 20 GiB"),
+        "no traceback": ("no such file: train.py\n\n", "no such file: train.py"),
+        "one that is cut off": ("Traceback (most recent call last):\n  cut off", "cut off"),
+        "a log that goes on": (GOES_ON, "KeyError: 'x' (its log ends"),
+        "nothing": ("\n \n", ""),
+    },
 )
 def test_of_a_log_the_line_that_says_most_comes_first(log: str, begins: str) -> None:
-    assert pick_last_words(log).startswith(begins)
-
-
-def test_of_a_log_little_is_kept_and_nothing_of_nothing() -> None:
+    found = pick_last_words(log)
+    assert found.startswith(begins)
+    assert begins or not found
     assert len(pick_last_words("x" * 5000 + "\n" + "y" * 5000)) == 500
-    assert pick_last_words("") == pick_last_words("\n \n") == ""
 
 
 @table(
@@ -138,48 +115,35 @@ def test_of_a_log_little_is_kept_and_nothing_of_nothing() -> None:
 async def test_the_last_words_of_a_program_are_in_the_attempts_message(message: str, said: str) -> None:
     world = await run_job(restarts={"maxFailures": 0})
     world.controllers.end_pod(world.pods[0], 1, message=message)
-    await world.run_until_settled()
-    assert world.phase() is Phase.FAILED
+    await play(world, f"run, phase Failed, message Failed {said}")
     assert said in (world.status.attempts[-1].message or "")
-    assert said in message_of(world, "Failed")
 
 
 DECISION = "at step 120, 6.9 s are left: only the one in flight is finished"
-OTHER_IMAGE = {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}
 
 
 async def stopping_slowly() -> World:
     """Run a job whose trainers save for 20 s once they have to stop, and say what they chose to save."""
-    world = await run_job()
-    kubelets = world.controllers.kubelets
-    kubelets.stop_s, kubelets.stop_code = 20, 75
-    kubelets.stop_message = termination_message(75, notice="sigterm", step=120, decision=DECISION)
+    world = await play(await run_job(), "stop 20 75")
+    message = termination_message(75, notice="sigterm", step=120, decision=DECISION)
+    world.controllers.kubelets.stop_message = message
     return world
 
 
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    ("change", "message"),
     [
-        ({"template": OTHER_IMAGE}, "spec.template or spec.placement was changed"),
-        ({"suspend": True}, "suspended"),
-        ({}, "its JobSet was deleted"),
+        ("edit image new", "spec.template or spec.placement was changed"),
+        ("suspend", "suspended"),
+        ("delete jobsets", "its JobSet was deleted"),
     ],
 )
 async def test_what_was_chosen_to_be_saved_at_a_stop_that_was_asked_for_is_in_the_status(
-    edit: dict[str, object], message: str
+    change: str, message: str
 ) -> None:
-    world = await stopping_slowly()
-    world.edit(**edit)
-    if not edit:
-        world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
-    await world.run_until_settled(rounds=4)
+    world = await play(await stopping_slowly(), f"{change}, run 4")
     assert world.pods, "they still save"
-    await world.run_until_settled(rounds=30)
-    assert await world.record_writes(rounds=3) == []
-    world.edit(suspend=False)
-    world.restart_operator()
-    await world.run_until_settled(rounds=20)
-    assert (world.phase(), world.causes) == (Phase.RUNNING, ["Requested", None])
+    await play(world, "run 30, rests, resume, restart, run 20, phase Running, causes Requested -")
     first = world.status.attempts[0]
     assert (first.message, first.decision) == (message, DECISION)
 
@@ -195,14 +159,11 @@ async def test_what_was_chosen_to_be_saved_is_in_the_status_behind_a_shell_that_
 
 
 async def test_what_a_pod_that_ends_later_says_was_chosen_is_in_the_status_too() -> None:
-    world = await stopping_slowly()
-    world.controllers.disrupt(world.pods[0], "TerminationByKubelet")
+    world = await play(await stopping_slowly(), "disrupt 0 TerminationByKubelet")
     fail(world, 137)
     await world.run_until_settled(rounds=2)
     (before,) = [attempt.message for attempt in world.status.attempts]
-    assert before is not None
-    assert "was ended by TerminationByKubelet on node n1" in before
-    await world.run_until_settled(rounds=30)
-    assert world.phase() is Phase.RUNNING
+    assert "was ended by TerminationByKubelet on node n1" in (before or "")
+    await play(world, "run 30, phase Running")
     first = world.status.attempts[0]
     assert (first.message, first.decision) == (before, DECISION)

@@ -12,11 +12,11 @@ from fake_cluster.facts import make_history as history
 from fake_cluster.facts import make_job, make_view
 from fake_cluster.facts import make_observed as seen
 from fake_cluster.facts import make_unedited_jobset as jobset
-from fake_cluster.kubelets import training_report
-from fake_cluster.stories import disrupt, end_pods, fail, message_of, run_job, table
+from fake_cluster.kubelets import termination_message, training_report
+from fake_cluster.stories import disrupt, end_pods, fail, play, run_job, table
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
@@ -105,9 +105,7 @@ def test_a_new_operator_lets_more_starts_run_for_a_minute_until_it_hears_of_a_ro
         assert not starts.is_limit_reached(view, known)
 
 
-SUSPENDED: Final = (ConditionStatus.TRUE, "NoNewCheckpoint")
 SHORT_WAITS: Final = {"backoff": {"initialSeconds": 1, "maxSeconds": 8}}
-IMAGE: Final = {"spec": {"containers": [{"name": "trainer", "image": "trainer:repaired"}]}}
 RESTORED: Final[dict[str, Any]] = {
     "restored": CommitPoint(sequence=7, step=120),
     "root": "r",
@@ -140,8 +138,7 @@ async def end_all_starts(world: World, end: Callable[[World], None]) -> int:
             await world.run_until_settled(rounds=1)
         assert world.phase() is Phase.RUNNING, world.condition("Running")
         end(world)
-        await world.reconcile()
-        await world.run_until_settled(rounds=3)
+        await play(world, "look, run 3")
     return 20
 
 
@@ -151,38 +148,27 @@ async def test_ten_starts_without_a_commit_suspend_the_job_whatever_ends_them(
 ) -> None:
     world = await run_job(restarts=SHORT_WAITS | {"maxFailures": 100})
     assert await end_all_starts(world, end) == 10
-    assert world.condition("Suspended") == SUSPENDED
-    assert world.pods == []
-    said = message_of(world, "Suspended")
+    await play(world, "condition Suspended True/NoNewCheckpoint, pods 0, rests, restart, rests")
+    said = world.message("Suspended")
     for words in ("10 starts in a row", "spec.restarts.maxStartsWithoutCheckpoint allows 10", "spec.suspend"):
         assert words in said
     (event,) = [raw for raw in world.cluster.list_objects("events") if raw["reason"] == "Suspended"]
     assert (event["type"], "10 starts in a row" in event["note"]) == ("Warning", True)
-    assert (
-        b'stepkeeper_starts_without_checkpoint{job="lm",namespace="default"} 10.0' in world.metrics.render()
-    )
-    assert await world.record_writes(rounds=3) == []
-    world.restart_operator()
-    assert await world.record_writes(rounds=3) == []
 
 
-GOES_ON: Final[dict[str, list[dict[str, Any]]]] = {
-    "its template is changed": [{"template": IMAGE}],
-    "more starts are allowed": [{"restarts": SHORT_WAITS | {"maxStartsWithoutCheckpoint": 3}}],
-    "it is suspended and resumed": [{"suspend": True}, {"suspend": False}],
-}
-
-
-@pytest.mark.parametrize("edits", GOES_ON.values(), ids=GOES_ON)
-async def test_a_job_that_came_to_nothing_goes_on_when(edits: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("change", "n_starts"),
+    [
+        ("edit image new, run", 1),
+        ("limit maxStartsWithoutCheckpoint 3, run", 3),
+        ("suspend, run, resume, run", 1),
+    ],
+)
+async def test_a_job_that_came_to_nothing_goes_on_when(change: str, n_starts: int) -> None:
     world = await run_job(restarts=SHORT_WAITS | {"maxStartsWithoutCheckpoint": 2})
     assert await end_all_starts(world, ENDS["75 without a word"]) == 2
-    for edit in edits:
-        world.edit(**edit)
-        await world.run_until_settled()
-    assert world.phase() is Phase.RUNNING
-    assert world.condition("Suspended") == (ConditionStatus.FALSE, "NotSuspended")
-    assert world.status.operator.starts_without_checkpoint == (3 if "restarts" in edits[0] else 1)
+    assert b'stepkeeper_starts_without_checkpoint{job="lm",namespace="default"} 2.0' in world.metrics.render()
+    await play(world, f"{change}, phase Running, condition Suspended False/NotSuspended, starts {n_starts}")
 
 
 def fail_behind_a_peer(world: World) -> None:
@@ -191,64 +177,59 @@ def fail_behind_a_peer(world: World) -> None:
     fail(world, index=1)
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restart", ["", ", restart"])
 @pytest.mark.parametrize("end", [ENDS["75 without a word"], fail_behind_a_peer], ids=["saves", "failures"])
 async def test_starts_that_end_at_once_wait_ever_longer_and_the_pods_are_not_there_meanwhile(
-    end: Callable[[World], None], *, restarted: bool
+    end: Callable[[World], None], restart: str
 ) -> None:
     waits = {"backoff": {"initialSeconds": 100, "maxSeconds": 300}, "maxFailures": 50}
     world, begins = await run_job(restarts=waits), []
     for _ in range(5):
-        start = world.status.attempts[-1].start
-        begins.append(start)
+        begins.append(world.status.attempts[-1].start)
         end(world)
-        await world.reconcile()
-        await world.run_until_settled(rounds=3)
-        if restarted:
-            world.restart_operator()
+        await play(world, f"look, run 3{restart}")
         while world.phase() is not Phase.RUNNING:
             if world.status.next_start_time is not None:
-                assert world.phase() is Phase.RESTARTING
+                await play(world, "phase Restarting")
             await world.run_until_settled(rounds=1)
     spans = [later - earlier for earlier, later in itertools.pairwise(begins)]
     least = (100, 200, 300, 300) if end is fail_behind_a_peer else (0, 100, 200, 300)  # one save is bad luck
     for span, wait in zip(spans, least, strict=True):
         assert wait <= span < wait + 30
-    assert world.status.operator.job_sets == 1, "JobSet has restarted each in place"
+    await play(world, "jobsets 1")  # JobSet has restarted each in place
 
 
 async def test_a_job_that_waits_has_no_pods_and_says_until_when() -> None:
     world = await run_job(restarts={"backoff": {"initialSeconds": 600, "maxSeconds": 600}})
-    for _ in range(2):
-        end_pods(world, 75)
-        await world.run_until_settled(rounds=20)
-    assert (world.phase(), world.pods) == (Phase.RESTARTING, [])
-    assert world.condition("Suspended") == (ConditionStatus.FALSE, "NotSuspended")
-    assert "status.nextStartTime" in message_of(world, "Running")
-    assert await world.record_writes(rounds=3) == []
+    await play(world, "end 75, run 20, end 75, run 20, phase Restarting, pods 0, rests")
+    await play(world, "condition Suspended False/NotSuspended, message Running status.nextStartTime")
 
 
-@pytest.mark.parametrize("committed", [True, False])
-async def test_a_job_that_had_more_starts_unseen_runs_until_its_pods_have_said_what_they_committed(
-    *, committed: bool
+AWAY: Final = termination_message(1, cause="StorageUnavailable", error="TransientStorageError: no answer")
+
+
+async def test_storage_that_is_away_costs_no_failure_and_is_waited_for_ever_longer() -> None:
+    world = await run_job(restarts={"maxFailures": 0, "backoff": {"initialSeconds": 100, "maxSeconds": 300}})
+    for wait_s in (100, 200, 300, 300):
+        world.now += 1200  # as long as a trainer waits
+        for pod in world.pods:
+            world.controllers.end_pod(pod, 1, message=AWAY)
+        await world.reconcile()
+        ended_at = world.now
+        while world.causes[-1] is not None:
+            await world.run_until_settled(rounds=1)
+        assert wait_s <= world.status.attempts[-1].start - ended_at < wait_s + 30
+        await play(world, "run 3, phase Running")
+    assert world.causes == ["StorageUnavailable"] * 4 + [None]
+    await play(world, "costs StorageUnavailable=4/0")
+    assert "no answer" in (world.status.attempts[0].message or "")
+
+
+@pytest.mark.parametrize(("other", "cause"), [("fail 1 1", "StorageUnavailable"), ("lose n2", "NodeFailure")])
+async def test_what_other_ranks_fail_with_while_storage_is_away_is_no_failure_either(
+    other: str, cause: str
 ) -> None:
-    world = await run_job(restarts={"maxFailures": 2, "maxStartsWithoutCheckpoint": 3})
-    world.stop_operator()
-    for _ in range(4):
-        end_pods(world, 75)
-        world.controllers.sync()
-    world.restart_operator()
-    assert (await world.reconcile() or 99) <= 60
-    assert world.status.operator.starts_without_checkpoint == 5
-    told = {} if committed else {"root": None, "head": None, "commits": ()}
-    world.receive_report(training_report(sequence=9, step=9, **told))
-    world.now += 59
-    await world.reconcile()
-    assert world.jobset is not None
-    assert not world.jobset["spec"].get("suspend")
-    world.now += 1
-    await world.reconcile()
-    world.restart_operator()
-    await world.run_until_settled()
-    assert world.phase() is (Phase.RUNNING if committed else Phase.SUSPENDED)
-    assert world.status.operator.starts_without_checkpoint == (0 if committed else 5)
+    world = await play(await run_job(restarts={"maxFailures": 0}), f"{other}, wait 1")
+    world.controllers.end_pod(world.pods[0], 1, message=AWAY)
+    await world.run_until_settled(rounds=3)
+    assert world.causes[0] == cause

@@ -2,12 +2,10 @@
 
 from typing import Any, Final
 
-import pytest
-
 from fake_cluster.kubelets import termination_message, training_report
-from fake_cluster.world import World, running, training_job
+from fake_cluster.stories import play, run_job, table
+from fake_cluster.world import World, training_job
 from stepkeeper.contract import CommitPoint, Head, Report, ReportedCommit, ReportPhase, SlowestRank
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT, OperatorState, RestartsStatus
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
@@ -59,20 +57,20 @@ def training(*, commits: tuple[int, ...] = (), **more: Any) -> Report:
 KNOWN: dict[str, Any] = {"root": "r", "tail": 9, "latest": {"sequence": 9, "step": 90, "uri": "u/9"}}
 
 
-@pytest.mark.parametrize(
-    ("known", "report", "latest", "is_new"),
-    [
-        pytest.param({}, training(commits=(4,)), 4, True, id="the first root"),
-        pytest.param({}, training(), 4, False, id="the first root held it before"),
-        pytest.param(KNOWN, training(tail=9, head=head(8)), 9, False, id="a tail that is known already"),
-        pytest.param(KNOWN, training(tail=11, head=head(11)), 11, True, id="a commit that no report named"),
-        pytest.param(KNOWN, training(tail=10, head=head(8)), 8, False, id="a rollback"),
-        pytest.param(KNOWN, training(tail=11, head=None), None, False, id="all commits are quarantined"),
-        pytest.param(KNOWN, training(root="s", tail=2, head=head(2)), 2, False, id="another root held it"),
-        pytest.param(KNOWN, training(root="s", commits=(4,)), 4, True, id="a pod makes it in another root"),
-        pytest.param(KNOWN, training(root="s", tail=1, head=None), None, False, id="a new root"),
-        pytest.param(KNOWN, Report(phase=ReportPhase.STARTING), 9, False, id="a report before begin"),
-    ],
+@table(
+    "known, report, latest, is_new",
+    {
+        "the first root": ({}, training(commits=(4,)), 4, True),
+        "the first root held it before": ({}, training(), 4, False),
+        "a tail that is known already": (KNOWN, training(tail=9, head=head(8)), 9, False),
+        "a commit that no report named": (KNOWN, training(tail=11, head=head(11)), 11, True),
+        "a rollback": (KNOWN, training(tail=10, head=head(8)), 8, False),
+        "all commits are quarantined": (KNOWN, training(tail=11, head=None), None, False),
+        "another root held it": (KNOWN, training(root="s", tail=2, head=head(2)), 2, False),
+        "a pod makes it in another root": (KNOWN, training(root="s", commits=(4,)), 4, True),
+        "a new root": (KNOWN, training(root="s", tail=1, head=None), None, False),
+        "a report before begin": (KNOWN, Report(phase=ReportPhase.STARTING), 9, False),
+    },
 )
 def test_the_head_that_is_shown_and_whether_it_is_a_new_commit(
     known: dict[str, Any], report: Report, latest: int | None, *, is_new: bool
@@ -126,78 +124,41 @@ def test_an_estimate_beyond_all_bounds_is_one_that_the_api_keeps() -> None:
     assert progress.eta_seconds == 2**53
 
 
-def fail(world: World, *, committed: int | None = None, root: str = "r") -> None:
+def fail(world: World, committed: str = "", root: str = "r") -> None:
     """End all trainers with code 1; their last words name a commit of theirs."""
-    point = None if committed is None else CommitPoint(sequence=committed, step=10 * committed)
+    point = CommitPoint(sequence=int(committed), step=10 * int(committed)) if committed else None
     for pod in world.pods:
         message = termination_message(1, root=root, committed=point, error="ValueError: x", step=999)
         world.controllers.end_pod(pod, 1, message=message)
 
 
-def failures(world: World) -> list[tuple[int, int]]:
-    return [(entry.count, entry.counted_towards_limit) for entry in world.status.restarts.by_cause]
-
-
 async def test_a_job_whose_reports_never_arrive_lives_as_long_as_its_last_words_name_new_commits() -> None:
-    world = await running()
+    world = await run_job()
     for sequence in range(10, 70, 10):
-        assert world.phase() is Phase.RUNNING
-        fail(world, committed=sequence)
-        await world.run_until_settled(rounds=30)
-        assert world.latest == (sequence, 10 * sequence)
-    assert world.status.restarts.total == 6
-    assert world.status.operator.starts_without_checkpoint == 1
+        story = f"phase Running, fail {sequence}, run 30, latest {sequence} {10 * sequence}"
+        await play(world, story, fail=fail)
+    await play(world, "costs ApplicationError=6/1, starts 1")
     for _ in range(4):
-        fail(world)
-        await world.run_until_settled(rounds=30)
-    assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")
+        await play(world, "fail, run 30", fail=fail)
+    await play(world, "condition Failed True/MaxFailuresReached")
 
 
 async def test_a_commit_that_turned_out_to_be_bad_is_not_shown_again() -> None:
-    world = await running(spot=True)
-    world.receive_report(training_report(sequence=5, step=100))
-    await world.reconcile()
-    world.preempt()  # the last words name commit 7, step 120
-    await world.run_until_settled()
-    assert world.latest == (7, 120)
+    # The last words name commit 7, step 120.
+    world = await play(await run_job(spot=True), "report 5 100, look, preempt, run, latest 7 120")
     older = Head(sequence=5, step=100, uri="gs://b/5", size_bytes=1)
     world.receive_report(training(tail=9, head=older, step=101, restored=CommitPoint(sequence=5, step=100)))
-    await world.run_until_settled(rounds=3)
-    assert world.latest == (5, 100)
-    assert world.status.operator.starts_without_checkpoint == 1, "nothing was committed since"
-    assert await world.record_writes(rounds=3) == []
-    world.restart_operator()
-    await world.run_until_settled(rounds=3)
-    assert world.latest == (5, 100)
-    world.receive_report(training_report(sequence=11, step=130))
-    await world.reconcile()
-    assert world.latest == (11, 130)
-    assert world.status.operator.starts_without_checkpoint == 0
+    await play(world, "run 3, latest 5 100, starts 1, rests, restart, run 3, latest 5 100")
+    await play(world, "report 11 130, look, latest 11 130, starts 0")
 
 
 async def test_last_words_of_another_root_count_only_while_nothing_newer_is_known() -> None:
-    world = await running()
-    world.receive_report(training_report(sequence=7, step=120))
-    await world.reconcile()
-    world.now += 5
-    fail(world, committed=8)
-    await world.run_until_settled()
-    assert world.latest == (8, 80)
+    world = await run_job()
+    await play(world, "report 7 120, look, wait 5, fail 8, run, latest 8 80", fail=fail)
     # The uri was edited before this start, and no report of it arrived.
-    fail(world, committed=3, root="other")
-    await world.run_until_settled()
-    assert world.latest == (3, 30)
-    assert await world.record_writes(rounds=3) == []
-    fail(world)
-    await world.run_until_settled(rounds=30)
-    assert failures(world) == [(3, 2)]
-    held = training(root="third", tail=3, head=head(2), step=12)
-    world.receive_report(held)
-    await world.run_until_settled(rounds=2)
-    assert world.latest == (2, 20)
-    assert failures(world) == [(3, 2)], "what an old root holds refills no budget"
+    await play(world, "fail 3 other, run, latest 3 30, rests, fail, run 30", fail=fail)
+    await play(world, "costs ApplicationError=3/2")
+    world.receive_report(training(root="third", tail=3, head=head(2), step=12))
+    await play(world, "run 2, latest 2 20, costs ApplicationError=3/2")  # an old root refills no budget
     world.receive_report(training_report(sequence=9, step=140, root="third"))
-    await world.run_until_settled(rounds=3)
-    assert world.latest == (9, 140)
-    assert failures(world) == [(3, 0)]
-    assert await world.record_writes(rounds=3) == []
+    await play(world, "run 3, latest 9 140, costs ApplicationError=3/0, rests")

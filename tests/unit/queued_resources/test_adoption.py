@@ -7,6 +7,7 @@ import pytest
 
 from fake_cluster.queued_resources import (
     PLACE,
+    check,
     decide,
     find,
     kinds,
@@ -16,6 +17,8 @@ from fake_cluster.queued_resources import (
 )
 from fake_cluster.resource_owners import (
     BY_HAND,
+    JOINED,
+    OTHERS,
     THEIRS,
     adopting,
     beside,
@@ -23,9 +26,9 @@ from fake_cluster.resource_owners import (
     owners,
     record_requests,
     run_all,
+    tell,
 )
 from fake_cluster.resource_world import ResourceWorld, active
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode
 from stepkeeper_operator.cloud_tpu.naming import CLUSTER_LABEL, UID_LABEL
 from stepkeeper_operator.facts.queued_resource import read_queued_machines
@@ -78,21 +81,15 @@ def test_an_annotation_that_names_nothing_there_is_told(adopt: str, *, exists: b
 def test_other_machines_than_the_spec_asks_for_are_not_taken_over(field: str, spec: dict[str, Any]) -> None:
     decision = decide(make_resource(adopt="team-v5e", **spec), observe(made(), nodes=[make_node(made())]))
     assert decision.actions == ()
-    accepted = find(decision, "Accepted")
-    assert (accepted.status, accepted.reason) == ("False", "SpecMismatch")
-    assert f"{field}: asked for " in accepted.message
+    check(decision, "Accepted", "False/SpecMismatch", f"{field}: asked for ")
 
 
 async def retained(preemptions: int, **spec: Any) -> ResourceWorld:
     """Make one, let it be preempted so many times, and delete its object so that the machines stay."""
     world = await active(deletion_policy="Retain", **spec)
-    for _ in range(preemptions):
-        world.cloud.set_nodes("PREEMPTED")
-        await world.run(40)
-    world.delete()
-    await world.run(2)
-    assert world.raw is None
-    assert "Retained" in world.events
+    await tell(
+        world, ", ".join([*["preempt, run 40"] * preemptions, "delete, run 2, gone, events Retained 1"])
+    )
     assert len(world.cloud.resources) == 1
     world.make_object("uid-2", **spec)
     return world
@@ -107,7 +104,6 @@ async def retained(preemptions: int, **spec: Any) -> ResourceWorld:
         ("another cluster's", "its process", SLICES),
         ("retained", "nothing", SLICES),
         ("retained", "its status", {}),
-        ("retained, a later one", "nothing", {}),
         ("retained, a later one", "its process", SLICES),
     ],
 )
@@ -120,33 +116,19 @@ async def test_what_the_annotation_names_is_taken_over(
         world = ResourceWorld(uid="uid-2", **spec)
         world.cloud.add(made(BY_HAND if whose == "made by hand" else THEIRS, **spec))
     created, ((_, cloud_id),) = list(world.cloud.created), world.cloud.resources
-    await world.run(2)
-    assert world.condition("Accepted") == ("False", "OwnedByOther")
-    world.annotate(cloud_id)
-    for _ in range(6):
-        await world.run(2)
-        if forgets == "its process":
-            world.restart_operator()
-        if forgets == "its status":
-            lose_status(world)
-    await world.run(4)
+    await tell(world, f"run 2, {OTHERS}, annotate {cloud_id}")
+    forget = {"nothing": "", "its process": ", restart", "its status": ", lose-status"}[forgets]
+    await tell(world, ", ".join([f"run 2{forget}"] * 6), **{"lose-status": lose_status})
+    await tell(world, f"run 4, state Active, condition Accepted True/Accepted, {JOINED}")
     assert world.cloud.created == created
-    assert world.status.state is QueuedResourceState.ACTIVE
     assert world.status.cloud_name.endswith(f"/{cloud_id}")
-    assert world.condition("Accepted") == ("True", "Accepted")
-    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
     assert world.events.count("Adopted") == 1 or forgets == "its status"
     labels = [node.labels for node in world.cloud.nodes.values()]
     assert {(each[UID_LABEL], each[CLUSTER_LABEL]) for each in labels} == {("uid-2", "cluster-uid")}
     assert whose != "made by hand" or all(each.get("team") == "blue" for each in labels)
     hosts = world.cluster.list_objects("nodes")
     assert {host["metadata"]["labels"][QUEUED_RESOURCE_UID_LABEL] for host in hosts} == {"uid-2"}
-    assert await world.record_writes() == []
-    world.delete()
-    await world.run(20)
-    assert world.raw is None
-    assert not world.cloud.resources
-    assert not world.hosts
+    await tell(world, "rests, delete, run 20, nothing-left")
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["not carried out", "carried out"])
@@ -175,16 +157,11 @@ async def test_an_operator_that_is_killed_at_any_write_forgets_no_machine(
 
 
 async def test_the_annotation_is_harmless_afterwards() -> None:
-    world = await adopting(FORMER)
-    world.cloud.suspend("team-v5e")
+    world = await tell(await adopting(FORMER), "suspend")
     world.cloud.nodes.clear()
-    await world.run(40)
-    assert world.cloud.created == ["team-v5e-r1"]
-    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+    await tell(world, f"run 40, created team-v5e-r1, {JOINED}")
     world.cloud.add(made())
-    world.annotate("team-v5e")
-    await world.run(8)
-    assert world.ours == ["team-v5e-r1"]
+    await tell(world, "annotate team-v5e, run 8, ours team-v5e-r1")
     assert world.cloud.nodes[PLACE, "team-v5e"].labels == BY_HAND
 
 
@@ -194,41 +171,31 @@ async def test_what_has_no_nodes_is_adopted_once_it_has(state: str, *, deletes: 
     world = ResourceWorld(adopt="team-v5e")
     world.cloud.set_capacity("v5litepod", 0)
     world.cloud.resources[PLACE, "team-v5e"] = made(state=state)
-    await world.run(1)
-    assert world.condition("Accepted") == ("Unknown", "Adopting")
+    await tell(world, f"run 1, condition Accepted Unknown/Adopting, message Accepted {state}")
     assert world.raw is not None
     assert read_queued_machines(world.raw).obstacle == world.message("Accepted")
-    assert state in world.message("Accepted")
     world.cloud.set_capacity("v5litepod", None)
+    await tell(world, "delete, run 25, gone, created" if deletes else "run 25, created")
     if deletes:
-        world.delete()
-    await world.run(25)
-    assert world.cloud.created == []
-    if deletes:
-        assert world.raw is None
         assert world.cloud.resources[PLACE, "team-v5e"].state != "DELETING"
     elif state == "WAITING_FOR_RESOURCES":
-        assert world.status.state is QueuedResourceState.ACTIVE
+        await tell(world, "state Active")
         assert world.status.operator.adopted
 
 
 async def test_what_is_on_its_way_out_is_not_adopted() -> None:
     world = beside()
     world.cloud.resources[PLACE, "team-v5e"] = made(state="DELETING")
-    world.cloud.stays.add("team-v5e")
     asked = record_requests(world)
-    await world.run(4)
+    await tell(world, "stay, run 4, condition Accepted Unknown/Adopting")
     assert asked == []
-    assert world.condition("Accepted") == ("Unknown", "Adopting")
 
 
 async def test_a_refusal_to_write_labels_is_told_in_the_clouds_words() -> None:
-    world = beside()
-    world.cloud.inject_error("UpdateNode", "PERMISSION_DENIED", message="no tpu.nodes.update")
-    await world.run(4)
-    assert world.condition("Accepted") == ("False", "Refused")
-    assert "no tpu.nodes.update" in world.message("Accepted")
-    await world.run(40, seconds=100)
+    world = await tell(
+        beside(), "fail UpdateNode PERMISSION_DENIED 1, run 4, condition Accepted False/Refused"
+    )
+    await tell(world, "message Accepted in its words, run 40 100")
     assert world.status.operator.adopted
     assert world.status.error is None
 
@@ -257,14 +224,10 @@ async def label_and_change_mind(world: ResourceWorld) -> None:
 
 
 async def label_after_a_refused_creation(world: ResourceWorld) -> None:
-    world.annotate(None)
-    world.cloud.unlisted = {"team-v5e"}
-    await world.run(2)
+    await tell(world, "annotate, hide team-v5e, run 2")
     assert world.status.error is not None
     assert world.status.error.code == "ALREADY_EXISTS"
-    world.cloud.unlisted = set()
-    world.now += 60
-    world.annotate("team-v5e")
+    await tell(world, "show, wait 60, annotate team-v5e")
     await label(world)
 
 

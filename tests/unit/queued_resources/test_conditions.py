@@ -8,6 +8,7 @@ import pytest
 from fake_cluster.queued_resources import (
     NOW,
     after,
+    check,
     created,
     decide,
     find,
@@ -17,6 +18,7 @@ from fake_cluster.queued_resources import (
     noted,
     observe,
 )
+from fake_cluster.stories import table
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_SLICES, QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode, CloudTPUError, ErrorKind
@@ -65,25 +67,47 @@ def reason(decision: Decision, kind: str = "NodesJoined") -> str:
 
 def test_fields_that_are_not_known_are_named_and_change_nothing_else() -> None:
     decision = judge(active(slices={"futureDisk": 1}, futureBudget={}))
-    degraded = find(decision, "Degraded")
-    assert (degraded.status, degraded.reason) == ("True", "UnknownFields")
-    assert "doesn't know spec.futureBudget, spec.slices.futureDisk" in degraded.message
+    check(
+        decision, "Degraded", "True/UnknownFields", "doesn't know spec.futureBudget, spec.slices.futureDisk"
+    )
     assert decision.actions == judge(active()).actions
 
 
-@pytest.mark.parametrize(
-    ("resource", "members", "joined"),
-    [
-        (active(**TWO), (member(0), member(1)), "2/2"),
-        (active(), (HOST,), "1/1"),
-        (active(), (replace(HOST, slice_id=""),), "1/1"),
-    ],
-    ids=["two slices", "one", "known by its address"],
+BY_ADDRESS = replace(HOST, slice_id="")
+LATE_S = 900
+UNCOUNTED: dict[str, Any] = {"n_hosts": 0, "addresses": ()}
+TWO_HOSTS: dict[str, Any] = {"n_hosts": 2, "addresses": ("10.0.0.0", "10.0.0.1")}
+
+
+@table(
+    "members, shown, after_s, found, words",
+    {
+        "two slices": ((member(0), member(1)), {}, 0, "2/2 True/AllHostsJoined", ""),
+        "one": ((HOST,), {}, 0, "1/1 True/AllHostsJoined", ""),
+        "one known by its address": ((BY_ADDRESS,), {}, 0, "1/1 True/AllHostsJoined", ""),
+        "of an unknown number none": ((), UNCOUNTED, 0, "0/? Unknown/HostsUnknown", "team-v5e"),
+        "of an unknown number one": ((HOST,), UNCOUNTED, 0, "1/? Unknown/HostsUnknown", "team-v5e"),
+        "late, of an unknown number": ((), UNCOUNTED, LATE_S, "0/? False/JoinTimeout", "say how many hosts"),
+        "a cordoned one": ((CORDONED,), {}, 5000, "0/1 False/Cordoned", "kubectl uncordon host-0"),
+        "a cordoned one beside none": (
+            (CORDONED,),
+            TWO_HOSTS,
+            5000,
+            "0/2 False/JoinTimeout",
+            "kubectl uncordon",
+        ),
+        "a silent one beside none": ((SILENT,), TWO_HOSTS, 5000, "0/2 False/JoinTimeout", "host-0 not Ready"),
+    },
 )
-def test_hosts_have_joined(resource: QueuedResource, members: tuple[Node, ...], joined: str) -> None:
-    decision = judge(resource, *members)
-    assert find(decision, "NodesJoined").status == "True"
-    assert decision.status.joined == joined
+def test_hosts_have_joined_or_are_missed(
+    members: tuple[Node, ...], shown: dict[str, Any], after_s: int, found: str, words: str
+) -> None:
+    resource = active(**(TWO if len(members) == 2 else {}))
+    decision = judge(resource, *members, nodes=slices(resource, **shown), now=NOW + after_s)
+    condition = find(decision, "NodesJoined")
+    assert f"{decision.status.joined} {condition.status}/{condition.reason}" == found
+    assert words in condition.message
+    assert shown is not TWO_HOSTS or "10.0.0.1" in condition.message, "the one that never came"
 
 
 NOT_JOINED = {
@@ -98,11 +122,9 @@ NOT_JOINED = {
 def test_a_host_is_missing_while(members: tuple[Node, ...], text: str) -> None:
     resource = active(**TWO)
     joining = judge(resource, *members)
-    condition = find(joining, "NodesJoined")
-    assert (condition.status, condition.reason) == ("False", "Joining")
-    assert text in condition.message
+    check(joining, "NodesJoined", "False/Joining", text)
     assert joining.status.joined == "1/2"
-    late = find(judge(resource, *members, now=NOW + 900), "NodesJoined")
+    late = find(judge(resource, *members, now=NOW + LATE_S), "NodesJoined")
     assert late.reason == "JoinTimeout"
     assert "journalctl" in late.message
 
@@ -112,38 +134,6 @@ def test_a_slice_that_is_not_listed_has_not_joined() -> None:
     decision = judge(resource, member(0), nodes=slices(resource)[:1])
     assert "team-v5e-1" in find(decision, "NodesJoined").message
     assert decision.status.joined == "1/?"
-
-
-@pytest.mark.parametrize("members", [(), (HOST,)], ids=["none", "one host"])
-def test_hosts_that_the_cloud_does_not_count_are_unknown_and_not_one(members: tuple[Node, ...]) -> None:
-    uncounted = slices(active(), n_hosts=0, addresses=())
-    decision = judge(active(), *members, nodes=uncounted)
-    condition = find(decision, "NodesJoined")
-    assert (condition.status, condition.reason) == ("Unknown", "HostsUnknown")
-    assert "team-v5e" in condition.message
-    assert decision.status.joined == f"{len(members)}/?"
-    late = find(judge(active(), *members, nodes=uncounted, now=NOW + 900), "NodesJoined")
-    assert (late.status, late.reason) == ("False", "JoinTimeout")
-    assert "doesn't say how many hosts" in late.message
-
-
-def test_a_cordoned_host_has_not_joined_and_the_message_says_what_to_do() -> None:
-    decision = judge(active(), CORDONED, now=NOW + 5000)
-    condition = find(decision, "NodesJoined")
-    assert (condition.status, condition.reason) == ("False", "Cordoned")
-    assert "kubectl uncordon host-0" in condition.message
-    assert decision.status.joined == "0/1"
-
-
-@pytest.mark.parametrize(
-    ("shown", "words"), [(CORDONED, "kubectl uncordon host-0"), (SILENT, "host-0 not Ready")]
-)
-def test_no_host_hides_one_that_never_came(shown: Node, words: str) -> None:
-    two_hosts = slices(active(), n_hosts=2, addresses=("10.0.0.0", "10.0.0.1"))
-    condition = find(judge(active(), shown, nodes=two_hosts, now=NOW + 5000), "NodesJoined")
-    assert condition.reason == "JoinTimeout"
-    assert words in condition.message
-    assert "10.0.0.1" in condition.message
 
 
 def test_a_host_that_goes_missing_later_has_the_whole_time_to_come_back() -> None:
@@ -191,16 +181,14 @@ def test_autocheckpoint_is_read_back(
     assert decision.actions == ()
 
 
+ILL = {"health": "UNHEALTHY_TENSORFLOW", "health_description": "chip 3 is down"}
+
+
 @pytest.mark.parametrize(
     ("changes", "problem", "words"),
     [
-        (
-            {"health": "UNHEALTHY_TENSORFLOW", "health_description": "chip 3 is down"},
-            "SliceUnhealthy",
-            "UnhealthyTensorflow: chip 3 is down",
-        ),
+        (ILL, "SliceUnhealthy", "UnhealthyTensorflow: chip 3 is down"),
         ({"state": "STOPPED"}, "SliceNotReady", "team-v5e is Stopped"),
-        ({"state": "REPAIRING"}, "SliceNotReady", "team-v5e is Repairing"),
         ({"state": "UNKNOWN"}, "SliceNotReady", "team-v5e is Unknown"),
         ({"state": "READY"}, "AsExpected", ""),
     ],
@@ -285,17 +273,13 @@ def test_the_next_window_is_told_whatever_else_is_announced(
 
 
 PAST = f"began at {render_time(START - 7200)} and ended at {render_time(START - 3600)}"
+COMES = f"begins at {render_time(START + 900)} and ends at {render_time(START + 4500)}"
 
 
 @pytest.mark.parametrize(
     ("announced", "said", "words", "promised"),
     [
-        (
-            AHEAD,
-            "True/MaintenanceAnnounced",
-            f"begins at {render_time(START + 900)} and ends at {render_time(START + 4500)}",
-            True,
-        ),
+        (AHEAD, "True/MaintenanceAnnounced", COMES, True),
         (window("PENDING", None), "True/MaintenanceAnnounced", "", False),
         (window("PENDING", START - 600, START + 60), "True/MaintenanceAnnounced", "began at", False),
         (window("ONGOING", START - 600, START + 60), "True/MaintenanceOngoing", "began at", False),

@@ -10,6 +10,7 @@ from fake_cluster.queued_resources import (
     NOW,
     SETTINGS,
     after,
+    check,
     created,
     decide,
     find,
@@ -22,6 +23,7 @@ from fake_cluster.queued_resources import (
     observe,
     with_status,
 )
+from fake_cluster.stories import table
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     CloudOperation,
@@ -49,15 +51,6 @@ def asked_for() -> QueuedResource:
     return after(make_resource(), decide(make_resource(), observe()))
 
 
-@pytest.mark.parametrize("kind", [ErrorKind.TERMINAL, ErrorKind.QUOTA, ErrorKind.NOT_FOUND])
-def test_a_changed_spec_is_tried_at_once_after_an_error(kind: ErrorKind) -> None:
-    outcome = Outcome(verb=Verb.CREATE, at=NOW, error=CloudTPUError(kind, "X", "words"))
-    resource = created()
-    resource = after(resource, decide(resource, observe(outcome=outcome)))
-    changed = make_resource(resource.status, slices={"image": "another"})
-    assert kinds(decide(changed, observe(), now=NOW + 1)) == [CreateCloudResource]
-
-
 def test_a_failed_operation_that_left_nothing_is_tried_with_another_number() -> None:
     operation = CloudOperation(name="op", verb="Create", start_time=int(NOW))
     resource = with_status(created(QueuedResourceState.CREATING), operation=operation)
@@ -76,26 +69,6 @@ def test_a_failed_operation_that_left_nothing_is_tried_with_another_number() -> 
     assert kinds(due) == [CreateCloudResource]
 
 
-@pytest.mark.parametrize(("state", "over"), [("CREATING", False), ("ACCEPTED", True), ("ACTIVE", True)])
-def test_a_creation_whose_operation_cannot_be_read_is_over_once_the_resource_is_further(
-    state: str, *, over: bool
-) -> None:
-    operation = CloudOperation(name="op", verb="Create", start_time=0)
-    resource = with_status(created(QueuedResourceState.CREATING), operation=operation)
-    cloud = make_cloud_resource(resource, state)
-    decision = decide(resource, observe(cloud, nodes=[make_node(cloud)]), now=60.0)
-    assert (decision.status.operation is None) is over
-
-
-@pytest.mark.parametrize("kind", ErrorKind)
-def test_a_request_without_an_answer_may_still_be_carried_out(kind: ErrorKind) -> None:
-    outcome = Outcome(verb=Verb.CREATE, at=NOW, error=CloudTPUError(kind, "X", "words"))
-    told = decide(asked_for(), observe(outcome=outcome))
-    assert (told.status.operator.asked_at is not None) is (kind is ErrorKind.TRANSIENT)
-    done = decide(asked_for(), observe(outcome=replace(outcome, error=None, operation="op")))
-    assert done.status.operator.asked_at is None
-
-
 def lose_answer(
     resource: QueuedResource, *shown: CloudQueuedResource, listed_at: float = NOW + 1
 ) -> Decision:
@@ -111,25 +84,25 @@ def look_later(resource: QueuedResource, *shown: CloudQueuedResource) -> Decisio
     return decide(resource, Observed(cluster_id=CLUSTER_ID, listing=listing), now=NOW + 11)
 
 
-def list_of_awaited() -> dict[str, tuple[Decision, bool]]:
-    """Make cases: what was decided, and whether the creation is still awaited."""
-    resource = asked_for()
-    made = make_cloud_resource(resource, "CREATING")
-    theirs = replace(made, node={**made.node, "labels": {}})
-    again = after(resource, decide(resource, observe()))
-    return {
-        "a list shows what it made": (lose_answer(resource, made), False),
-        "a later list shows what it made": (look_later(after(resource, lose_answer(resource)), made), False),
-        "a restarted operator sees what it made": (look_later(resource, made), False),
-        "nothing is shown": (lose_answer(resource), True),
-        "an earlier list shows it": (lose_answer(resource, made, listed_at=NOW - 1), True),
-        "another's is shown": (lose_answer(resource, theirs), True),
-        "an adopted one without labels is shown": (lose_answer(noted(resource, adopted=True), theirs), True),
-        "it was sent again after a restart": (lose_answer(again, made), False),
-    }
+ASKED = asked_for()
+MADE = make_cloud_resource(ASKED, "CREATING")
+NOT_OURS = replace(MADE, node={**MADE.node, "labels": {}})
+AGAIN = after(ASKED, decide(ASKED, observe()))
 
 
-@pytest.mark.parametrize(("told", "awaited"), list_of_awaited().values(), ids=list_of_awaited())
+@table(
+    "told, awaited",
+    {
+        "a list shows what it made": (lose_answer(ASKED, MADE), False),
+        "a later list shows what it made": (look_later(after(ASKED, lose_answer(ASKED)), MADE), False),
+        "a restarted operator sees what it made": (look_later(ASKED, MADE), False),
+        "nothing is shown": (lose_answer(ASKED), True),
+        "an earlier list shows it": (lose_answer(ASKED, MADE, listed_at=NOW - 1), True),
+        "another's is shown": (lose_answer(ASKED, NOT_OURS), True),
+        "an adopted one without labels is shown": (lose_answer(noted(ASKED, adopted=True), NOT_OURS), True),
+        "it was sent again after a restart": (lose_answer(AGAIN, MADE), False),
+    },
+)
 def test_a_creation_without_an_answer_is_awaited_until_a_list_proves_that_no_more_comes_of_it(
     told: Decision, *, awaited: bool
 ) -> None:
@@ -174,23 +147,28 @@ KEPT: dict[str, Any] = {**UNTIL_60_S, "recreate_policy": {"onFailed": "Keep"}}
 INTERVAL: dict[str, Any] = {
     "queueing": {"validAfterTime": "1970-01-01T02:00:00Z", "validUntilTime": "1970-01-01T03:00:00Z"}
 }
+WAITING, BEFORE, NOW_MADE = (
+    "WAITING_FOR_RESOURCES",
+    {"create_time": int(NOW) - 100},
+    {"create_time": int(NOW)},
+)
 BROKEN, LATE = {"error_code": "INTERNAL"}, {"error_code": "DEADLINE_EXCEEDED"}
 
 
-@pytest.mark.parametrize(
-    ("spec", "active_since", "state", "cloud", "after_s", "removing"),
-    [
-        (UNTIL_60_S, None, "WAITING_FOR_RESOURCES", {"create_time": int(NOW) - 100}, 0, ""),
-        (UNTIL_60_S, None, "WAITING_FOR_RESOURCES", {"create_time": int(NOW) - 100}, 21, "Expired"),
-        (INTERVAL, None, "WAITING_FOR_RESOURCES", {}, 0, ""),
-        (INTERVAL, None, "WAITING_FOR_RESOURCES", {}, 860, "Expired"),
-        (KEPT, None, "FAILED", {}, 0, "Expired"),
-        (KEPT, 2000, "FAILED", BROKEN, 0, ""),
-        (KEPT, None, "FAILED", {"create_time": int(NOW), **BROKEN}, 0, ""),
-        (KEPT, None, "FAILED", {"create_time": int(NOW), **LATE}, 90, "Expired"),
-    ],
+@table(
+    "spec, active_since, state, cloud, after_s, removing",
+    {
+        "not before its time": (UNTIL_60_S, None, WAITING, BEFORE, 0, ""),
+        "it waits too long": (UNTIL_60_S, None, WAITING, BEFORE, 21, "Expired"),
+        "not within its interval": (INTERVAL, None, WAITING, {}, 0, ""),
+        "its interval is over": (INTERVAL, None, WAITING, {}, 860, "Expired"),
+        "it failed at its time": (KEPT, None, "FAILED", {}, 0, "Expired"),
+        "not once it was active": (KEPT, 2000, "FAILED", BROKEN, 0, ""),
+        "not if it failed before": (KEPT, None, "FAILED", NOW_MADE | BROKEN, 0, ""),
+        "it failed of its time": (KEPT, None, "FAILED", NOW_MADE | LATE, 90, "Expired"),
+    },
 )
-def test_a_request_whose_time_is_over_is_removed_unless_it_failed_of_something_else(
+def test_a_request_is_removed_because_its_time_is_over(
     spec: dict[str, Any],
     active_since: int | None,
     state: str,
@@ -214,13 +192,10 @@ def test_what_has_expired_stays_gone_until_the_spec_changes_if_the_policy_says_s
     assert kinds(decide(changed, observe(), now=NOW + 90_000)) == [CreateCloudResource]
 
 
-OVER: dict[str, dict[str, str]] = {
-    "a time": {"validUntilTime": "1970-01-01T02:00:00Z"},
-    "an interval": {"validAfterTime": "1970-01-01T01:00:00Z", "validUntilTime": "1970-01-01T02:00:00Z"},
-}
+UNTIL = {"validUntilTime": "1970-01-01T02:00:00Z"}
 
 
-@pytest.mark.parametrize("queueing", OVER.values(), ids=OVER)
+@pytest.mark.parametrize("queueing", [UNTIL, UNTIL | {"validAfterTime": "1970-01-01T01:00:00Z"}])
 @pytest.mark.parametrize("asked_before", [True, False], ids=["after an earlier one", "for the first time"])
 def test_a_request_whose_time_is_over_is_not_sent(queueing: dict[str, str], *, asked_before: bool) -> None:
     resource = make_resource(queueing=queueing)
@@ -228,9 +203,7 @@ def test_a_request_whose_time_is_over_is_not_sent(queueing: dict[str, str], *, a
         resource = noted(resource.model_copy(update={"status": created().status}), created=False, number=1)
     decision = decide(resource, observe())
     assert decision.actions == ()
-    accepted = find(decision, "Accepted")
-    assert (accepted.status, accepted.reason) == ("False", "Expired")
-    assert "validUntilTime" in accepted.message
+    check(decision, "Accepted", "False/Expired", "validUntilTime")
     assert kinds(decide(resource, observe(), now=7000.0)) == [CreateCloudResource]
 
 
@@ -274,15 +247,11 @@ def test_a_lack_of_quota_is_tried_again_ever_more_slowly(ways: list[str]) -> Non
     assert waits == [300, 600, 1200, 1800, 1800][: len(ways)]
 
 
-def test_a_smaller_wish_is_tried_at_once_after_a_lack_of_quota() -> None:
+def test_a_smaller_wish_is_tried_at_once_and_an_active_resource_starts_the_count_of_lacks_anew() -> None:
     resource = lack_quota(make_resource(), NOW, "state")
     assert decide(resource, observe(), now=NOW + 1).actions == ()
     smaller = make_resource(resource.status, slices={"topology": "2x2"})
     assert kinds(decide(smaller, observe(), now=NOW + 1)) == [CreateCloudResource]
-
-
-def test_an_active_resource_starts_the_count_of_lacks_anew() -> None:
     resource = noted(created(QueuedResourceState.PROVISIONING), quota_failures=3)
     cloud = make_cloud_resource(resource, "ACTIVE")
-    decision = decide(resource, observe(cloud, nodes=[make_node(cloud)]))
-    assert decision.status.operator.quota_failures == 0
+    assert decide(resource, observe(cloud, nodes=[make_node(cloud)])).status.operator.quota_failures == 0

@@ -100,14 +100,6 @@ def test_a_deletion_in_every_state_deletes_or_waits(state: str, *, known: bool) 
     assert decision.requeue_after_s is not None
 
 
-def test_a_deletion_without_credentials_says_what_to_do() -> None:
-    decision = decide(deleting(), NO_CREDENTIALS)
-    degraded = find(decision, "Degraded")
-    assert degraded.reason == "DeletionBlocked"
-    assert "Retain" in degraded.message
-    assert not decide(after(deleting(), decision), NO_CREDENTIALS).write_status
-
-
 @pytest.mark.parametrize(
     ("resource", "goes"),
     [
@@ -278,12 +270,3 @@ def test_the_status_beside_a_spec_of_another_version_still_names_what_is_to_be_d
     assert subject.retain
     assert subject.status.cloud_name.endswith("/team-v5e")
     assert subject.status.operator.created
-
-
-def test_a_retained_resource_stays_and_the_nodes_that_we_cordoned_take_pods_again() -> None:
-    resource = noted(deleting(deletion_policy="Retain"), removing="Deleted")
-    ours = replace(MEMBER, unschedulable=True, cordoned_by="uid-1")
-    members = (ours, replace(ours, name="host-1", cordoned_by=""))
-    decision = decide(resource, observe(make_cloud_resource(resource, "ACTIVE"), members=members))
-    assert decision.actions == (Cordon(member=ours, undo=True), *LETS_GO)
-    assert decision.events[0].reason == "Retained"

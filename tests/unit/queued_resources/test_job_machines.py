@@ -1,14 +1,13 @@
-"""Jobs on the machines of a QueuedResource: they wait, start, lose them, and resume."""
+"""Jobs on the machines of a QueuedResource: they wait, start, lose them, and resume; also where Kueue starts them."""
 
 from typing import Any
 
 import pytest
 
-from fake_cluster.job_machines import TPU, change, machines, running, world_of
-from fake_cluster.kubelets import termination_message
-from fake_cluster.world import World, training_job
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.cache.keys import job_key, queued_resource_key
+from fake_cluster.job_machines import change, machines, running, world_of
+from fake_cluster.stories import count_restarts, end_pods, play
+from fake_cluster.world import World
+from stepkeeper_operator.api.v1alpha1.conditions import Phase
 
 GUARANTEED: dict[str, Any] = {"guaranteed": {}}
 
@@ -47,28 +46,23 @@ def read_graces(world: World) -> tuple[int, int]:
 async def test_a_job_waits_for_its_machines_suspended_and_says_for_what(
     resource: dict[str, Any] | None, reason: str, words: str
 ) -> None:
-    world = world_of(resource)
-    await world.run_until_settled()
-    assert world.jobset is None
-    assert world.phase() is Phase.SUSPENDED
-    assert world.condition("Suspended") == (ConditionStatus.TRUE, reason)
-    message = next(c.message for c in world.status.conditions if c.type == "Suspended")
-    assert words in message
+    world = await play(
+        world_of(resource), f"run, gone, phase Suspended, condition Suspended True/{reason}, rests"
+    )
+    assert words in world.message("Suspended")
     assert world.events == ["Suspended"]
-    assert await world.record_writes(rounds=3) == []
 
 
 async def test_a_resource_that_is_made_again_under_its_name_gets_the_pods_and_not_the_old_one() -> None:
     world = await running()
     await change(world, deleting=True)
-    assert world.pods == []
+    await play(world, "pods 0")
     await change(world, uid="uid-b", active=False, joined=False)
-    assert world.pods == []
+    await play(world, "pods 0")
     await change(world, uid="uid-b")
-    assert world.phase() is Phase.RUNNING
+    await play(world, "phase Running, causes Requested -")
     selectors = [pod["spec"]["nodeSelector"] for pod in world.pods]
     assert selectors == [{"stepkeeper.dev/queued-resource-uid": "uid-b"}] * 2
-    assert world.causes == ["Requested", None]
     assert world.status.restarts.total == 1
 
 
@@ -106,12 +100,7 @@ async def test_pods_have_five_minutes_where_the_cloud_has_autocheckpoint_on(
 
 @pytest.mark.parametrize(
     ("asked", "read_back", "shown"),
-    [
-        (None, "", "On"),
-        (True, "Off", "Off"),
-        (False, "On", "On"),
-        (None, "Mixed", "Mixed"),
-    ],
+    [(None, "", "On"), (True, "Off", "Off"), (False, "On", "On"), (None, "Mixed", "Mixed")],
 )
 async def test_a_job_says_what_autocheckpoint_its_machines_have(
     asked: bool | None, read_back: str, shown: str
@@ -121,9 +110,7 @@ async def test_a_job_says_what_autocheckpoint_its_machines_have(
     assert world.status.checkpoint.autocheckpoint == shown
     assert world.status.resources is not None
     assert world.status.resources.queued_resource_name == "pod-a"
-    grace = next(c for c in world.status.conditions if c.type == "GraceSufficient")
-    assert f"autocheckpoint is {shown} on pod-a" in grace.message
-    assert await world.record_writes() == []
+    await play(world, f"message GraceSufficient autocheckpoint is {shown} on pod-a, rests")
     await change(world, autocheckpoint=asked, read_back="Off" if shown == "On" else "On")
     assert world.status.checkpoint is not None
     assert world.status.checkpoint.autocheckpoint not in {shown, None}
@@ -138,25 +125,19 @@ async def test_machines_that_are_taken_away_are_the_cause_and_the_job_comes_back
 ) -> None:
     world = await running(tier=tier)
     await change(world, tier=tier, active=False, joined=False, state="Suspended", message="no capacity")
-    assert world.phase() is Phase.SUSPENDED
-    assert world.condition("Suspended") == (ConditionStatus.TRUE, "WaitingForQueuedResource")
-    assert world.pods == []
-    assert world.causes == [cause]
-    assert await world.record_writes(rounds=3) == []
+    lost = (
+        f"phase Suspended, condition Suspended True/WaitingForQueuedResource, pods 0, causes {cause}, rests"
+    )
+    await play(world, lost)
     await change(world, tier=tier)
-    assert world.phase() is Phase.RUNNING
-    assert world.causes == [cause, None]
-    counts = {count.cause: count.count for count in world.status.restarts.by_cause}
-    assert counts == {cause: 1}
+    await play(world, f"phase Running, causes {cause} -")
+    assert count_restarts(world).keys() == {cause}
 
 
 async def test_a_lost_node_of_preempted_machines_is_a_preemption_also_once_they_are_back() -> None:
-    world = await running(tier={"spot": {}})
-    node = world.pods[0]["spec"]["nodeName"]
-    world.lose_node(node)
-    world.cluster.put(
-        "queuedresources", machines(tier={"spot": {}}, active=False, joined=False, state="Suspended")
-    )
+    world = await play(await running(tier={"spot": {}}), "lose n1")
+    gone = machines(tier={"spot": {}}, active=False, joined=False, state="Suspended")
+    world.cluster.put("queuedresources", gone)
     await world.run_until_settled(rounds=40)
     assert set(world.causes) == {"SpotPreemption"}
     await change(world, tier={"spot": {}})
@@ -180,38 +161,29 @@ async def test_a_training_that_ends_by_itself_when_its_maintenance_begins_has_en
     """Autocheckpoint tells the processes, no pod is deleted, and the resource stays active: the machines come back."""
     world = await running()
     await change(world, maintenance_at=(world.now + begins_in_s,))
-    for pod in world.pods:
-        world.controllers.end_pod(pod, 75, message=termination_message(75, notice=notice, step=10))
-    await world.run_until_settled()
-    assert world.causes == [cause, None]
-    (count,) = world.status.restarts.by_cause
-    assert (count.cause, count.count, count.counted_towards_limit) == (cause, 1, 0)
+    end_pods(world, 75, notice=notice, step=10)
+    await play(world, f"run, causes {cause} -, costs {cause}=1/0")
 
 
 async def test_a_pod_that_is_deleted_in_the_midst_of_maintenance_has_not_ended_for_it() -> None:
     world = await running()
     await change(world, maintenance_at=(world.now,))
-    kubelets = world.controllers.kubelets
-    kubelets.stop_code, kubelets.stop_message = 75, termination_message(75, notice="sigterm")
-    for pod in world.pods:
-        world.cluster.mark_deleted("pods", pod["metadata"]["namespace"], pod["metadata"]["name"], grace_s=30)
-    await world.run_until_settled()
+    await play(world, "stop 0 75, delete-pods 30, run")
     assert world.causes[0] == "Requested"
 
 
 async def test_a_change_or_deletion_that_somebody_asked_for_is_requested() -> None:
     world = await running()
     await change(world, active=False, joined=False, state="Deleting", removing="SpecChanged")
-    assert world.causes == ["Requested"]
+    await play(world, "causes Requested")
     await change(world)
     await change(world, deleting=True)
-    assert world.causes == ["Requested", "Requested"]
+    await play(world, "causes Requested Requested")
     assert world.status.restarts.total == 1
 
 
 async def test_each_thing_that_a_job_waits_for_is_an_event() -> None:
-    world = world_of(None)
-    await world.run_until_settled(rounds=2)
+    world = await play(world_of(None), "run 2")
     await change(world, active=False, joined=False, state="WaitingForResources")
     await change(world, joined=False, message="1 of 2 hosts")
     await change(world, joined=False, message="0 of 2 hosts")
@@ -224,21 +196,56 @@ async def test_each_thing_that_a_job_waits_for_is_an_event() -> None:
 async def test_an_operator_that_cannot_see_the_machines_blames_them_for_nothing() -> None:
     world = await running()
     world.restart_operator(queued_resources=False)
-    world.controllers.end_pod(world.pods[0], 1)
-    await world.run_until_settled()
-    assert world.causes == ["ApplicationError", None]
+    await play(world, "fail, run, causes ApplicationError -")
 
 
-async def test_all_jobs_that_name_a_resource_are_looked_at_when_it_changes() -> None:
-    world = await running()
-    other = training_job(
-        placement={"tpu": TPU}, checkpoint={"uri": "gs://b/o", "interval": {"every": {"steps": 1}}}
+READY = machines()
+ABSENT = machines(active=False, joined=False, state="WaitingForResources")
+LOST = machines(active=False, joined=False, state="Suspended", tier={"spot": {}})
+
+
+async def see(world: World, resource: dict[str, Any]) -> None:
+    world.cluster.put("queuedresources", resource)
+    await world.run_until_settled(rounds=15)
+    assert world.controllers.kueue.undone == []
+
+
+async def queued(resource: dict[str, Any], *, quota: bool = True) -> World:
+    world = world_of(resource)
+    world.controllers.kueue.install(quota=quota, default_queue="tpus")
+    await see(world, resource)
+    return world
+
+
+async def test_a_job_joins_the_queue_once_its_machines_are_there_and_kueue_starts_it() -> None:
+    # It takes no place in the queue, and no quota, while it couldn't run.
+    world = await play(
+        await queued(ABSENT, quota=False), "gone, condition Suspended True/WaitingForQueuedResource"
     )
-    other["metadata"]["name"] = "other"
-    world.cluster.put("checkpointedtrainingjobs", other)
-    raw = world.cache.get_object(queued_resource_key("default", "pod-a"))
-    assert raw is not None
-    keys = (job_key("default", "lm"), job_key("default", "other"))
-    assert world.cache.record_queued_resource(raw)[1:] == keys
-    world.cluster.remove("checkpointedtrainingjobs", "default", "other")
-    assert world.cache.record_queued_resource(raw)[1:] == keys[:1]
+    await see(world, READY)
+    await play(world, "suspended, pods 0, quota")  # only Kueue starts it
+    await see(world, READY)
+    await play(world, "phase Running")
+
+
+@pytest.mark.parametrize("admitted", [True, False])
+async def test_machines_that_go_take_a_job_out_of_the_queue_until_they_are_back(*, admitted: bool) -> None:
+    world = await queued(READY, quota=admitted)
+    assert (world.phase() is Phase.RUNNING) is admitted
+    await see(world, LOST)
+    await play(
+        world, "gone, pods 0, condition Suspended True/WaitingForQueuedResource, quota"
+    )  # it holds no quota
+    await see(world, READY)
+    await play(world, "phase Running")
+    await play(world, "causes SpotPreemption -, costs SpotPreemption=1/0" if admitted else "causes -, costs")
+
+
+async def test_hosts_that_left_for_a_moment_cost_no_place_in_the_queue() -> None:
+    world = await queued(READY, quota=False)
+    first = world.jobset
+    await see(world, machines(joined=False))
+    assert first is not None
+    assert world.jobset is not None
+    assert world.jobset["metadata"]["uid"] == first["metadata"]["uid"]
+    await play(world, "condition Suspended True/WaitingForNodes")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fake_cluster.resource_owners import tell
 from fake_cluster.resource_world import ResourceWorld, active
 from stepkeeper_operator.cloud_tpu.naming import CLUSTER_LABEL, NAME_LABEL, UID_LABEL
 
@@ -38,10 +39,7 @@ async def test_state_and_hosts_are_shown_and_go_with_the_object() -> None:
     assert figures["stepkeeper_queued_resource_joined_hosts"] == {OBJECT: 2.0}
     assert figures["stepkeeper_queued_resource_recreations"] == {OBJECT: 0.0}
     assert figures["stepkeeper_queued_resource_quota_exhausted"] == {OBJECT: 0.0}
-    world.delete()
-    await world.run(20)
-    await world.reconcile()
-    assert world.raw is None
+    await tell(world, "delete, run 20, look, gone")
     left = {name: series for name, series in read(world).items() if "queued_resource" in name}
     assert not any(left.values())
     assert "stepkeeper_cloud_tpu_list_age_seconds" not in read(world), "no object is in the place any more"
@@ -54,8 +52,7 @@ async def test_requests_are_counted_by_method_and_code() -> None:
         await world.reconcile()
         world.now += 1
     await world.run(12)
-    world.delete()
-    await world.run(20)
+    await tell(world, "delete, run 20")
     requests = read(world)["stepkeeper_cloud_tpu_requests_total"]
     by_key = {(dict(labels)["method"], dict(labels)["code"]): value for labels, value in requests.items()}
     assert by_key["ListNodes", "UNAVAILABLE"] == 1.0
@@ -68,11 +65,8 @@ async def test_requests_are_counted_by_method_and_code() -> None:
 
 async def test_recreations_lack_of_quota_and_uncounted_hosts_are_shown_also_by_a_new_operator() -> None:
     world = await active()
-    world.cloud.set_nodes("PREEMPTED")
     world.cloud.set_quota("v5litepod", 0)
-    await world.run(40)
-    world.restart_operator()
-    await world.reconcile()
+    await tell(world, "preempt, run 40, restart, look")
     figures = read(world)
     assert figures["stepkeeper_queued_resource_recreations"] == {OBJECT: 1.0}
     assert figures["stepkeeper_queued_resource_quota_exhausted"] == {OBJECT: 1.0}
@@ -84,12 +78,10 @@ async def test_recreations_lack_of_quota_and_uncounted_hosts_are_shown_also_by_a
 
 async def test_the_age_of_the_last_list_grows_while_the_cloud_is_silent() -> None:
     world = await active()
-    world.cloud.inject_error("ListNodes", "UNAVAILABLE", None, message="down")
     before = read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE]
-    await world.run(10, seconds=30)
+    await tell(world, "fail ListNodes UNAVAILABLE, run 10 30")
     assert read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE] == before + 300
-    world.cloud.clear_faults()
-    await world.run(4, seconds=30)
+    await tell(world, "recover, run 4 30")
     assert read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE] <= 60
 
 

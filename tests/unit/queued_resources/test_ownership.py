@@ -14,17 +14,24 @@ from fake_cluster.queued_resources import (
     noted,
     observe,
 )
-from fake_cluster.resource_owners import THEIRS, adopting, beside, made, owners, record_requests, run_all
+from fake_cluster.resource_owners import (
+    OTHERS,
+    THEIRS,
+    adopting,
+    beside,
+    made,
+    owners,
+    record_requests,
+    run_all,
+    take_nodes,
+    tell,
+)
 from fake_cluster.resource_world import ResourceWorld, active
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.queued_resources.decision import DeleteCloudResource
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 
-
-def take_nodes(world: ResourceWorld) -> None:
-    """Label the nodes as another cluster would that adopts it."""
-    for key, node in world.cloud.nodes.items():
-        world.cloud.nodes[key] = replace(node, labels=THEIRS)
+AT_ONCE: dict[str, Any] = {"backoff": {"initialSeconds": 0}}
 
 
 def take_name(world: ResourceWorld) -> None:
@@ -43,58 +50,36 @@ async def test_what_somebody_else_takes_over_is_not_touched_until_a_person_acts(
     world = await adopting() if adopted else ResourceWorld()
     await world.run(14)
     requests = record_requests(world)
-    take_nodes(world)
-    if deleted:
-        world.delete()
-    await world.run(20)
-    assert requests == []
-    assert owners(world) == {"z"}
-    assert world.events.count("OwnedByOther") == 1
-    if deleted:
-        assert world.raw is None
-        return
-    assert world.condition("Accepted") == ("False", "OwnedByOther")
-    assert "z" in world.message("Accepted")
-    world.annotate(None)
-    await world.run(4)
-    world.annotate("team-v5e")
-    await world.run(8)
-    assert owners(world) == {"uid-1"}
-    assert world.condition("Accepted") == ("True", "Accepted")
+    await tell(
+        world, "take, delete, run 20, gone" if deleted else f"take, run 20, {OTHERS}, message Accepted z"
+    )
+    assert (requests, owners(world), world.events.count("OwnedByOther")) == ([], {"z"}, 1)
+    if not deleted:
+        await tell(world, "annotate, run 4, annotate team-v5e, run 8, condition Accepted True/Accepted")
+        assert owners(world) == {"uid-1"}
+
+
+def count_cordons(world: ResourceWorld, count: str) -> None:
+    nodes = world.cluster.list_objects("nodes")
+    assert len([raw for raw in nodes if raw["spec"].get("unschedulable")]) == int(count)
 
 
 @pytest.mark.parametrize("retained", [True, False])
 async def test_what_is_lost_holds_no_deletion_up_and_is_not_said_to_be_retained(*, retained: bool) -> None:
     world = await active(deletionPolicy="Retain" if retained else "Delete")
-    take_nodes(world)
-    await world.run(6)
-    world.cloud.inject_error("ListNodes", "UNAVAILABLE", None, message="down")
-    if not retained:
-        world.delete()
-        await world.run(2)
-        assert world.raw is not None, "it waits for an error that passes"
-        assert not [raw for raw in world.cluster.list_objects("nodes") if raw["spec"].get("unschedulable")]
-    world.cloud.clear_faults()
-    world.cloud.inject_error("ListNodes", "PERMISSION_DENIED", None, message="denied")
-    world.delete()
-    await world.run(4)
-    assert world.raw is None
-    assert "Retained" not in world.events
-    assert world.events.count("OwnedByOther") == (1 if retained else 2), (
-        "at the loss, and as it lets go of it"
-    )
+    await tell(world, "take, run 6, fail ListNodes UNAVAILABLE")
+    if not retained:  # it waits for an error that passes
+        await tell(world, "delete, run 2, exists, cordons 0", cordons=count_cordons)
+    await tell(world, "recover, fail ListNodes PERMISSION_DENIED, delete, run 4, gone, events Retained 0")
+    assert world.events.count("OwnedByOther") == (1 if retained else 2), "at the loss, and as it lets go"
 
 
 async def test_another_resource_can_be_adopted_after_a_loss() -> None:
-    world = await active()
-    take_nodes(world)
-    await world.run(4)
+    world = await tell(await active(), "take, run 4")
     asked = record_requests(world)
     world.cloud.add(made(cloud_id="team-v5e-r1"))
-    world.annotate("team-v5e-r1")
-    await world.run(10)
+    await tell(world, "annotate team-v5e-r1, run 10, condition Accepted True/Accepted")
     assert world.status.cloud_name.endswith("/team-v5e-r1")
-    assert world.condition("Accepted") == ("True", "Accepted")
     assert not [each for each in asked if not each.startswith("label team-v5e-r1")]
 
 
@@ -108,9 +93,8 @@ async def test_what_another_cluster_labels_just_before_our_label_is_written_stay
 
     world.cloud.get_node = get_late  # type: ignore[assignment, method-assign]
     requests = record_requests(world)
-    await world.run(8)
+    await tell(world, f"run 8, {OTHERS}")
     assert requests == []
-    assert world.condition("Accepted") == ("False", "OwnedByOther")
 
 
 @pytest.mark.parametrize("adopted", [True, False])
@@ -135,10 +119,19 @@ async def test_what_another_cluster_has_taken_since_the_last_list_is_not_deleted
     await world.run(12)
     assert not [each for each in asked if each.startswith("delete")]
     assert theirs.items() <= world.cloud.resources.items()
-    assert (world.raw is None) is (by == "its own deletion")
-    if world.raw is not None:
-        assert world.condition("Accepted") == ("False", "OwnedByOther")
-        assert world.status.error is None
+    await tell(world, "gone" if by == "its own deletion" else OTHERS)
+    assert world.raw is None or world.status.error is None
+
+
+async def adopt_elsewhere(
+    first: ResourceWorld, cloud_id: str, **spec: Any
+) -> tuple[ResourceWorld, list[str]]:
+    """Let another cluster adopt it. Return that one, and what is asked of the cloud from now on."""
+    second = ResourceWorld(uid="uid-2", cluster_id="another", service=first.cloud, now=first.now, **spec)
+    second.annotate(cloud_id)
+    await run_all(8, first, second)
+    assert second.status.operator.adopted
+    return second, record_requests(first)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -146,27 +139,20 @@ async def test_what_another_cluster_has_taken_since_the_last_list_is_not_deleted
 async def test_the_former_owner_neither_takes_back_nor_replaces_what_another_cluster_has_adopted(
     number: int, *, deleted: bool
 ) -> None:
-    first = await active(recreatePolicy={"backoff": {"initialSeconds": 0}})
+    first = await active(recreatePolicy=AT_ONCE)
     if number:
-        first.cloud.suspend("team-v5e")
-        await first.run(14)
+        await tell(first, "suspend, run 14")
     cloud_id = f"team-v5e-r{number}" if number else "team-v5e"
-    second = ResourceWorld(uid="uid-2", cluster_id="another", service=first.cloud, now=first.now)
-    second.annotate(cloud_id)
-    await run_all(8, first, second)
-    assert second.status.operator.adopted
-    asked = record_requests(first)
+    second, asked = await adopt_elsewhere(first, cloud_id)
     hosts = first.hosts
     assert hosts
     if deleted:
         first.delete()
     await run_all(8, first, second)
-    assert first.hosts == hosts
-    assert second.status.state is QueuedResourceState.ACTIVE
-    assert asked == []
-    assert (first.raw is None) is deleted
+    assert (first.hosts, asked) == (hosts, [])
+    await tell(second, "state Active")
+    await tell(first, "gone" if deleted else OTHERS)
     if not deleted:
-        assert first.condition("Accepted") == ("False", "OwnedByOther")
         first.sync_hosts([])
         second.delete()
         await run_all(20, first, second)
@@ -176,61 +162,41 @@ async def test_the_former_owner_neither_takes_back_nor_replaces_what_another_clu
 @pytest.mark.parametrize("ends", ["suspended", "preempted"])
 async def test_what_another_cluster_has_adopted_is_not_deleted_once_it_has_no_nodes(ends: str) -> None:
     first = await active()
-    keep: dict[str, Any] = {"recreatePolicy": {"onSuspended": "Keep"}}
-    second = ResourceWorld(uid="uid-2", cluster_id="another", service=first.cloud, now=first.now, **keep)
-    second.annotate("team-v5e")
-    await run_all(8, first, second)
-    asked = record_requests(first)
+    second, asked = await adopt_elsewhere(first, "team-v5e", recreatePolicy={"onSuspended": "Keep"})
     if ends == "suspended":
         first.cloud.suspend("team-v5e")
     else:
         first.cloud.nodes.clear()
     await run_all(20, first, second)
-    assert asked == []
-    assert first.condition("Accepted") == ("False", "OwnedByOther")
-    assert "was taken over by another object" in first.message("Accepted")
-    first.delete()
+    await tell(first, f"{OTHERS}, message Accepted was taken over by another object, delete")
     await run_all(10, first, second)
-    assert asked == []
-    assert first.raw is None
+    assert (asked, first.raw) == ([], None)
 
 
 async def test_what_gets_this_objects_label_back_is_its_own_again_with_its_policies() -> None:
-    world = await active(recreatePolicy={"backoff": {"initialSeconds": 0}})
+    world = await active(recreatePolicy=AT_ONCE)
     before = dict(world.cloud.nodes)
-    take_nodes(world)
-    await world.run(4)
-    assert world.condition("Accepted") == ("False", "OwnedByOther")
+    await tell(world, f"take, run 4, {OTHERS}")
     world.cloud.nodes.update(before)
-    await world.run(4)
-    assert world.condition("Accepted") == ("True", "Accepted")
-    world.cloud.suspend("team-v5e")
-    await world.run(30)
-    assert world.ours == ["team-v5e-r1"]
+    await tell(world, "run 4, condition Accepted True/Accepted, suspend, run 30, ours team-v5e-r1")
 
 
 async def test_what_another_object_takes_over_during_a_drain_is_uncordoned_and_left_alone() -> None:
     world = await active(updatePolicy="Recreate")
     world.add_pod(world.hosts[0])
     world.edit(slices={**world.resource.to_raw()["spec"]["slices"], "topology": "2x2"})
-    await world.run(1)
-    assert [raw["spec"]["unschedulable"] for raw in world.cluster.list_objects("nodes")] == [True]
+    await tell(world, "run 1, cordons 1", cordons=count_cordons)
     asked = record_requests(world)
-    take_nodes(world)
-    await world.run(8)
+    await tell(world, f"take, run 8, cordons 0, {OTHERS}", cordons=count_cordons)
     assert asked == []
-    assert not [raw for raw in world.cluster.list_objects("nodes") if raw["spec"].get("unschedulable")]
-    assert world.condition("Accepted") == ("False", "OwnedByOther")
 
 
 def test_a_loss_is_no_reason_to_forget_another_one_of_ours() -> None:
     resource = deleting(QueuedResourceState.ACTIVE)
     lost = make_cloud_resource(resource, "ACTIVE")
     stray = make_cloud_resource(noted(resource, number=1), "ACTIVE")
-    decision = decide(
-        resource, observe(lost, stray, nodes=[make_node(lost, labels=THEIRS), make_node(stray)])
-    )
-    (action,) = decision.actions
+    nodes = [make_node(lost, labels=THEIRS), make_node(stray)]
+    (action,) = decide(resource, observe(lost, stray, nodes=nodes)).actions
     assert isinstance(action, DeleteCloudResource)
     assert action.cloud_id == stray.id
 
@@ -240,17 +206,11 @@ async def test_what_belongs_to_an_object_of_another_name_in_this_cluster_is_not_
     *, retained: bool
 ) -> None:
     owner = ResourceWorld(namespace="team", name="v5-e", deletionPolicy="Retain")
-    await owner.run(6)
-    if retained:
-        owner.delete()
-        await owner.run(2)
-        assert owner.raw is None
-    other = ResourceWorld(
-        namespace="team-v5", name="e", uid="uid-2", service=owner.cloud, now=owner.now, adopt="team-v5-e"
-    )
+    await tell(owner, "run 6, delete, run 2, gone" if retained else "run 6")
+    place: dict[str, Any] = {"namespace": "team-v5", "name": "e", "uid": "uid-2", "adopt": "team-v5-e"}
+    other = ResourceWorld(service=owner.cloud, now=owner.now, **place)
     asked = record_requests(owner)
     await run_all(6, owner, other)
     assert asked == []
-    assert other.condition("Accepted") == ("False", "OwnedByOther")
-    assert "the label of QueuedResource team/v5-e of this cluster" in other.message("Accepted")
+    await tell(other, f"{OTHERS}, message Accepted the label of QueuedResource team/v5-e of this cluster")
     assert "Choose another metadata.name" in other.message("Accepted")

@@ -3,13 +3,11 @@
 import pytest
 
 from fake_cluster.queued_resources import PLACE
+from fake_cluster.resource_owners import JOINED, OTHERS, tell
 from fake_cluster.resource_world import ResourceWorld
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
 from stepkeeper_operator.cloud_tpu.naming import UID_LABEL
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL
-
-ACTIVE = QueuedResourceState.ACTIVE
 
 
 async def delete_and_apply(world: ResourceWorld, *, rounds: int) -> None:
@@ -32,24 +30,12 @@ async def test_an_object_that_is_made_again_at_once_has_the_name_and_machines_of
 
     world = ResourceWorld()
     await delete_and_apply(world, rounds=rounds)
-    for _ in range(n_refusals):
-        world.cloud.inject_error("CreateQueuedResource", "ALREADY_EXISTS", message="team-v5e exists")
     if n_refusals:
-        for _ in range(3):
-            await world.reconcile()
-        assert world.condition("Accepted") == ("False", "AlreadyExists")
-        assert "The name of a deletion just now is free again soon" in world.message("Accepted")
-    await world.run(12)
-    assert world.status.state is ACTIVE
-    assert world.ours == list_ids(world) == ["team-v5e"]
-    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+        refused = "fail CreateQueuedResource ALREADY_EXISTS 3, look, look, look, condition Accepted False/AlreadyExists"
+        await tell(world, f"{refused}, message Accepted The name of a deletion just now is free again soon")
+    await tell(world, f"run 12, state Active, ours team-v5e, there team-v5e, {JOINED}, recreations 0")
     labels = [raw["metadata"]["labels"] for raw in world.cluster.list_objects("nodes")]
     assert {each[QUEUED_RESOURCE_UID_LABEL] for each in labels} == {"uid-2"}
-    assert world.status.recreations == 0
-
-
-def list_ids(world: ResourceWorld) -> list[str]:
-    return [cloud_id for _, cloud_id in world.cloud.resources]
 
 
 async def test_a_deletion_that_comes_late_and_hits_the_next_of_the_name_is_told_and_made_good() -> None:
@@ -57,28 +43,18 @@ async def test_a_deletion_that_comes_late_and_hits_the_next_of_the_name_is_told_
 
     world = ResourceWorld()
     await delete_and_apply(world, rounds=8)
-    await world.run(8)
-    assert world.status.state is ACTIVE
+    await tell(world, "run 8, state Active")
     await world.cloud.delete_queued_resource(PLACE, "team-v5e", request_id="", version=ApiVersion.V2)
-    await world.run(12)
-    assert world.ours == list_ids(world) == ["team-v5e-r1"]
-    assert world.status.state is ACTIVE
+    await tell(world, "run 12, ours team-v5e-r1, there team-v5e-r1, state Active, recreations 1")
     assert {"Vanished", "Preempted"} & set(world.events)
-    assert world.status.recreations == 1
 
 
 async def test_what_is_applied_to_an_object_that_goes_goes_with_it_and_that_is_said() -> None:
-    world = ResourceWorld()
-    await world.run(8)
-    world.cloud.stays.add("team-v5e")
-    world.delete()
+    world = await tell(ResourceWorld(), "run 8, stay, delete")
     world.edit(joinTimeoutSeconds=1234)
-    await world.run(4)
-    assert "apply it again once it is gone" in world.message("Active")
+    await tell(world, "run 4, message Active apply it again once it is gone")
     world.cloud.stays.clear()
-    await world.run(6)
-    assert world.raw is None
-    assert list_ids(world) == []
+    await tell(world, "run 6, gone, there")
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -100,8 +76,8 @@ async def test_of_two_namespaces_that_make_one_name_the_later_is_told_whose_it_i
             await first.reconcile()
             await second.reconcile()
     await go_on(10, first, second)
-    assert first.status.state is ACTIVE
-    assert second.condition("Accepted") == ("False", "OwnedByOther")
+    await tell(first, "state Active")
+    await tell(second, OTHERS)
     assert "stepkeeper-namespace=team, stepkeeper-name=a-b" in second.message("Accepted")
     assert "choose another metadata.name" in second.message("Accepted")
     second.delete()

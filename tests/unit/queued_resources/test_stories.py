@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.queued_resources import PLACE
+from fake_cluster.resource_owners import JOINED, tell
 from fake_cluster.resource_world import ResourceWorld, active
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
@@ -19,18 +19,15 @@ GUARANTEED: dict[str, Any] = {"tier": {"guaranteed": {}}}
 
 
 async def test_it_is_created_provided_joined_and_then_nothing_is_written() -> None:
-    world = await active(slices={"count": 2})
-    assert world.cloud.created == ["team-v5e"]
+    world = await tell(await active(slices={"count": 2}), "created team-v5e, rests")
     assert world.status.joined == "2/2"
-    assert await world.record_writes() == []
     states = [reason for reason in world.events if reason in set(QueuedResourceState)]
     assert (states[0], states[-1]) == ("Pending", "Active")
     assert len(set(states)) == len(states), "each state is told once"
 
 
 async def test_once_the_lease_is_lost_nothing_more_is_asked_of_the_cloud() -> None:
-    world = await active()
-    world.delete()
+    world = await tell(await active(), "delete")
     looks = 0
 
     def acting() -> bool:
@@ -47,21 +44,16 @@ async def test_once_the_lease_is_lost_nothing_more_is_asked_of_the_cloud() -> No
         world.step(10)
     assert world.cloud.resources, "its deletion is the next operator's"
     world.acting = lambda: True
-    await world.run(20)
-    assert not world.cloud.resources
+    await tell(world, "run 20, nothing-left")
 
 
 async def test_a_deletion_lets_pods_end_and_leaves_nothing() -> None:
     world = await active()
     world.add_pod("team-v5e-w0")
-    world.delete()
-    await world.run(1)
+    await tell(world, "delete, run 1")
     assert world.cluster.objects["nodes", None, "team-v5e-w0"]["spec"]["unschedulable"]
     assert world.cloud.resources, "the machines stay while the pod saves"
-    await world.run(20)
-    assert world.raw is None
-    assert not world.cloud.resources
-    assert not world.hosts
+    await tell(world, "run 20, nothing-left")
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before it", "after it"])
@@ -69,27 +61,16 @@ async def test_a_deletion_lets_pods_end_and_leaves_nothing() -> None:
 async def test_an_operator_killed_at_any_write_makes_no_second_resource(write: int, *, before: bool) -> None:
     world = ResourceWorld()
     world.kill_at, world.kill_before = write, before
-    await world.run(12)
-    assert world.cloud.created == ["team-v5e"]
-    assert world.status.state is QueuedResourceState.ACTIVE
+    await tell(world, "run 12, created team-v5e, state Active")
     world.kill_at = write
-    world.delete()
-    await world.run(30)
-    assert world.raw is None
-    assert not world.cloud.resources
+    await tell(world, "delete, run 30, nothing-left")
 
 
 async def test_a_preempted_node_brings_a_new_resource_after_the_old_one_is_gone() -> None:
     world = await active()
     world.cloud.set_quota("v5litepod", 8)
-    world.cloud.set_nodes("PREEMPTED")
-    await world.run(40)
-    assert world.cloud.created == ["team-v5e", "team-v5e-r1"]
-    assert list(world.cloud.resources) == [(PLACE, "team-v5e-r1")]
-    assert world.status.recreations == 1
-    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-    assert "Preempted" in world.events
-    assert "QuotaExhausted" not in world.events
+    await tell(world, "preempt, run 40, created team-v5e team-v5e-r1, there team-v5e-r1, recreations 1")
+    await tell(world, f"{JOINED}, events Preempted 1, events QuotaExhausted 0")
 
 
 async def test_while_nothing_is_requested_the_conditions_show_nothing_of_the_last_removal() -> None:
@@ -114,24 +95,15 @@ async def test_of_what_was_deleted_and_stays_gone_nothing_is_said_to_cost_money(
 
 
 async def test_a_refusal_is_told_in_the_apis_words_and_a_new_spec_is_tried_at_once() -> None:
-    world = ResourceWorld()
-    world.cloud.inject_error("CreateQueuedResource", "INVALID_ARGUMENT", message="no such accelerator")
-    await world.run(10)
-    assert world.condition("Accepted") == ("False", "Refused")
-    assert "no such accelerator" in world.message("Accepted")
-    assert world.events.count("Refused") == 1
-    assert not world.cloud.resources
+    world = await tell(ResourceWorld(), "fail CreateQueuedResource INVALID_ARGUMENT 1, run 10, there")
+    await tell(world, "condition Accepted False/Refused, message Accepted in its words, events Refused 1")
     world.edit(slices=NODE)
-    await world.run(10)
-    assert world.status.state is QueuedResourceState.ACTIVE
-    assert world.condition("Accepted") == ("True", "Accepted")
+    await tell(world, "run 10, state Active, condition Accepted True/Accepted")
 
 
 async def test_a_script_that_is_missing_is_told_and_waited_for() -> None:
     world = ResourceWorld(slices={"startupScriptSecretRef": {"name": "join"}})
-    await world.run(5)
-    assert world.condition("Accepted") == ("False", "StartupScriptMissing")
-    assert not world.cloud.created
+    await tell(world, "run 5, condition Accepted False/StartupScriptMissing, created")
     world.add_secret("#!/bin/sh\njoin")
     await world.run(10)
     (resource,) = world.cloud.resources.values()
@@ -159,10 +131,8 @@ async def test_the_cloud_is_listed_at_the_idle_pace_once_all_is_well(
 ) -> None:
     paces = OperatorSettings(cloud_tpu_poll_s=5, cloud_tpu_idle_poll_s=100)
     world = ResourceWorld(settings=CloudSettings.from_settings(paces), **spec)
-    if not readable:
-        world.cloud.inject_error("GetOperation", "PERMISSION_DENIED", None, message="may not read them")
-    await world.run(60)
-    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
+    await tell(world, "run 60" if readable else "fail GetOperation PERMISSION_DENIED, run 60")
+    await tell(world, JOINED)
     assert world.status.operation is None
     lists_before, ends_at = world.cloud.count("ListQueuedResources"), world.now + 2000
     while world.now < ends_at:
@@ -170,10 +140,7 @@ async def test_the_cloud_is_listed_at_the_idle_pace_once_all_is_well(
         assert wait_s is not None
         world.now += min(wait_s, 7)  # something or other wakes it, more often than it wants
     assert 15 <= world.cloud.count("ListQueuedResources") - lists_before <= 23
-    world.delete()
-    await world.run(8)
-    assert world.raw is None
-    assert not world.cloud.resources
+    await tell(world, "delete, run 8, nothing-left")
 
 
 async def test_a_deletion_goes_on_where_no_status_can_be_kept() -> None:
@@ -185,54 +152,37 @@ async def test_a_deletion_goes_on_where_no_status_can_be_kept() -> None:
     world.cluster.refusals["apply", "queuedresources"] = InvalidObjectError(422, "spec.project: not a string")
     world.delete()
     world.cluster.mark_deleted("pods", "team", "lm-w-0-0", grace_s=100_000)  # it never ends by itself
-    world.cloud.inject_error("DeleteQueuedResource", "PERMISSION_DENIED", None)
-    await world.run(80)
-    assert world.cloud.resources, "its deletion is refused"
+    await tell(world, "fail DeleteQueuedResource PERMISSION_DENIED, run 80, there team-v5e")
     asked = world.cloud.count("DeleteQueuedResource")
     assert 1 <= asked <= 10, (
-        "the time for its pods is bounded, and a refused deletion waits, without a status, too"
+        "the time for pods is bounded, and a refused deletion waits, without a status, too"
     )
-    world.cloud.clear_faults()
-    await world.run(80)
-    assert world.raw is None
-    assert not world.cloud.resources
+    await tell(world, "recover, run 80, gone, there")
 
 
-REFUSED_EVICTIONS = {
-    "a budget forbids it": ApiError(429, "disruption budget"),
-    "two budgets cover it": ApiError(500, "this pod has more than one PodDisruptionBudget"),
-    "a webhook forbids it": InvalidObjectError(403, "admission webhook said no"),
-}
-
-
-@pytest.mark.parametrize("refusal", REFUSED_EVICTIONS.values(), ids=REFUSED_EVICTIONS)
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        ApiError(429, "disruption budget"),
+        ApiError(500, "this pod has more than one PodDisruptionBudget"),
+        InvalidObjectError(403, "admission webhook said no"),
+    ],
+    ids=["a budget forbids it", "two budgets cover it", "a webhook forbids it"],
+)
 async def test_an_eviction_that_is_refused_holds_nothing_up_for_ever(refusal: ApiError) -> None:
     world = await active()
     world.add_pod("team-v5e-w0")
     world.cluster.refusals["evict", "pods"] = refusal
-    world.delete()
-    await world.run(30)
-    assert world.cloud.resources, "it is waited for"
+    await tell(world, "delete, run 30, there team-v5e")
     assert sum(write.verb == "evict" for write in world.cluster.writes) > 1, "it is asked for again"
-    await world.run(60)
-    assert world.raw is None
-
-
-REFUSED, DOWN = "PERMISSION_DENIED", "UNAVAILABLE"
-
-
-def lose_v2alpha1(world: ResourceWorld, code: str) -> None:
-    """Let only v2 answer, which shows nothing of maintenance and autocheckpoint."""
-    world.cloud.inject_error("ListNodes", code, None, version=ApiVersion.V2ALPHA1)
+    await tell(world, "run 60, gone")
 
 
 async def test_where_only_v2_answers_maintenance_and_autocheckpoint_are_unknown() -> None:
     world = ResourceWorld()
-    lose_v2alpha1(world, REFUSED)
-    await world.run(12)
-    assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
-    assert world.condition("MaintenanceScheduled") == ("Unknown", "NotReported")
-    assert REFUSED in world.message("MaintenanceScheduled")
+    world.cloud.inject_error("ListNodes", "PERMISSION_DENIED", None, version=ApiVersion.V2ALPHA1)
+    await tell(world, f"run 12, {JOINED}, condition MaintenanceScheduled Unknown/NotReported")
+    await tell(
+        world, "message MaintenanceScheduled PERMISSION_DENIED, condition Degraded False/AsExpected, rests"
+    )
     assert world.status.autocheckpoint == ""
-    assert world.condition("Degraded") == ("False", "AsExpected")
-    assert await world.record_writes() == []

@@ -1,54 +1,68 @@
-"""Test the types of a CheckpointedTrainingJob."""
+"""Test the types of both kinds: what they read, what they keep, and what they say of a topology."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
 
 from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus
+from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob, PlacementSpec
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 
-ACCEPTED = sorted((Path(__file__).parents[2] / "data/crd/accepted").glob("*.yaml"))
+FOLDERS: Final = (
+    (CheckpointedTrainingJob, Path(__file__).parents[2] / "data/crd/accepted"),
+    (QueuedResource, Path(__file__).parents[2] / "data/crd/queuedresources/accepted"),
+)
+ACCEPTED: Final = [(kind, path) for kind, folder in FOLDERS for path in sorted(folder.glob("*.yaml"))]
 
 
-def raw_job() -> dict[str, Any]:
-    return {
-        "apiVersion": "stepkeeper.dev/v1alpha1",
-        "kind": "CheckpointedTrainingJob",
-        "metadata": {
-            "name": "text-lm",
-            "namespace": "default",
-            "uid": "u-1",
-            "creationTimestamp": "2026-11-21T08:55:00Z",
-            "managedFields": [],
-        },
-        "spec": {
-            "placement": {"hosts": {"count": 2}},
-            "template": {"spec": {"containers": [{"name": "trainer"}]}},
-            "checkpoint": {"uri": "gs://bucket/x", "interval": {"every": {"steps": 5}}},
-        },
-    }
-
-
-@pytest.mark.parametrize("path", ACCEPTED, ids=lambda path: path.stem)
-def test_what_the_api_server_accepts_the_operator_can_read(path: Path) -> None:
-    raw = yaml.safe_load(path.read_text())
+def read_manifest(path: Path, **spec: Any) -> dict[str, Any]:
+    raw: dict[str, Any] = yaml.safe_load(path.read_text())
     raw["metadata"] |= {"namespace": "default", "uid": "u-1"}
-    job = CheckpointedTrainingJob.model_validate(raw)
-    assert job.spec.placement.n_hosts >= 1
-    assert job.to_raw()["spec"]["template"] == raw["spec"]["template"]
+    return raw | {"spec": raw["spec"] | spec}
 
 
-def test_a_field_of_the_spec_that_is_not_known_is_kept_to_be_named() -> None:
-    raw = raw_job()
-    assert list(CheckpointedTrainingJob.model_validate(raw).spec.unknown_fields()) == []
-    raw["spec"]["checkpoint"]["interval"]["pace"] = 5
-    raw["spec"]["budget"] = {}
-    spec = CheckpointedTrainingJob.model_validate(raw).spec
-    assert list(spec.unknown_fields()) == ["budget", "checkpoint.interval.pace"]
-    assert spec.to_raw() == CheckpointedTrainingJob.model_validate(raw_job()).spec.to_raw()
+@pytest.mark.parametrize(("kind", "path"), ACCEPTED, ids=lambda each: getattr(each, "stem", None))
+def test_what_the_api_server_accepts_the_operator_can_read(kind: type[Any], path: Path) -> None:
+    raw = read_manifest(path)
+    found = kind.model_validate(raw)
+    assert list(found.spec.unknown_fields()) == []
+    assert kind.model_validate(found.to_raw()) == found
+    if kind is CheckpointedTrainingJob:
+        assert found.spec.placement.n_hosts >= 1
+        assert found.to_raw()["spec"]["template"] == raw["spec"]["template"]
+
+
+DISKS: Final = [{"sourceDisk": "d"}, {"sourceDisk": "e", "readOnly": True}]
+SLICES: Final = {"accelerator": "v6e", "topology": "2x4", "image": "v2-alpha-tpuv6e", "dataDisks": DISKS}
+INTERVAL: Final = {"every": {"steps": 5}, "pace": 5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "spec", "unknown"),
+    [
+        (
+            QueuedResource,
+            FOLDERS[1][1] / "minimal.yaml",
+            {"slices": SLICES, "tier": {"spot": {"maxPrice": 1}}},
+            ["slices.dataDisks[1].readOnly", "tier.spot.maxPrice"],
+        ),
+        (
+            CheckpointedTrainingJob,
+            FOLDERS[0][1] / "minimal.yaml",
+            {"checkpoint": {"uri": "gs://bucket/x", "interval": INTERVAL}, "budget": {}},
+            ["budget", "checkpoint.interval.pace"],
+        ),
+    ],
+)
+def test_fields_of_the_spec_that_are_not_known_are_named_and_not_written(
+    kind: type[Any], file: Path, spec: dict[str, Any], unknown: list[str]
+) -> None:
+    found = kind.model_validate(read_manifest(file, **spec)).spec
+    assert list(found.unknown_fields()) == unknown
+    assert not {name.rpartition(".")[2] for name in unknown} & set(str(found.to_raw()).split("'"))
 
 
 def test_a_status_reads_back_as_it_was_written() -> None:
