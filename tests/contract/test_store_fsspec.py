@@ -1,7 +1,6 @@
 """Test that stores on fsspec's file systems do what every store has to do, or are refused before anything is put."""
 
 import asyncio
-import threading
 from datetime import UTC, datetime
 from typing import Any
 
@@ -169,33 +168,6 @@ class TestBucketStore(StoreContract):
         return store_on(BucketFileSystem(objects))
 
 
-class OneAtATime(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
-    """fsspec's memory; its create isn't one moment for threads."""
-
-    cachable = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.store: dict[str, Any] = {}
-        self.pseudo_dirs = [""]
-        self.lock = threading.Lock()
-
-    @override
-    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
-        with self.lock:
-            super().pipe_file(path, value, mode, **options)
-
-
-class TestMemoryOfFsspec(StoreContract):
-    @pytest.fixture
-    def store(self) -> FsspecStore:
-        return store_on(OneAtATime(), root="/run")
-
-    @pytest.fixture
-    def another(self, store: FsspecStore) -> FsspecStore:
-        return store_on(store._filesystem, root="/run")
-
-
 @pytest.mark.parametrize(
     ("filesystem", "why"),
     [
@@ -231,24 +203,6 @@ def test_the_proof_is_made_once_leaves_nothing_and_outlasts_lost_answers() -> No
     assert store.read("y") == b"1", "the outcome is unknown: it went in"
     filesystem.buckets.clear()
     store._prove()
-
-
-def test_a_proof_that_a_collection_disturbs_is_made_again() -> None:
-    objects: dict[str, bytes] = {}
-
-    class Collected(BucketFileSystem):
-        """Another job begins, saves and collects, when the first create has won."""
-
-        @override
-        async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
-            await super()._pipe_file(path, value, mode)
-            if "checkpoints/run/.stepkeeper/log/00000000.json" not in objects:
-                objects["checkpoints/run/.stepkeeper/log/00000000.json"] = b"theirs"
-                del objects[path]
-
-    store = store_on(Collected(objects))
-    assert store.put_if_absent("x", b"1")
-    assert sorted(objects) == ["checkpoints/run/.stepkeeper/log/00000000.json", "checkpoints/run/x"]
 
 
 def test_readers_and_who_says_so_put_no_proof_and_still_nothing_is_overwritten() -> None:

@@ -133,7 +133,7 @@ MECHANISMS: Final = {
         without="Of two writers of one name on a file system both win.",
         symbol="stepkeeper.storage.posix:PosixStore._link",
         instead=replace_what_is_there,
-        test="tests/contract/test_store_posix.py::test_of_64_threads_in_8_processes_one_wins_each_slot[linked]",
+        test="tests/contract/test_stores.py::test_of_64_threads_in_8_processes_one_wins_each_slot[linked]",
     ),
     "exclusive rename": Mechanism(
         without="A rename replaces what is there, on file systems without links.",
@@ -228,7 +228,7 @@ MECHANISMS: Final = {
         without="A commit whose objects are missing or damaged in the store counts as verified.",
         symbol="stepkeeper.checkpoint.finishing:verify_objects",
         instead=answer(None),
-        test=f"{_OBJECTS}::test_damage_is_seen_right_after_the_save_and_when_it_is_read",
+        test=f"{_OBJECTS}::test_damage_is_seen_right_after_the_save",
     ),
     "comparison of staged data": Mechanism(
         without="What a local disk has damaged is uploaded to the root.",

@@ -2,8 +2,6 @@
 
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,20 +201,3 @@ def test_a_file_runs_nothing_and_its_names_do_nothing_to_the_terminal(
     assert ("at hook" if content == "a call" else r"\x1b[2J\ud800") in result.stderr
     assert "\x1b" not in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["in.pt"]
-
-
-def test_without_torch_the_other_commands_work_and_these_say_what_to_install(tmp_path: Path) -> None:
-    root = SmallRoot((tmp_path / "root").as_uri())
-    root.begin()
-    root.save(10)
-    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from stepkeeper.cli import main; main()"
-
-    def command(*arguments: str) -> tuple[int, str]:
-        line = [sys.executable, "-c", code, *arguments]
-        done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
-        return done.returncode, done.stderr
-
-    assert command("path", root.url) == (0, "")
-    says = "stepkeeper: this needs torch, which isn't installed: pip install 'stepkeeper[cli,torch]'\n"
-    assert command("export", root.url, str(tmp_path / "x.pt")) == (2, says)

@@ -204,11 +204,30 @@ def test_a_store_that_refuses_is_one_line_and_code_3(run: Run, tmp_path: Path) -
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_without_its_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from stepkeeper.cli import main; main()"
+@pytest.mark.parametrize(
+    ("module", "command", "code", "says"),
+    [
+        ("typer", "ls", 1, "typer isn't installed: pip install 'stepkeeper[cli]'\n"),
+        (
+            "torch",
+            "export",
+            2,
+            "this needs torch, which isn't installed: pip install 'stepkeeper[cli,torch]'\n",
+        ),
+        ("torch", "path", 0, ""),
+    ],
+)
+def test_without_an_extra_the_command_says_what_to_install(
+    tmp_path: Path, module: str, command: str, code: int, says: str
+) -> None:
+    root = SmallRoot((tmp_path / "root").as_uri())
+    root.play("begin 10")
+    absent = f"raise ModuleNotFoundError(\"No module named '{module}'\", name='{module}')"
+    (tmp_path / f"{module}.py").write_text(absent)
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from stepkeeper.cli import main; main()"
+    out = [str(tmp_path / "x.pt")] if command == "export" else []
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200
-    )
-    says = "stepkeeper: typer isn't installed: pip install 'stepkeeper[cli]'\n"
-    assert (done.returncode, done.stderr) == (1, says)
+        [sys.executable, "-c", script, command, root.url, *out],
+        capture_output=True, text=True, check=False, timeout=200
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (code, says and f"stepkeeper: {says}")

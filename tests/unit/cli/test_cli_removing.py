@@ -120,13 +120,6 @@ def test_where_nothing_was_restored_the_latest_is_read_first(run: Run, url: str)
     assert sequences(root) == [2]
 
 
-def test_without_yes_it_says_what_it_would_remove(run: Run, root: SmallRoot) -> None:
-    result = run("rm", root.url, 15, "--force")
-    assert result.exit_code == 4
-    assert f"to remove step 15 (sequence 2) from {root.store.uri}, say --yes" in result.stderr
-    assert sequences(root) == [1, 2, 4, 5]
-
-
 def test_pinned_data_waits_for_a_collection(run: Run, root: SmallRoot) -> None:
     pin = Pin(slot=2, nonce="a" * 32, holder="ml/eval-3", reason="an evaluation")
     put_pin(root.store, pin)
@@ -147,16 +140,7 @@ def test_pins_are_listed_with_their_holders(run: Run, root: SmallRoot) -> None:
     put_pin(root.store, Pin(slot=2, nonce="a" * 32, holder="ml/fork"))
     root.store.write(f".stepkeeper/pins/00000009-{'c' * 32}", [b"{}"])
     header, *lines = run("gc", root.url, "--pins").stdout.splitlines()
-    assert header.split() == [
-        "NAME",
-        "SEQUENCE",
-        "STEP",
-        "HOLDER",
-        "HOST",
-        "RENEWED",
-        "LEASE",
-        "REASON",
-    ]
+    assert header.split() == ["NAME", "SEQUENCE", "STEP", "HOLDER", "HOST", "RENEWED", "LEASE", "REASON"]
     fork, follower, unread = (re.split(" {2,}", line.rstrip()) for line in lines)
     name = f"00000002-{'a' * 32}"
     assert fork == [name, "2", "15", "ml/fork", "-", fork[5], "none", "-"]
@@ -169,7 +153,7 @@ def test_pins_are_listed_with_their_holders(run: Run, root: SmallRoot) -> None:
     assert abs(time.time() - renewed_unix_s) < 60
     assert documents[1] == {
         "name": f"00000005-{'b' * 32}", "sequence": 5, "step": 30, "holder": "follow by 7", "host": "eval-0",
-        "seen": 3, "lease": "current", "reason": "follow", "nonce": "b" * 32,
+        "seen": 3, "lease": "current", "reason": "follow", "nonce": "b" * 32
     }  # fmt: skip
 
 

@@ -1,13 +1,16 @@
-"""What a command takes as a root: a URI, a path, and no checkpoint's folder; and what it shows of a commit."""
+"""What a command takes as a root, what it shows of a commit, and what a shell completes."""
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import Result
 
+import stepkeeper
 from stepkeeper_testing.checkpoints import SmallRoot
 
 Run = Callable[..., Result]
@@ -84,3 +87,26 @@ def test_a_process_without_an_operator_is_told_by_its_host(run: Run, url: str) -
     root.claim = root.log.begin(host="vm-7")
     root.save(10)
     assert "saved by:   a process without an operator, on vm-7, claim 0\n" in run("show", url).stdout
+
+
+@pytest.mark.parametrize(("words", "found"), [("stepkeeper sh", {"show"}), ("stepkeeper ls --a", {"--all"})])
+def test_a_shell_completes_commands_and_options(words: str, found: set[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from stepkeeper.cli import main; main()"],
+        env={
+            **os.environ,
+            "_STEPKEEPER_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert set(done.stdout.split()) == found
+
+
+def test_it_says_its_version(run: Run) -> None:
+    said = run("--version")
+    assert (said.exit_code, said.stdout) == (0, f"stepkeeper {stepkeeper.__version__}\n")

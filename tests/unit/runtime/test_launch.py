@@ -12,7 +12,7 @@ import torch
 
 from stepkeeper.contract import Termination
 from stepkeeper.distributed.devices import choose_backend
-from stepkeeper.distributed.launchers import Launcher, choose_launcher, read_local_rank
+from stepkeeper.distributed.launchers import Launcher, choose_launcher
 from stepkeeper.ending import launcher_folder
 from stepkeeper.ending.launcher_folder import list_ranks
 from stepkeeper.errors import ProcessGroupError
@@ -231,12 +231,6 @@ def test_a_variable_that_a_launcher_left_out_is_named(missing: str) -> None:
     environ = {name: value for name, value in TORCHRUN.items() if name != missing}
     with pytest.raises(ProcessGroupError, match=f"but {missing} is not: set all of"):
         choose_launcher(environ, on_tpu=False)
-
-
-def test_the_local_rank_is_the_launchers() -> None:
-    assert read_local_rank(TORCHRUN) == 1
-    assert read_local_rank({"PJRT_LOCAL_PROCESS_RANK": "2"}) == 2
-    assert read_local_rank(FIRST_POD) == 0
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,10 @@ import sys
 import pytest
 
 LIBRARY = (
+    "stepkeeper",
+    "stepkeeper.contract",
+    "stepkeeper.errors",
+    "stepkeeper.companion.server",
     "stepkeeper.storage",
     "stepkeeper.log",
     "stepkeeper.checkpoint",
@@ -13,7 +17,6 @@ LIBRARY = (
     "stepkeeper.dcp",
     "stepkeeper.dcp.folder",
     "stepkeeper.checkpoint.dcp_format.metadata",
-    "stepkeeper.companion",
     "stepkeeper_planners.geometry.overlapping_pair",
     "stepkeeper.cli",
     "stepkeeper.cli.app",

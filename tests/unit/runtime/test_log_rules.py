@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
 
 import pytest
 
 from stepkeeper.contract import Identity
-from stepkeeper.contract.wire import ContractError
 from stepkeeper.errors import (
     FencedError,
     LogFormatError,
@@ -19,12 +17,12 @@ from stepkeeper.errors import (
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.claims import must_branch
 from stepkeeper.log.entries import BeginEntry, Body, CommitEntry, DeleteEntry, QuarantineEntry, RestoredEntry
-from stepkeeper.log.records import ForeignBase, Index, ManifestRef
-from stepkeeper.log.rows import decode_index, encode_index
+from stepkeeper.log.records import ForeignBase, ManifestRef
 from stepkeeper.log.state import LogState, applied
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage.retry import Patience
-from stepkeeper_testing.memory import MemoryBucket, MemoryStore
+from stepkeeper_testing.hooks import at
+from stepkeeper_testing.memory import FaultHook, MemoryBucket, MemoryStore
 from stepkeeper_testing.pod import pod_identity
 
 CommitStep = Callable[..., int]
@@ -40,16 +38,10 @@ def identity(job: str = "llm", uid: str = "u1", ordinal: tuple[int, int] = (0, 0
     )
 
 
-def failing(times: int, *, applied: bool, error: Exception | None = None) -> Callable[..., None]:
-    """A hook: the first `times` puts get no answer, or an error."""
-    left = [times]
-
-    def hook(moment: str, called: str, path: str) -> None:
-        if called == "put_if_absent" and moment == ("after" if applied else "before") and left[0]:
-            left[0] -= 1
-            raise error or TransientStorageError("no answer")
-
-    return hook
+def failing(times: int, *, applied: bool, error: Exception | None = None) -> FaultHook:
+    """Return a hook: the first `times` puts get no answer, or an error."""
+    when = "after" if applied else "before"
+    return at(f"{when} put_if_absent", error or TransientStorageError("no answer"), times=times)
 
 
 def unanswered_once(bucket: MemoryBucket, claim: Claim, *, applied: bool) -> Log:
@@ -154,32 +146,22 @@ def test_an_unknown_outcome_is_settled_before_anything_else_is_appended(
     assert [record.step for record in lossy.state.line] == [20, 10]
 
 
-def test_a_save_given_up_is_void_and_its_late_put_finds_the_slot_taken(
-    log: Log, bucket: MemoryBucket, commit: CommitStep
-) -> None:
-    claim = log.begin()
-    lossy = unanswered_once(bucket, claim, applied=False)
-    with pytest.raises(UnknownOutcomeError):
-        commit(lossy, claim, 10)
-    assert lossy.void(claim, "took too long", "10/0-x") is None
-    assert (log.refresh().tail, log.state.head) == (1, None)
-    assert b'"kind":"void"' in bucket.objects[slot_path(1)]
-
-
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_save_given_up_that_went_in_is_said_to_be_committed(
-    log: Log, bucket: MemoryBucket, restarted: bool, commit: CommitStep
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_save_given_up_is_void_unless_it_went_in(
+    log: Log, bucket: MemoryBucket, applied: bool, restarted: bool, commit: CommitStep
 ) -> None:
     claim = log.begin()
-    lossy = unanswered_once(bucket, claim, applied=True)
+    lossy = unanswered_once(bucket, claim, applied=applied)
     with pytest.raises(UnknownOutcomeError):
         commit(lossy, claim, 10, "10/0-x")
     if restarted:
         lossy = Log(MemoryStore(bucket))
         lossy.resume(claim)
     record = lossy.void(claim, "took too long", "10/0-x")
-    assert record is not None
-    assert (record.step, lossy.state.tail) == (10, 1)
+    assert (log.refresh().tail, log.state.latest) == (1, record)
+    assert (record is not None) == applied
+    assert (b'"kind":"void"' in bucket.objects[slot_path(1)]) != applied
 
 
 def test_a_refusal_is_no_unknown_outcome(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
@@ -267,45 +249,3 @@ def test_an_entry_that_contradicts_those_before_it_is_refused(body: Body, messag
     ]
     with pytest.raises(LogFormatError, match=message):
         apply_next(reduce(apply_next, before, LogState()), body)
-
-
-ROW: list[Any] = [3, 0, 30, "30/0-a", 5, "manifest.0.json", 4, 7, 2]
-BAD = ((0, -1), (1, True), (2, 2**53 + 1), (3, 5), (4, None), (5, "\ud800"), (6, 1.0), (7, "7"), (8, -2))
-
-
-def record(slot: int, **more: Any) -> CommitRecord:
-    manifest = ManifestRef(path="manifest.0.json", size_bytes=4, crc32c=slot)
-    return CommitRecord(
-        slot=slot, claim=0, step=10 * slot, folder=f"{slot}/0-ä", size_bytes=5, manifest=manifest, **more
-    )
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        (),
-        (record(1), record(2, parent=1)),
-        (
-            record(1, legacy=ForeignBase(step=1, folder="1")),
-            record(2, verified=True),
-            record(3, parent=2, metrics={"loss": "0.5"}),
-            record(4, quarantined=True),
-        ),
-    ],
-)
-def test_rows_are_decoded_as_they_were(records: tuple[CommitRecord, ...]) -> None:
-    found = decode_index(encode_index(Index(commits=records)))
-    assert found == Index(commits=records)
-    assert repr(found.commits) == repr(records), "all fields are there"
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        *([*ROW[:place], value, *ROW[place + 1 :]] for place, value in BAD),
-        *(ROW[:8], [*ROW, {}, 1], {"slot": 3}, [*ROW, {"metric": {}}], [*ROW, [1]]),
-    ],
-)
-def test_what_is_no_row_is_refused(row: object) -> None:
-    with pytest.raises(ContractError):
-        decode_index({"commits": [ROW, row]})

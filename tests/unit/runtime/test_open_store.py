@@ -13,16 +13,8 @@ from stepkeeper.dcp.folder import folder_uri, open_folder
 from stepkeeper.errors import BadUriError, StorageError
 from stepkeeper.storage import open as open_module
 from stepkeeper.storage import open_store, root_uri
-from stepkeeper.storage.base import StreamedStore
 from stepkeeper.storage.fsspec import FsspecStore
-from stepkeeper.storage.mounts import gcsfuse_uri, mount_of, read_mountinfo
-
-
-def test_a_folder(tmp_path: Path) -> None:
-    store = open_store(f"{tmp_path.as_uri()}/my%20run/")
-    store.write("1/x", [b"1"])
-    assert (tmp_path / "my run" / "1" / "x").read_bytes() == b"1"
-    assert store.uri == f"{tmp_path.as_uri()}/my%20run"
+from stepkeeper.storage.mounts import gcsfuse_uri
 
 
 def test_a_folder_whose_name_is_no_utf_8(tmp_path: Path) -> None:
@@ -180,10 +172,6 @@ def test_a_bucket_is_known_by_its_mount(lines: list[str], path: str, uri: str | 
     assert gcsfuse_uri(info(*lines), PurePosixPath(path)) == uri
 
 
-def test_the_mounts_of_this_process_are_read() -> None:
-    assert mount_of(read_mountinfo(), PurePosixPath("/")) is not None
-
-
 def test_a_folder_on_a_mounted_bucket_is_refused_with_the_uri_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,23 +193,3 @@ def test_paths_and_uris_name_folders() -> None:
     for wrong in ("", "local:///a", "gs://", Path("gs://bucket/a")):
         with pytest.raises(BadUriError):
             open_folder(wrong)
-
-
-def test_only_the_folder_is_reached_and_messages_say_where_it_is(tmp_path: Path) -> None:
-    (tmp_path / "my run").mkdir()
-    with open_folder(tmp_path / "my run") as folder:
-        path = folder.path("object")
-        assert (
-            f"{folder.uri}/{path}" == f"{folder.own_uri}/object" == (tmp_path / "my run" / "object").as_uri()
-        )
-        folder.write(path, [b"some ", b"bytes"])
-        assert (tmp_path / "my run" / "object").read_bytes() == b"some bytes"
-        assert folder.read(path, 5) == b"bytes"
-        assert not folder.put_if_absent(path, b"other")
-        assert [stat.path for stat in folder.list(folder.path(""))] == [path]
-        folder.delete(path)
-        assert folder.list(folder.path("")) == []
-        for other in ("object", "other/object", ""):
-            with pytest.raises(ValueError, match="isn't in"):
-                folder.read(other)
-        assert not isinstance(folder, StreamedStore)

@@ -14,11 +14,9 @@ from store_parts.behind import Behind
 from typing_extensions import override
 
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
-from stepkeeper.checkpoint.dcp_format.metadata import encode_metadata
 from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_tensor_file
 from stepkeeper.checkpoint.finishing import finish_checkpoint
 from stepkeeper.checkpoint.layout_cache import LayoutCache
-from stepkeeper.checkpoint.manifest import split_inventory
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
 from stepkeeper.checkpoint.packing import File, pack_order
 from stepkeeper.checkpoint.writing import write_checkpoint
@@ -241,25 +239,6 @@ def test_what_an_earlier_save_has_left_changes_nothing_that_is_stored(
         assert stored(state, step, world_size, caches) == stored(state, step, world_size)
 
 
-def test_what_is_the_same_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-
-    def counted(*args: object, **options: object) -> bytes:
-        made.append(1)
-        return encode_metadata(*args, **options)  # type: ignore[arg-type]  # as they came
-
-    monkeypatch.setattr("stepkeeper.checkpoint.finishing.encode_metadata", counted)
-    caches = [LayoutCache(), LayoutCache()]
-    for step in (1, 2, 3):
-        stored(FIRST, step, 2, caches)
-    assert len(made) == 1
-    order = FIRST.order(0, 4, 1)
-    layout = caches[0].get_layout(order, streams=8, least_bytes=1)
-    again = replace(order, step=5, nonce="5", structure=FIRST.structure(0, 1)[0])
-    assert caches[0].get_layout(again, streams=8, least_bytes=1) is layout
-    assert caches[0].get_layout(order, streams=4, least_bytes=1) is not layout
-
-
 def test_metadata_of_parts_that_dont_fit_is_not_kept() -> None:
     cache = LayoutCache()
     store = MemoryStore()
@@ -269,9 +248,3 @@ def test_metadata_of_parts_that_dont_fit_is_not_kept() -> None:
         other = write_checkpoint(store, State(rows={"w": 6}).order(1, step, 2), data)
         with pytest.raises(ManifestError):
             finish_checkpoint(store, own, [other.make_ref()], cache=cache)
-
-
-@pytest.mark.parametrize("data", [b"", b"{}", b'{"rank":0,"tensors":[],"values":[]}'])
-def test_what_has_no_inventory_in_its_place_is_no_manifest(data: bytes) -> None:
-    with pytest.raises(ManifestError, match="here is no manifest"):
-        split_inventory(data, "here")

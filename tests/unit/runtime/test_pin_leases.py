@@ -92,21 +92,20 @@ def test_a_lease_goes_on_over_starts_and_ends_whoever_looks(
     assert not [path for path in bucket.objects if path.startswith("1/")]
 
 
-@pytest.mark.parametrize(("starts", "minutes"), [((2, 2), 15), ((1,) * 8, 7), ((1,), 120)])
+@pytest.mark.parametrize(
+    ("starts", "minutes", "has_times"),
+    [((2, 2), 15, True), ((1,) * 8, 7, True), ((1,), 120, True), ((8,), 60, False)],
+)
 def test_a_lease_that_isnt_over_by_the_stores_clock_holds(
-    root: SmallRoot, bucket: MemoryBucket, starts: tuple[int, ...], minutes: float
+    root: SmallRoot, bucket: MemoryBucket, starts: tuple[int, ...], minutes: float, has_times: bool
 ) -> None:
     pin = after_a_pin(root, bucket, *starts, minutes=minutes)
+    if not has_times:
+        bucket.times_unix_s.clear()
     store = MemoryStore(bucket)
     assert is_listed(store, pin)
     assert gc(Log(store), store).over == ()
     assert is_listed(store, pin)
-
-
-def test_where_the_store_tells_no_times_no_lease_ends(root: SmallRoot, bucket: MemoryBucket) -> None:
-    pin = after_a_pin(root, bucket, 8, minutes=60)
-    bucket.times_unix_s.clear()
-    assert is_listed(MemoryStore(bucket), pin)
 
 
 def before(slot: int) -> IsOver:
@@ -155,12 +154,6 @@ def test_who_never_renews_holds_its_data_for_a_lease_and_no_longer(passed: Passe
     assert sweep(MemoryStore(passed.bucket), [passed.garbage]) == (passed.garbage,)
     assert passed.swept(4)
     assert list_pin_names(MemoryStore(passed.bucket)) == []
-
-
-def test_who_is_slow_and_renews_keeps_its_data(passed: Passed) -> None:
-    passed.renew()
-    assert not passed.swept(4)
-    assert not passed.swept(4)
 
 
 def test_who_renews_while_its_pin_is_removed_keeps_its_data(passed: Passed) -> None:

@@ -1,18 +1,18 @@
 """The proof before a claim: ranks as threads, stores as hosts see them, and a clock that nobody waits for."""
 
 import errno
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
 
 import pytest
 from store_parts.behind import Behind
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 from typing_extensions import override
 
-from stepkeeper.coordination.rank_group import SoloRankGroup
-from stepkeeper.coordination.root_check import RootProof, prove_shared
+from stepkeeper.coordination.rank_group import StoreRankGroup
+from stepkeeper.coordination.root_check import prove_shared
 from stepkeeper.errors import (
     MissingObjectError,
     NotExclusiveError,
@@ -23,7 +23,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import Log
 from stepkeeper.retention.garbage import gc
-from stepkeeper.storage.base import LOG_PREFIX, PROBE_PREFIX, ObjectStat, Store
+from stepkeeper.storage.base import LOG_PREFIX, ObjectStat, Store
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import SmallRoot
@@ -43,45 +43,6 @@ class Clock:
     @property
     def patience(self) -> Patience:
         return Patience(sleep=self.sleep)
-
-
-class Room:
-    """Keep the messages that the ranks leave for each other."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, dict[str, Any]] = {}
-        self.changed = threading.Condition()
-
-    def put(self, name: str, value: Mapping[str, Any]) -> None:
-        with self.changed:
-            assert name not in self.values, "each name is used once"
-            self.values[name] = dict(value)
-            self.changed.notify_all()
-
-    def wait_for(self, name: str) -> dict[str, Any]:
-        with self.changed:
-            assert self.changed.wait_for(lambda: name in self.values, timeout=60), name
-            return self.values[name]
-
-
-class RankIn(SoloRankGroup):
-    def __init__(self, room: Room, rank: int, world_size: int) -> None:
-        super().__init__()
-        self.room, self.rank, self.world_size = room, rank, world_size  # type: ignore[misc]  # those of one process
-
-    @override
-    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        if self.rank == 0:
-            assert value is not None
-            self.room.put(name, value)
-        return self.room.wait_for(name)
-
-    @override
-    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        self.room.put(f"{name}/{self.rank}", value)
-        if self.rank:
-            return []
-        return [self.room.wait_for(f"{name}/{rank}") for rank in range(self.world_size)]
 
 
 @final
@@ -107,13 +68,13 @@ def outcomes(
     stores: Sequence[Store], hosts: Sequence[str] | None = None, clocks: Sequence[Clock] | None = None
 ) -> list[StepkeeperError | None]:
     """Return what `prove_shared` raised in each rank."""
-    room, n_ranks = Room(), len(stores)
+    ranks_store, n_ranks = HashStore(), len(stores)
     times = clocks or [Clock() for _ in stores]
     names = hosts or [f"host-{rank}" for rank in range(n_ranks)]
 
     def prove(rank: int) -> StepkeeperError | None:
         try:
-            ranks = RankIn(room, rank, n_ranks)
+            ranks = StoreRankGroup(ranks_store, rank, n_ranks)
             prove_shared(stores[rank], ranks, host=names[rank], patience=times[rank].patience)
         except StepkeeperError as error:
             return error
@@ -217,34 +178,18 @@ def test_on_a_full_disk_what_is_garbage_is_deleted_first_or_all_ranks_are_told_w
     assert (garbage in bucket.objects, kept in bucket.objects) == (False, True)
 
 
-def test_it_is_proven_once() -> None:
-    paths: list[str] = []
-    store = MemoryStore(hook=lambda moment, operation, path: paths.append(path))
-    proof = RootProof(store, RankIn(Room(), 0, 1))
-    proof.make()
-    assert set(paths) > {LOG_PREFIX}
-    assert all(path.startswith(f"{PROBE_PREFIX}00000000-") for path in set(paths) - {LOG_PREFIX})
-    paths.clear()
-    proof.make()
-    assert paths == []
-
-
 @pytest.mark.parametrize("operation", ["read", "put_if_absent"])
 def test_a_proof_whose_object_a_later_claim_collected_names_that_claim(operation: str) -> None:
     """Another job begins and saves while the last rank is about to look."""
     bucket = MemoryBucket()
-    asked: list[str] = []
 
-    def collect(moment: str, name: str, path: str) -> None:
-        if (moment, name) == ("before", operation):
-            asked.append(path)
-            if len(asked) == 1:
-                log = Log(MemoryStore(bucket))
-                log.begin()
-                assert gc(log, MemoryStore(bucket)).remnants == (path,)
+    def collect() -> None:
+        log = Log(MemoryStore(bucket))
+        log.begin()
+        assert gc(log, MemoryStore(bucket)).remnants
 
-    for raised in outcomes([MemoryStore(bucket), MemoryStore(bucket, hook=collect)]):
+    hook = at(f"before {operation}", collect, times=1)
+    for raised in outcomes([MemoryStore(bucket), MemoryStore(bucket, hook=hook)]):
         assert isinstance(raised, TransientStorageError)
         assert "another process has claimed this root" in str(raised)
-    assert asked[0].startswith(f"{PROBE_PREFIX}00000000-")
     assert list(bucket.objects) == [f"{LOG_PREFIX}00000000.json"]

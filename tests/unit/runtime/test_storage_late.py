@@ -8,15 +8,14 @@ import pytest
 from store_parts.behind import Behind
 from typing_extensions import override
 
-from stepkeeper.checkpoint.finishing import FinishedCheckpoint, finish_checkpoint, verify_objects
-from stepkeeper.checkpoint.orders import SaveOrder
+from stepkeeper.checkpoint.finishing import finish_checkpoint, verify_objects
 from stepkeeper.checkpoint.reading import read_manifests
 from stepkeeper.checkpoint.writing import write_checkpoint
 from stepkeeper.errors import FencedError, MissingObjectError
-from stepkeeper.log import Claim, CommitRecord, Log
+from stepkeeper.log import Log
 from stepkeeper.storage.base import Buffer, ObjectStat
 from stepkeeper.storage.retry import Patience
-from stepkeeper_testing.checkpoints import small_order
+from stepkeeper_testing.checkpoints import save_small, small_order
 from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
 LATE_S: Final = 60.0
@@ -74,21 +73,6 @@ class World:
     def sleep(self, pause_s: float) -> None:
         self.now_s += pause_s
 
-    def finish(self, step: int, claim: Claim) -> tuple[FinishedCheckpoint, SaveOrder]:
-        """Both hosts write their share, and the first one finishes the checkpoint."""
-        (own, own_data), (other, other_data) = (
-            small_order(step, claim.slot, "ab" * 16, rank=rank, world_size=2) for rank in (0, 1)
-        )
-        theirs = write_checkpoint(self.second, other, other_data, patience=self.patience)
-        ours = write_checkpoint(self.first, own, own_data, patience=self.patience)
-        return finish_checkpoint(self.first, ours, [theirs.make_ref()], patience=self.patience), own
-
-    def commit(self, claim: Claim, finished: FinishedCheckpoint, order: SaveOrder) -> CommitRecord:
-        manifest, size_bytes = finished.manifest, finished.size_bytes
-        return self.first.log.commit(
-            claim, step=order.step, folder=order.folder, size_bytes=size_bytes, manifest=manifest
-        )
-
 
 @pytest.fixture
 def world() -> World:
@@ -97,23 +81,21 @@ def world() -> World:
 
 def test_a_start_that_sees_nothing_of_the_log_goes_on_from_its_newest_commit(world: World) -> None:
     claim = world.first.log.begin()
-    world.commit(claim, *world.finish(10, claim))
-    newest = world.commit(claim, *world.finish(20, claim))
+    newest = [save_small(world.first.log, world.first, claim, step) for step in (10, 20)][-1]
     assert world.second.list(".stepkeeper/log/00000002") == []
     later = world.second.log.begin()
     assert later.slot == 3
     assert world.second.log.state.latest == newest
-    assert len(read_manifests(world.second, newest, patience=world.patience)) == 2
+    assert len(read_manifests(world.second, newest, patience=world.patience)) == 1
 
 
 def test_a_stale_writer_that_doesn_t_see_the_later_begin_commits_nothing(world: World) -> None:
     claim = world.first.log.begin()
-    saved = world.finish(10, claim)
     world.sleep(LATE_S)
     world.second.log.begin()
     assert world.first.log.refresh().claim == claim.slot, "it sees nothing of it"
     with pytest.raises(FencedError):
-        world.commit(claim, *saved)
+        save_small(world.first.log, world.first, claim, 10)
     assert world.now_s >= 2 * LATE_S
     assert world.first.log.state.commits == {}
     assert world.first.log.refresh() == world.second.log.refresh()
@@ -122,7 +104,13 @@ def test_a_stale_writer_that_doesn_t_see_the_later_begin_commits_nothing(world: 
 def test_a_save_waits_for_what_the_other_host_has_written_and_is_verified_once_all_is_shown(
     world: World,
 ) -> None:
-    finished, _ = world.finish(10, world.first.log.begin())
+    ours, theirs = (
+        write_checkpoint(
+            host, *small_order(10, 0, "ab" * 16, rank=rank, world_size=2), patience=world.patience
+        )
+        for rank, host in enumerate((world.first, world.second))
+    )
+    finished = finish_checkpoint(world.first, ours, [theirs.make_ref()], patience=world.patience)
     assert LATE_S <= world.now_s < 2 * LATE_S
     verify_objects(world.first, finished, patience=world.patience)
     begun_s = world.now_s

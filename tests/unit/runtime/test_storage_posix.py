@@ -34,37 +34,6 @@ def fail(monkeypatch: pytest.MonkeyPatch, function: str, number: int) -> None:
     monkeypatch.setattr(os, function, failing)
 
 
-@pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Files and folders in the order in which they were synced, and links."""
-    found: list[str] = []
-    fsync, link = os.fsync, os.link
-
-    def recorded_fsync(descriptor: int) -> None:
-        found.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        fsync(descriptor)
-
-    def recorded_link(source: Path, target: Path) -> None:
-        found.append(f"link {target}")
-        link(source, target)
-
-    monkeypatch.setattr(os, "fsync", recorded_fsync)
-    monkeypatch.setattr(os, "link", recorded_link)
-    return found
-
-
-def test_folders_above_the_root_are_synced_once_whoever_made_them(
-    store: PosixStore, root: Path, synced: list[str]
-) -> None:
-    root.mkdir(parents=True)
-    store.put_if_absent("log/0.json", b"x")
-    assert str(root.parent.parent) in synced
-    assert str(root.parent.parent.parent) in synced
-    synced.clear()
-    store.put_if_absent("log/1.json", b"x")
-    assert str(root.parent.parent) not in synced
-
-
 @contextmanager
 def below_a_hidden_folder() -> Iterator[Path]:
     """Yield a root in a folder that this user, who isn't root, may write to and enter, but not list."""
@@ -194,30 +163,6 @@ def test_a_folder_that_may_not_be_entered_is_no_empty_one_but_where_it_is_met_on
     assert [stat.path for stat in store.list("")] == ["1/x"]
     with pytest.raises(StorageError, match="not allowed"):
         store.list("lost+found/")
-
-
-def test_data_is_synced_before_it_has_its_name_and_its_folders_after(
-    store: PosixStore, root: Path, synced: list[str]
-) -> None:
-    store.put_if_absent("log/0.json", b"x")
-    assert synced[:3] == [str(root.parent.parent), str(root.parent), str(root)]
-    assert Path(synced[3]).parent == root / "log"
-    assert Path(synced[3]).name.startswith(".tmp-")
-    assert synced[4:8] == [f"link {root}/log/0.json", f"{root}/log", str(root), str(root.parent)]
-    synced.clear()
-    assert not store.put_if_absent("log/0.json", b"y")
-    assert str(root / "log") in synced, "a put that lost syncs the winner's folder"
-    assert [path.name for path in (root / "log").iterdir()] == ["0.json"]
-    store.write("1/0-a/w", [b"w"])
-    synced.clear()
-    store.write("1/0-a/x", [b"x"])
-    assert synced[:4] == [str(root / "1/0-a/x"), str(root / "1/0-a"), str(root / "1"), str(root)]
-
-
-def test_temporary_files_are_no_objects(store: PosixStore, root: Path) -> None:
-    store.put_if_absent("log/0.json", b"x")
-    (root / "log" / ".tmp-1.json").write_bytes(b"half")
-    assert [stat.path for stat in store.list("")] == ["log/0.json"]
 
 
 def test_folders_that_a_deletion_empties_go_and_the_root_stays(store: PosixStore, root: Path) -> None:

@@ -1,8 +1,7 @@
 """Bytes that are read bad: another node reads them again, and what was deleted meanwhile isn't called bad."""
 
-from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Literal, cast
+from typing import cast
 
 import pytest
 
@@ -11,13 +10,13 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import BadBytes, BadNodeError, RestoreError, StorageError, TornCheckpointError
-from stepkeeper.log import Log
 from stepkeeper.restore.restorer import Restorer
 from stepkeeper.restore.second_read import Host, Question, Reading, confirm_bad, find_question, this_host
 from stepkeeper.restore.verify import verify_step
 from stepkeeper.storage.crc import crc32c
-from stepkeeper_testing.checkpoints import save_small
-from stepkeeper_testing.memory import MemoryBucket, MemoryStore, Operation
+from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.hooks import at
+from stepkeeper_testing.memory import MemoryBucket, MemoryStore, named_bucket
 
 BAD = BadBytes(path="2/0-a/__0_0.distcp", length_bytes=3, crc32c=7, offset_bytes=0, block=0)
 
@@ -108,64 +107,33 @@ def test_no_answer_to_the_second_reading_condemns_nothing() -> None:
         confirm_bad("torn", SoloRankGroup(), this_host(), TornCheckpointError("bad", bad), reopen)
 
 
-class Root:
-    """Two commits; with the first read of its data something happens to the older one."""
-
-    def __init__(self, happens: Sequence[Callable[["Root"], None]]) -> None:
-        self.store, self.happens, self.refuses_log = MemoryStore(), list(happens), False
-        log = Log(self.store)
-        self.claim = log.begin()
-        self.commit, _ = (save_small(log, self.store, self.claim, step, world_size=2) for step in (1, 2))
-        self.store.hook = self._meanwhile
-
-    def _meanwhile(self, when: Literal["before", "after"], operation: Operation, path: str) -> None:
-        while operation == "read" and path.endswith(".distcp") and self.happens:
-            self.happens.pop(0)(self)
-        if self.refuses_log and path.startswith(".stepkeeper/log") and when == "before":
-            raise StorageError("no permission")
-
-
-def release(root: Root) -> None:
-    """Do what retention does first."""
-    log = Log(root.store)
-    log.open()
-    log.delete(root.claim, lambda _: [root.commit.slot])
-
-
-def sweep(root: Root) -> None:
-    """Do what retention does then."""
-    for path in [*root.store.bucket.objects]:
-        if path.startswith(f"{root.commit.folder}/"):
-            del root.store.bucket.objects[path]
-
-
-def flip(root: Root, name: str) -> None:
-    path = f"{root.commit.folder}/{name}"
-    data = root.store.bucket.objects[path]
-    root.store.bucket.objects[path] = bytes([data[0] ^ 1]) + data[1:]
-
-
-def refuse_log(root: Root) -> None:
-    root.refuses_log = True
-
-
 @pytest.mark.parametrize(
-    ("happens", "error", "said"),
+    ("is_deleted", "log_answers", "error", "said"),
     [
         pytest.param(
-            [release, sweep],
-            RestoreError,
-            r"was deleted while it was read.*_0\.distcp is missing",
-            id="retention comes",
+            True, True, RestoreError, r"deleted while it was read.*_0\.distcp is missing", id="retention"
         ),
-        pytest.param([sweep], TornCheckpointError, "is missing", id="objects go missing by themselves"),
-        pytest.param([release, sweep, refuse_log], StorageError, "no permission", id="the log can't be read"),
+        pytest.param(False, True, TornCheckpointError, "is missing", id="objects go missing by themselves"),
+        pytest.param(True, False, StorageError, "no permission", id="the log can't be read"),
     ],
 )
 def test_what_is_deleted_while_it_is_read_is_not_called_bad(
-    happens: list[Callable[[Root], None]], error: type[Exception], said: str
+    is_deleted: bool, log_answers: bool, error: type[Exception], said: str
 ) -> None:
-    root = Root(happens)
-    restorer = Restorer(root.store, SoloRankGroup(), reopen=lambda: root.store)
+    root = SmallRoot()
+    root.play("begin 1x2 2x2")
+    store = MemoryStore(named_bucket(root.url.removeprefix("memory://")))
+
+    def delete() -> None:
+        if is_deleted:
+            root.play("-1")
+        for path in [*store.bucket.objects]:
+            if path.startswith("1/"):
+                del store.bucket.objects[path]
+        refused = StorageError("no permission")
+        store.hook = None if log_answers else at("before read", refused, path=".stepkeeper/log")
+
+    store.hook = at("before read", delete, path=".distcp")
+    restorer = Restorer(store, SoloRankGroup(), reopen=lambda: store)
     with pytest.raises(error, match=said):
         verify_step(restorer, cast(Companion, SimpleNamespace(claimed_root=None)), 1)

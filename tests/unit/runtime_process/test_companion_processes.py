@@ -69,37 +69,31 @@ def test_a_parent_has_ended_once_another_process_is_the_parent(has_pidfd: bool) 
     assert ParentProcess(gone.pid).has_ended()
 
 
-def pair() -> tuple[Channel, Channel]:
-    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return Channel(left), Channel(right)
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    left, right = map(Channel, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    yield left, right
+    left.close()
+    right.close()
 
 
 @pytest.mark.parametrize("size", [10, 40_000, 5_000_000])
-def test_a_message_of_any_size_arrives_whole(size: int) -> None:
-    left, right = pair()
-    left.send({"text": "x" * size, "n": [1, None]})
+def test_a_message_of_any_size_arrives_whole_with_its_descriptors(
+    ends: tuple[Channel, Channel], size: int
+) -> None:
+    left, right = ends
+    fd = os.memfd_create("test")
+    os.write(fd, b"shared")
+    left.send({"text": "x" * size, "n": [1, None]}, [fd])
+    os.close(fd)
     packet = right.receive()
     assert packet is not None
     assert packet.message == {"text": "x" * size, "n": [1, None]}
+    (received,) = packet.fds
+    assert os.pread(received, 10, 0) == b"shared"
+    os.close(received)
     left.close()
     assert right.receive() is None
-    right.close()
-
-
-def test_file_descriptors_come_along() -> None:
-    left, right = pair()
-    fd = os.memfd_create("test")
-    os.write(fd, b"shared")
-    for size in (1, 100_000):
-        left.send({"text": "x" * size}, [fd])
-        packet = right.receive()
-        assert packet is not None
-        (received,) = packet.fds
-        assert os.pread(received, 10, 0) == b"shared"
-        os.close(received)
-    os.close(fd)
-    left.close()
-    right.close()
 
 
 class Ended:
@@ -113,10 +107,10 @@ class Ended:
 
 
 def test_nothing_is_waited_for_from_a_process_that_has_ended_whoever_holds_the_other_end(
-    monkeypatch: pytest.MonkeyPatch,
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "_LOOK_AGAIN_MILLIS", 1)
-    left, right = pair()
+    left, right = ends
     told, tells = os.pipe()
     os.close(tells)
     assert left.receive(Ended()) is None
@@ -127,16 +121,6 @@ def test_nothing_is_waited_for_from_a_process_that_has_ended_whoever_holds_the_o
     assert packet is not None, "what it has sent before is received"
     assert packet.message == {"n": 1}
     assert left.receive(Ended()) is None
-    left.close()
-    right.close()
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[Channel, Channel]]:
-    channels = pair()
-    yield channels
-    for each in channels:
-        each.close()
 
 
 def fill(channel: Channel) -> int:

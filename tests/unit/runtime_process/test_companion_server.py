@@ -11,16 +11,10 @@ from typing import Any, final
 
 import pytest
 
-from stepkeeper.checkpoint.orders import SaveOrder, Structure, ValueOrder
+from stepkeeper.checkpoint.orders import ValueOrder
 from stepkeeper.companion import upkeep
 from stepkeeper.companion.channel import Packet
-from stepkeeper.companion.messages import (
-    ClaimRequest,
-    CloseRequest,
-    CommitRequest,
-    Kind,
-    OpenRequest,
-)
+from stepkeeper.companion.messages import ClaimRequest, CloseRequest, CommitRequest, Kind, OpenRequest
 from stepkeeper.companion.server import Server
 from stepkeeper.companion.session import Session
 from stepkeeper.contract.wire import encode
@@ -29,7 +23,8 @@ from stepkeeper.log import Log
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.moved import moved
 from stepkeeper.storage.retry import Patience
-from stepkeeper_testing.checkpoints import write_request
+from stepkeeper_testing.checkpoints import save_order, write_request
+from stepkeeper_testing.hooks import at
 from stepkeeper_testing.memory import MemoryStore, Operation, named_bucket
 
 Predicate = Callable[[Operation, str], bool]
@@ -69,6 +64,12 @@ class Trainer:
         self.claim = int(self.body(self.ask(Kind.CLAIM, ClaimRequest()))["claim"]["slot"])
 
     @property
+    def store(self) -> MemoryStore:
+        store = self.session._store
+        assert isinstance(store, MemoryStore)
+        return store
+
+    @property
     def session(self) -> Session:
         assert self.server._session is not None
         return self.server._session
@@ -83,14 +84,9 @@ class Trainer:
 
     def write(self, step: int) -> int:
         self.nonces[step] = secrets.token_hex(16)
-        order = SaveOrder(
-            rank=0,
-            world_size=1,
-            step=step,
-            claim=self.claim,
-            nonce=self.nonces[step],
-            structure=Structure(),
-            values=(ValueOrder(fqn="note", start=0, length_bytes=4),),
+        note = ValueOrder(fqn="note", start=0, length_bytes=4)
+        order = save_order(
+            [], [note], rank=0, world_size=1, step=step, claim=self.claim, nonce=self.nonces[step]
         )
         region = os.memfd_create("region")
         os.write(region, b"note")
@@ -138,9 +134,7 @@ class Block:
 
         self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.released = threading.Event()
-        store = trainer.session._store
-        assert isinstance(store, MemoryStore)
-        store.hook = self._hook
+        trainer.store.hook = self._hook
 
     def _hook(self, moment: str, operation: Operation, path: str) -> None:
         if moment == "before" and self._which(operation, path) and not self._came.is_set():
@@ -256,36 +250,21 @@ def test_a_companion_that_is_closed_leaves_what_takes_too_long_to_the_next_start
     trainer.finish()
 
 
-class Full:
-    """In a store's place as the companion sees it: there is room for a write only while `blocks` has no data."""
-
-    def __init__(self, trainer: Trainer, monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
-        self._trainer = trainer
-        self._blocks = blocks
-        self.n_refused = 0
-        monkeypatch.setattr(MemoryStore, "write", self.write_as(MemoryStore.write))
-
-    def write_as(self, write: Callable[..., None]) -> Callable[..., None]:
-        def refused_or_written(store: MemoryStore, path: str, parts: Any) -> None:
-            if self._blocks in self._trainer.steps:
-                self.n_refused += 1
-                cause = OSError(errno.ENOSPC, "No space left on device")
-                raise StorageError(errno.ENOSPC, f"{path}: {cause.strerror}") from cause
-            write(store, path, parts)
-
-        return refused_or_written
-
-
-def test_a_save_that_finds_no_room_waits_for_deletion_that_it_went_before(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_finds_no_room_waits_for_deletion_that_it_went_before(trainer: Trainer) -> None:
     trainer.save(10)
     trainer.finish()
     trainer.save(20)
-    full = Full(trainer, monkeypatch, blocks=10)
+    refused: list[int] = []
+
+    def refuse() -> None:
+        if 10 in trainer.steps:
+            refused.append(10)
+            raise StorageError(errno.ENOSPC, "no space left on device")
+
+    trainer.store.hook = at("before write", refuse)
     before = moved.n_bytes
     trainer.save(30)
-    assert full.n_refused == 1
+    assert refused == [10]
     assert moved.n_bytes > before, "a deletion that a save waits for would pass for a companion that is stuck"
     trainer.finish()
     assert trainer.steps == [30]
@@ -352,14 +331,12 @@ def test_a_deletion_cut_short_is_taken_up_after_the_next_save(trainer: Trainer, 
         if moment == "after" and asked == operation and deleting:
             raise StorageError("no permission")
 
-    store = trainer.session._store
-    assert isinstance(store, MemoryStore)
-    store.hook = hook
+    trainer.store.hook = hook
     trainer.save(20)
     trainer.finish()
     assert trainer.session._upkeep.complaint is not None
     assert trainer.steps[-1] == 20
-    store.hook = None
+    trainer.store.hook = None
     trainer.save(30)
     trainer.finish()
     assert trainer.session._upkeep.complaint is None

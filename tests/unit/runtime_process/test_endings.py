@@ -8,14 +8,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from stepkeeper import loggers
-from stepkeeper.companion.progress import Progress
-from stepkeeper.companion.supervisor import Companion
+from stepkeeper import CheckpointManager, loggers
 from stepkeeper.contract import (
+    SETTINGS_FILE_NAME,
     Cause,
     EndKind,
     EveryInterval,
@@ -25,13 +24,9 @@ from stepkeeper.contract import (
     Settings,
     Termination,
 )
-from stepkeeper.coordination.rank_group import SoloRankGroup
-from stepkeeper.coordination.waits import Waits
 from stepkeeper.ending import shell as ending_shell
 from stepkeeper.ending.exits import exit_code_of, find_known_cause
-from stepkeeper.ending.parts import EndingParts
 from stepkeeper.ending.shell import EndingShell
-from stepkeeper.ending.watch import EndWatch
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
@@ -47,12 +42,9 @@ from stepkeeper.errors import (
     decode_error,
     encode_error,
 )
-from stepkeeper.policy.save import EveryNSteps
 from stepkeeper.save.persist import _join_refusals
-from stepkeeper.save.saver import Saver
-from stepkeeper.training.environment import Environment, PodPaths
-from stepkeeper.training.steps import TrainSteps
-from stepkeeper_testing.pod import pod_identity
+from stepkeeper.training.environment import PodPaths
+from stepkeeper_testing.pod import pod_environ, pod_identity
 
 
 @pytest.mark.parametrize(
@@ -92,6 +84,8 @@ def test_a_store_that_gave_no_answer_is_a_cause_of_its_own(error: Exception) -> 
         ((TransientStorageError("503"), CompanionLostError("gone")), StorageAwayError),
         ((TransientStorageError("503"), ValueError("a bug")), SaveError),
         ((StorageError("full"),), SaveError),
+        ((CompanionLostError("gone"), StorageError("full")), SaveError),
+        ((CompanionLostError("gone"), OtherJobsRootError("another job")), FencedError),
         ((CompanionLostError("gone"),), CompanionLostError),
     ],
 )
@@ -104,54 +98,24 @@ def test_all_ranks_hear_that_the_store_was_away(
 
 
 class Watched:
-    """A training in a pod of which a notice leaves nothing, at step 7."""
+    """A training in a pod of which a notice leaves nothing."""
 
     def __init__(self, folder: Path) -> None:
+        settings = Settings(
+            uri=(folder / "root").as_uri(), interval=Interval(every=EveryInterval(steps=1000))
+        )
+        (folder / SETTINGS_FILE_NAME).write_bytes(settings.to_json())
         self.places = PodPaths(settings_folder=folder, termination_file=folder / "termination")
-        self.waits = Waits()
-        self.saver = SimpleNamespace(
-            failures=SimpleNamespace(
-                fence=None, is_lost=self._has_lost_root, on_fence=lambda *_, is_pods: is_pods
-            ),
-            cost=None,
-            lineage=SimpleNamespace(own_commit=None, restored_commit=None),
-        )
-        self.told: list[str] = []
-        progress = cast(
-            Progress, SimpleNamespace(step=7, record_notice=self.told.append, send_latest_step=list)
-        )
-        companion = cast(Companion, SimpleNamespace(claimed_root=None))
-        self.steps = TrainSteps(
-            EveryNSteps(1),
-            SoloRankGroup(),
-            cast(Saver, self.saver),
-            progress=progress,
-            companion=companion,
-            saves_on_notice=True,
-            waits=self.waits,
-        )
-        parts = EndingParts(
-            steps=self.steps,
-            saver=cast(Saver, self.saver),
-            rank_group=SoloRankGroup(),
-            progress=progress,
-            companion=companion,
-            waits=self.waits,
-            environment=Environment(
-                identity=pod_identity(grace_s=0),
-                settings=Settings(uri="file:///root", interval=Interval(every=EveryInterval(steps=1))),
-                places=self.places,
-            ),
-            saves_on_notice=True,
-        )
-        self.watch = EndWatch(parts)
-
-    def _has_lost_root(self) -> bool:
-        return False
+        with pytest.MonkeyPatch.context() as pod:
+            for name, value in pod_environ(pod_identity(grace_s=0)).items():
+                pod.setenv(name, value)
+            self.manager = CheckpointManager.from_env(_places=self.places)
+        self.parts = self.manager._parts
+        self.watch = self.parts.ending._watch
 
     def end_stuck(self) -> None:
         self.watch.notices.hear(NoticeSource.SIGTERM)
-        with self.waits.in_call():
+        with self.parts.waits.in_call():
             self.watch._on_tick()
 
     def message_of(self, code: int, error: str | None = None, **how: Any) -> Termination:
@@ -225,16 +189,13 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
 )
 def test_a_fence_or_a_lost_rank_says_more_than_the_notice(
-    tmp_path: Path,
-    codes: list[int],
-    fence: FencedError | None,
-    loss: StepkeeperError | None,
-    code: ExitCode,
+    tmp_path: Path, codes: list[int], fence: FencedError | None, loss: StepkeeperError | None, code: ExitCode
 ) -> None:
     stuck = Watched(tmp_path)
-    stuck.saver.failures.fence = fence
+    if fence is not None:
+        stuck.parts.saver.failures.record_fence(fence)
     if loss is not None:
-        stuck.waits.end_all(loss)
+        stuck.parts.waits.end_all(loss)
     stuck.end_stuck()
     assert codes == [code]
     assert stuck.message.code == code
@@ -272,8 +233,8 @@ def test_a_log_that_hangs_holds_up_neither_the_stop_nor_the_end(
 ) -> None:
     stuck = Watched(tmp_path)
     stuck.end_stuck()
-    assert stuck.steps.decider.stop_is_agreed
-    assert stuck.told == ["sigterm"]
+    assert stuck.parts.steps.decider.stop_is_agreed
+    assert stuck.manager.health().notice == "sigterm"
     assert codes == [ExitCode.SAVED]
     assert not hanging.given_up, "all of that came while the log hung"
 

@@ -2,28 +2,21 @@
 
 import logging
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save
-from typing_extensions import override
 
-from stepkeeper.coordination.rank_group import SoloRankGroup
-from stepkeeper.coordination.waits import Waits
+from stepkeeper import CheckpointManager
 from stepkeeper.errors import RestoreError, TransientStorageError
 from stepkeeper.log import ForeignBase
-from stepkeeper.log.foreign_steps import ForeignRecord
 from stepkeeper.restore.foreign.choosing import choose_foreign_step
-from stepkeeper.restore.foreign.content import open_content
-from stepkeeper.restore.loading import Loading
-from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.storage.retry import Patience
-from stepkeeper_planners.errors import ValueDecodeError
-from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
+from stepkeeper_testing.hooks import at
 from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
 
@@ -98,11 +91,7 @@ def test_a_checkpoint_without_a_step_in_its_name_is_not_taken_for_nothing(path: 
 
 
 def test_no_answer_is_no_incomplete_step(bucket: MemoryBucket) -> None:
-    def hook(moment: str, operation: str, path: str) -> None:
-        if operation == "read":
-            raise TransientStorageError("no answer")
-
-    store = MemoryStore(bucket, hook=hook)
+    store = MemoryStore(bucket, hook=at("before read", TransientStorageError("no answer")))
     with pytest.raises(TransientStorageError):
         choose_foreign_step(store, lambda: store, patience=Patience(total_s=0))
 
@@ -118,80 +107,36 @@ def _named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "Scaled", Scaled, raising=False)
 
 
-def add(bucket: MemoryBucket, folder: Path) -> None:
-    for each in folder.iterdir():
-        bucket.objects[f"{folder.name}/{each.name}"] = each.read_bytes()
+def restored(root: Path, exclude: Sequence[str] = ()) -> torch.Tensor:
+    state = {"w": torch.zeros(4, 4), "b": torch.zeros(100)}
+    with CheckpointManager(root) as manager:
+        manager.restore(state, exclude=exclude)
+    return state["b"]
 
 
-def load(bucket: MemoryBucket, rules: LoadRules | None = None) -> dict[str, Any]:
-    """The newest step, as a rank loads it."""
-    base = choose_foreign_step(MemoryStore(bucket), lambda: MemoryStore(bucket))
-    assert base is not None
-    state: dict[str, Any] = {"w": torch.zeros(4, 4), "b": torch.zeros(100)}
-    loading = Loading(
-        MemoryStore(bucket),
-        ForeignRecord(slot=0, step=base.step, folder=base.folder),
-        LoadTarget(state),
-        Ranks(rank=0, world_size=1),
-        exchange=Exchange(SoloRankGroup()),
-        rules=rules or LoadRules(),
-        waits=Waits(),
-    )
-    loading.compare_state()
-    loading.share_reading("values", of_values=True)
-    loading.read_values()
-    loading.share_reading("tensors", of_values=False)
-    loading.fill_tensors()
-    loading.scatter_values()
-    return state
-
-
-def of_a_class(path: Path) -> None:
-    save({"w": torch.eye(4).as_subclass(Scaled), "b": torch.ones(100)}, checkpoint_id=path, no_dist=True)
+def save_two(root: Path, tensor: torch.Tensor) -> None:
+    for step, w in (("100", torch.zeros(4, 4)), ("200", tensor)):
+        save({"w": w, "b": torch.ones(100)}, checkpoint_id=root / step, no_dist=True)
 
 
 def test_a_tensor_that_is_not_read_is_named_and_the_step_is_not_passed_over(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
-    save({"w": torch.zeros(4, 4), "b": torch.zeros(100)}, checkpoint_id=tmp_path / "100", no_dist=True)
-    of_a_class(tmp_path / "200")
-    add(bucket, tmp_path / "100")
-    add(bucket, tmp_path / "200")
+    save_two(tmp_path, torch.eye(4).as_subclass(Scaled))
     with pytest.raises(
         RestoreError, match=r"/200: w can't be read by stepkeeper: it names torch.Scaled"
     ) as raised:
-        load(bucket)
+        restored(tmp_path)
     assert "exclude=['w']" in str(raised.value)
     assert "dcp.load" in str(raised.value)
-    assert torch.equal(load(bucket, LoadRules(exclude=["w"]))["b"], torch.ones(100))
+    assert torch.equal(restored(tmp_path, exclude=["w"]), torch.ones(100))
 
 
 def test_metadata_that_names_what_is_not_read_is_no_reason_to_go_back(tmp_path: Path) -> None:
-    bucket = MemoryBucket()
-    for step in ("100", "200"):
-        save({"w": torch.zeros(4, 4), "b": torch.ones(100)}, checkpoint_id=tmp_path / step, no_dist=True)
-        add(bucket, tmp_path / step)
-    metadata = pickle.loads(bucket.objects["200/.metadata"])
+    save_two(tmp_path, torch.zeros(4, 4))
+    file = tmp_path / "200/.metadata"
+    metadata = pickle.loads(file.read_bytes())
     metadata.planner_data = {"rules": LoadRules()}
-    bucket.objects["200/.metadata"] = pickle.dumps(metadata)
+    file.write_bytes(pickle.dumps(metadata))
     with pytest.raises(
         RestoreError, match=r"200/.metadata can't be read by stepkeeper: it names .*LoadRules"
     ):
-        load(bucket)
-
-
-def test_code_in_a_pickle_is_not_run_and_no_reason_to_go_back(tmp_path: Path) -> None:
-    class Evil:
-        @override
-        def __reduce__(self) -> tuple[Any, ...]:
-            return (Path.touch, (tmp_path / "ran",))
-
-    save({"w": torch.ones(2), "evil": Evil()}, checkpoint_id=tmp_path / "1", no_dist=True)
-    bucket = MemoryBucket()
-    for path in (tmp_path / "1").iterdir():
-        bucket.objects[f"1/{path.name}"] = path.read_bytes()
-    found = chosen(bucket)
-    assert found is not None
-    content = open_content(MemoryStore(bucket), found.folder)
-    with pytest.raises(ValueDecodeError, match="evil"):
-        content.read_value("evil")
-    assert not (tmp_path / "ran").exists()
+        restored(tmp_path)

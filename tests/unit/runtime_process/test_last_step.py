@@ -78,26 +78,6 @@ def steps(root: Path) -> list[int]:
         return manager.steps()
 
 
-def test_the_last_step_is_saved_as_it_is(tmp_path: Path) -> None:
-    training, again = run(tmp_path), Training()
-    again.learn()
-    with CheckpointManager(tmp_path, save=5, options=Options(stop_on_notice=False)) as manager:
-        restored = manager.restore(objects(again))
-    assert restored is not None
-    assert restored.step == 7
-    assert all(map(torch.equal, again.model.parameters(), training.model.parameters()))
-    assert steps(tmp_path) == [5, 7], "what was restored is no step that was trained"
-
-
-def test_a_step_that_was_saved_is_not_saved_again(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path, save=5, options=Options(stop_on_notice=False)) as manager:
-        manager.step(10, {"w": torch.zeros(1)})
-        manager.step(11, {"w": torch.zeros(1)})
-        manager.save(11, {"w": torch.zeros(1)}).result()
-    with CheckpointManager(tmp_path) as manager:
-        assert [(each, manager.metadata(each).sequence) for each in manager.steps()] == [(10, 1), (11, 2)]
-
-
 def save(manager: CheckpointManager, *numbers: int) -> None:
     for number in numbers:
         manager.save(number, {"w": torch.full((1,), float(number))}).result()

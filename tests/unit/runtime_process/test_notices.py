@@ -26,8 +26,7 @@ from stepkeeper.ending.notices import Notices
 from stepkeeper.ending.schedule import Notice, Schedule
 from stepkeeper.ending.signals import SignalWatcher
 from stepkeeper.training.cloud.announcements import Announcements, save_lead_s
-from stepkeeper.training.cloud.cloud_notices import CloudNotice, CloudNotices, read_cloud_notice
-from stepkeeper.training.cloud.metadata_server import MetadataValue
+from stepkeeper.training.cloud.cloud_notices import CloudNotice, read_cloud_notice
 
 
 class HeardNotices:
@@ -63,15 +62,18 @@ def heard() -> HeardNotices:
 
 @pytest.fixture(autouse=True)
 def fresh_watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Watch signals as in a process that was never told to stop, and leave no SIGTERM to the tests after these.
+    """Watch signals as in a process that was never told to stop, and leave no handler to the tests after these.
 
     The process's own watcher may be at work, of a manager that nobody has closed: it would be handed each SIGTERM on.
     """
     monkeypatch.setattr(module, "signal_watcher", SignalWatcher())
     monkeypatch.setattr(loggers, "_TELL_S", 60.0)
     wakeup_fd, handler = signal.set_wakeup_fd(-1), signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    children = signal.getsignal(signal.SIGCHLD)
     yield
+    signal.signal(signal.SIGCHLD, children)
     signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     signal.set_wakeup_fd(wakeup_fd)
 
 
@@ -87,17 +89,6 @@ def test_sigterm_is_a_notice_and_the_handler_before_is_called_too(heard: HeardNo
     assert called == [signal.SIGTERM] * 2, "told again while it ends, the process lives"
 
 
-def test_a_file_is_a_notice_and_the_first_notice_counts(heard: HeardNotices, tmp_path: Path) -> None:
-    trigger = tmp_path / "notice"
-    watcher = heard.watch(trigger, signals=False)
-    trigger.touch()
-    assert heard.any.wait(60)
-    watcher.hear(NoticeSource.CALL)
-    assert [notice.source for notice in heard.notices] == ["file"]
-    assert watcher.first == heard.notices[0]
-    watcher.close()
-
-
 def test_a_tick_that_raises_does_not_end_the_watch(heard: HeardNotices, tmp_path: Path) -> None:
     def tick() -> None:
         raise RuntimeError("the buffer was donated")
@@ -106,6 +97,8 @@ def test_a_tick_that_raises_does_not_end_the_watch(heard: HeardNotices, tmp_path
     assert not heard.any.wait(0.5), "it has ticked"
     tell()
     assert heard.sources() == ["sigterm"]
+    watcher.hear(NoticeSource.CALL)
+    assert watcher.first == heard.notices[-1], "the first notice counts"
     watcher.close()
 
 
@@ -205,14 +198,6 @@ def test_a_notice_of_one_that_has_ended_is_the_next_ones_too(heard: HeardNotices
     assert len(heard.notices) == 1
 
 
-@pytest.fixture(autouse=True)
-def children_as_before() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGCHLD, signal.SIGUSR1)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def test_a_rank_that_waits_for_a_batch_is_between_its_updates() -> None:
     def end(*_: object) -> None:
         raise RuntimeError("a worker has ended")
@@ -299,15 +284,6 @@ class Training:
         )
 
 
-def test_a_preemption_stops_and_is_the_cause() -> None:
-    training = Training()
-    assert training.announcements.cause is None
-    training.announcements.take_over("upcoming-maintenance", maintenance_in(10))
-    training.announcements.take_over("preempted", PREEMPTED)
-    assert training.asked[-1] == "stop"
-    assert training.announcements.cause is Cause.SPOT_PREEMPTION
-
-
 @pytest.mark.parametrize(("save_s", "lead_s"), [(None, 300), (1.0, 60), (30.0, 90)])
 def test_a_maintenance_far_ahead_is_saved_for_shortly_before_it_and_once(
     save_s: float | None, lead_s: int
@@ -338,58 +314,3 @@ def test_a_maintenance_explains_an_end_only_when_it_is_near() -> None:
     training.now_s -= 1
     training.announcements.take_over("upcoming-maintenance", None)
     assert training.announcements.cause is None
-
-
-class Scripted:
-    """A metadata server whose answers are known; then it waits for ever."""
-
-    def __init__(self, *answers: MetadataValue | OSError) -> None:
-        self.answers: Iterator[MetadataValue | OSError] = iter(answers)
-        self.asked: list[str | None] = []
-        self.exhausted = threading.Event()
-
-    def wait_for_change(self, key: str, etag: str | None, timeout_s: float) -> MetadataValue:
-        if key == "maintenance-event":
-            self.asked.append(etag)
-            for answer in self.answers:
-                if isinstance(answer, OSError):
-                    raise answer
-                return answer
-            self.exhausted.set()
-        threading.Event().wait(timeout_s)
-        raise OSError
-
-
-class HeardChanges:
-    def __init__(self) -> None:
-        self.changes: list[tuple[str, CloudNotice | None]] = []
-        self.fails = False
-
-    def take_over(self, key: str, notice: CloudNotice | None) -> None:
-        self.changes.append((key, notice))
-        if self.fails:
-            raise ValueError("once")
-
-
-def test_a_watch_survives_errors_and_hands_on_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepkeeper.training.cloud.cloud_notices._PAUSES_S", (0.0, 0.0))
-    monkeypatch.setattr("stepkeeper.training.cloud.cloud_notices._ABSENT_S", 0.0)
-    maintained = "TERMINATE_ON_HOST_MAINTENANCE"
-    said = [
-        ("NONE", "a"),
-        ("NONE", "a"),
-        (maintained, "b"),
-        (maintained, "c"),
-        ("NONE", "d"),
-        (maintained, "e"),
-    ]
-    answers = [MetadataValue(*each) for each in [*said, (None, "")]]
-    server = Scripted(*[OSError("503")] * 3, *answers[:3], OSError("503"), *answers[3:])
-    heard = HeardChanges()
-    heard.fails = True
-    notices = CloudNotices(server, heard.take_over)
-    notices.start()
-    assert server.exhausted.wait(30)
-    assert heard.changes == [("maintenance-event", MAINTENANCE), ("maintenance-event", None)] * 2
-    assert server.asked[:5] == [None, None, None, None, "a"]
-    notices.close()

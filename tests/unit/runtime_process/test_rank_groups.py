@@ -5,7 +5,6 @@ import queue
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -19,60 +18,32 @@ from stepkeeper.errors import FencedError, PeerLostError
 from stepkeeper.time_limits import TimeLimits
 
 
-class Processes:
-    """This process as several: `enter` makes it another one, which has made no rank group yet."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.monkeypatch = monkeypatch
-        store = HashStore()
-        self._set("torch.distributed.distributed_c10d._get_default_store", lambda: store)
-
-    def enter(self) -> None:
-        self._set("stepkeeper.coordination.store_rank_group._instances", Counter())
-
-    def rank_group_of(self, members: list[int], rank: int) -> StoreRankGroup:
-        self._set("torch.distributed.get_process_group_ranks", lambda _group: members)
-        self._set("torch.distributed.get_rank", lambda _group: members.index(rank))
-        self._set("torch.distributed.get_world_size", lambda _group: len(members))
-        return StoreRankGroup.of(dist.group.WORLD)
-
-    def _set(self, name: str, value: Any) -> None:
-        self.monkeypatch.setattr(name, value)
+def test_disjoint_groups_hear_nothing_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where each process made no group before."""
+    store, groups = HashStore(), list[StoreRankGroup]()
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: store)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda _group: 0)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda _group: 2)
+    for members in ([0, 1], [2, 3]):
+        monkeypatch.setattr(store_rank_group, "_instances", Counter())
+        monkeypatch.setattr("torch.distributed.get_process_group_ranks", lambda _group, found=members: found)
+        groups.append(StoreRankGroup.of(dist.group.WORLD))
+    groups[0].propose("name", {"of": "first"})
+    assert groups[1].read_proposal("name") is None
 
 
-@pytest.fixture(name="processes")
-def _processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
-    return Processes(monkeypatch)
-
-
-def test_disjoint_groups_hear_nothing_of_each_other(processes: Processes) -> None:
-    processes.enter()
-    first = processes.rank_group_of([0, 1], 0)
-    processes.enter()
-    other = processes.rank_group_of([2, 3], 2)
-    first.propose("name", {"of": "first"})
-    assert other.read_proposal("name") is None
-
-
-def test_what_was_gathered_is_kept_nowhere() -> None:
+def test_what_was_said_is_kept_until_all_have_read_it() -> None:
     store = HashStore()
-    first, second = (StoreRankGroup(store, rank, 2) for rank in range(2))
+    ranks = [StoreRankGroup(store, rank, 4) for rank in range(4)]
     for number in range(5):
-        assert second.gather(f"save/{number}", {"rank": 1}, 1.0) == []
-        assert first.gather(f"save/{number}", {"rank": 0}, 1.0) == [{"rank": 0}, {"rank": 1}]
-    assert store.num_keys() == 0
-
-
-def test_what_was_broadcast_is_kept_until_all_have_read_it() -> None:
-    store = HashStore()
-    rank_groups = [StoreRankGroup(store, rank, 4) for rank in range(4)]
-    for number in range(5):
-        for rank_group in rank_groups[:3]:
-            assert rank_group.broadcast(
-                f"save/{number}", {"n": number} if rank_group.rank == 0 else None, 1.0
-            ) == {"n": number}
+        name, value = f"save/{number}", {"n": number}
+        assert [each.gather(name, {"rank": each.rank}, 1.0) for each in ranks[:0:-1]] == [[]] * 3
+        assert ranks[0].gather(name, {"rank": 0}, 1.0) == [{"rank": rank} for rank in range(4)]
+        assert store.num_keys() == 0
+        for each in ranks[:3]:
+            assert each.broadcast(name, None if each.rank else value, 1.0) == value
         assert store.num_keys() == 2
-        assert rank_groups[3].broadcast(f"save/{number}", None, 1.0) == {"n": number}
+        assert ranks[3].broadcast(name, None, 1.0) == value
         assert store.num_keys() == 0
 
 
@@ -92,18 +63,15 @@ def test_rank_0_stays_until_all_have_read_what_it_said(monkeypatch: pytest.Monke
     assert store.num_keys() == 0
 
 
-def test_who_waits_for_a_rank_hears_which_one_was_lost_first(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stepkeeper.coordination.store_rank_group._LOOK_S", 0)
-    processes.enter()
-    rank_group = processes.rank_group_of([0, 1, 2], 0)
-    assert str(rank_group.announce_loss(2, "its connection ended")) == "rank 2 is lost: its connection ended"
+def test_who_waits_for_a_rank_hears_which_one_was_lost_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_rank_group, "_LOOK_S", 0)
+    rank_group = StoreRankGroup(HashStore(), 0, 3)
     # Who has lost that one next is no cause.
-    assert str(rank_group.announce_loss(1, "its connection ended")) == "rank 2 is lost: its connection ended"
+    for lost in (2, 1):
+        found = rank_group.announce_loss(lost, "its connection ended")
+        assert str(found) == "rank 2 is lost: its connection ended"
     with pytest.raises(PeerLostError, match="rank 2 is lost: its connection ended"):
         rank_group.gather("all", {}, 30)
-    assert rank_group.store_host is None
 
 
 Lost = queue.SimpleQueue[tuple[int, str]]
@@ -161,7 +129,7 @@ def test_a_forked_worker_does_not_hide_that_its_trainer_was_killed() -> None:
 
 
 def rank_groups(monkeypatch: pytest.MonkeyPatch) -> tuple[list[StoreRankGroup], list[Waits]]:
-    monkeypatch.setattr("stepkeeper.coordination.store_rank_group._LOOK_S", 0)
+    monkeypatch.setattr(store_rank_group, "_LOOK_S", 0)
     store, waits = HashStore(), [Waits(), Waits()]
     return [StoreRankGroup(store, rank, 2, waits=waits[rank]) for rank in range(2)], waits
 

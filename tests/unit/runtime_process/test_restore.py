@@ -9,40 +9,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from stepkeeper.checkpoint.blocks import Block, BlockTable, encode_runs
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord
+from stepkeeper.checkpoint.blocks import Block, BlockTable
+from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.checkpoint.reading import BlockReader
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import PeerLostError, RestoreError, TornCheckpointError
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.fit import check_refilled
-from stepkeeper.restore.peers.duties import Sharing
 from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.peers.frames import FRAME_BYTES, Kind, receive_frame, send_frame
 from stepkeeper.restore.peers.links import Links, PeerStoppedError
 from stepkeeper.restore.placing import Bytes, Places
 from stepkeeper.time_limits import TimeLimits
-
-
-def table_of(*sizes_bytes: int) -> BlockTable:
-    return BlockTable.from_objects(
-        ObjectRecord(path=f"__{n}_0.distcp", size_bytes=size, blocks=(0,) * -(-size // BLOCK_BYTES))
-        for n, size in enumerate(sizes_bytes)
-    )
-
-
-def test_what_all_need_is_read_once_and_by_all_alike() -> None:
-    table = table_of(12 * BLOCK_BYTES)
-    needs = [list(range(12))] * 4
-    sharing = Sharing.of([encode_runs(each) for each in needs], table)
-    duties = [sharing.assign_duties(rank, needs[rank], table, range(12)) for rank in range(4)]
-    assert [len(each.reads) for each in duties] == [3] * 4
-    assert sorted(number for each in duties for number in each.reads) == list(range(12))
-    # Neighbours are read by different ranks, so all of them read and send at all times.
-    assert sorted(duties[0].reads) == [0, 4, 8]
-    assert duties[1].receives[0] == 0
-    assert duties[0].reads[0] == (1, 2, 3)
-
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -21,10 +21,8 @@ from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
     MissingObjectError,
-    OtherJobsRootError,
     PeerLostError,
     SaveError,
-    StepkeeperError,
     StorageError,
     encode_error,
 )
@@ -106,10 +104,18 @@ def test_a_rank_that_differs_is_named_in_all_ranks(other: dict[str, object], nam
     assert len({str(error) for error in errors}) == 1
 
 
-def test_ranks_that_save_different_steps_are_told() -> None:
+@pytest.mark.parametrize(
+    ("steps", "has_snapshot", "said"),
+    [
+        ([7, 8], True, "the ranks save different steps: step 7 on ranks [0], step 8 on ranks [1]"),
+        ([7, 7], False, "no snapshot of step 7: rank 1: w: bad"),
+    ],
+)
+def test_ranks_without_the_same_step_are_named_in_all_ranks(
+    steps: list[int], has_snapshot: bool, said: str
+) -> None:
     same = digest_of({"w": 1}, 0, 2)
-    errors = outcomes([same, same], steps=[7, 8])
-    said = "the ranks save different steps: step 7 on ranks [0], step 8 on ranks [1]"
+    errors = outcomes([same, same if has_snapshot else None], steps)
     assert [str(error) for error in errors] == [said] * 2
 
 
@@ -248,55 +254,6 @@ class FailingCompanion:
         raise self.error
 
 
-class FirstOfTwo(SoloRankGroup):
-    """Rank 0, told of another rank's vote."""
-
-    world_size = 2  # type: ignore[misc]  # SoloRankGroup's own is final
-    ranks = Ranks(rank=0, world_size=2)  # type: ignore[misc]  # as above
-
-    def __init__(self, other: Exception) -> None:
-        super().__init__()
-        self.other = other
-        self.said: dict[str, Any] = {}
-
-    @override
-    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        assert value is not None
-        assert timeout_s
-        self.said[name] = value
-        return dict(value)
-
-    @override
-    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        assert timeout_s
-        return [dict(value), {"error": encode_error(self.other)} if name.endswith("/vote") else dict(value)]
-
-
-@pytest.mark.parametrize(
-    ("own", "other", "raised", "shared"),
-    [
-        (CompanionLostError, CompanionLostError, CompanionLostError, CompanionLostError),
-        (CompanionLostError, StorageError, SaveError, SaveError),
-        (StorageError, CompanionLostError, StorageError, SaveError),
-        (CompanionLostError, OtherJobsRootError, FencedError, FencedError),
-        (StorageError, StorageError, StorageError, SaveError),
-    ],
-)
-def test_a_lost_companion_is_one_for_all_ranks_or_for_none(
-    own: Callable[[str], StepkeeperError],
-    other: Callable[[str], StepkeeperError],
-    raised: type[Exception],
-    shared: type[Exception],
-) -> None:
-    rank_group = FirstOfTwo(other("of rank 1"))
-    with pytest.raises(raised) as caught:
-        persist(FailingCompanion(own("of rank 0")), rank_group)
-    assert type(caught.value) is raised
-    said = rank_group.said["save/0/outcome"]["error"]
-    assert said["kind"] == shared.__name__
-    assert "rank 0: of rank 0; rank 1: of rank 1" in said["message"]
-
-
 def test_a_lost_companion_is_forgiven_until_the_last_save_or_the_second_loss() -> None:
     companion = FailingCompanion(CompanionLostError("gone"))
     saves = saver_with(companion)
@@ -331,8 +288,3 @@ def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> No
     assert "not allowed" in str(moves_of(saves, 7, left_s=1.0).make(ending)(ending).loss)
     assert saves.newest_save is None
     saves.close()
-
-
-def test_a_rank_without_a_snapshot_is_named_in_all_ranks() -> None:
-    errors = outcomes([digest_of({"w": 1}, 0, 2), None])
-    assert [str(error) for error in errors] == ["no snapshot of step 7: rank 1: w: bad"] * 2

@@ -197,28 +197,27 @@ def test_a_copy_that_fails_behind_the_training_lowers_what_the_next_save_tries()
     assert devices.limit_bytes == 500 * MIB
 
 
-def test_one_process_of_many_does_not_learn_alone_what_its_devices_have_room_for(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("budget_bytes", "is_one_of_many", "says"),
+    [
+        pytest.param(1000 * MIB, False, "smaller device_budget_bytes", id="a given budget is too large"),
+        pytest.param(
+            None, True, "device_budget_bytes, the same on all", id="alone, it would start another program"
+        ),
+    ],
+)
+def test_what_a_process_may_not_change_alone_is_said_to_be_set(
+    monkeypatch: pytest.MonkeyPatch, budget_bytes: int | None, is_one_of_many: bool, says: str
 ) -> None:
-    """The others would start another program."""
-    many = SimpleNamespace(is_multi_process_program=lambda: True)
-    monkeypatch.setattr(adapters, "xla_pieces", many, raising=False)
-    devices = Devices(None, 450 * MIB)
-    with pytest.raises(SaveError, match="device_budget_bytes, the same on all ranks") as raised:
+    pieces = SimpleNamespace(is_multi_process_program=lambda: is_one_of_many)
+    monkeypatch.setattr(adapters, "xla_pieces", pieces, raising=False)
+    devices = Devices(budget_bytes, 450 * MIB)
+    with pytest.raises(SaveError, match=says) as raised:
         devices.handle_refusal(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
     assert not raised.value.next_save_mends
-    with pytest.raises(SaveError, match="device_budget_bytes, the same on all ranks"):
+    with pytest.raises(SaveError, match=rf"RESOURCE_EXHAUSTED.*{says}"):
         devices.make_copies({}, CUTS, NAMES)
-    assert devices.limit_bytes is None
-
-
-def test_a_given_budget_that_is_too_large_is_said_so() -> None:
-    devices = Devices(1000 * MIB, 450 * MIB)
-    with pytest.raises(SaveError, match=r"1048576000 bytes.*RESOURCE_EXHAUSTED.*smaller device_budget_bytes"):
-        devices.make_copies({}, CUTS, NAMES)
-    with pytest.raises(SaveError, match="smaller device_budget_bytes"):
-        devices.handle_refusal(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
-    assert devices.limit_bytes == 1000 * MIB
+    assert devices.limit_bytes == budget_bytes
 
 
 @pytest.mark.parametrize("other", [torch.zeros(4), torch.zeros(5, dtype=torch.int32)])

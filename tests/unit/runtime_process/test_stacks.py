@@ -1,4 +1,4 @@
-"""Stacks of a trainer's threads as its companion reads them, and forks beside its descriptors."""
+"""When a step is slow, the stacks of all ranks that are logged then, and forks beside descriptors."""
 
 import os
 import queue
@@ -10,7 +10,7 @@ import pytest
 
 from stepkeeper.fork_guard import forget_in_forks, forks_held_back
 from stepkeeper.stacks import reading as stack_reading
-from stepkeeper.stacks.dumping import StackDumper
+from stepkeeper.stacks.dumping import Pace, StackDumper, shorten_stacks
 from stepkeeper.stacks.mesh import MeshHost
 from stepkeeper.stacks.reading import StackReader
 from stepkeeper.stacks.stack_file import stack_file
@@ -74,3 +74,40 @@ def test_a_trainer_that_does_not_answer_gets_the_signal(monkeypatch: pytest.Monk
     assert number is not None
     reader = StackReader(file.fd, lambda _: None, lambda: os.kill(os.getpid(), number))
     assert "in test_a_trainer_that_does_not_answer_gets_the_signal" in reader.read()
+
+
+def paced(*finished_s: float) -> Pace:
+    """Return the pace of steps 1, 2, 3 … which are finished at these times."""
+    pace = Pace()
+    for step, now_s in enumerate(finished_s, 1):
+        pace = pace.see(step, now_s)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("pace", "least_s", "slow_from_s"),
+    [
+        pytest.param(paced(), 1.0, None, id="no step"),
+        pytest.param(paced(5.0), 1.0, None, id="one step"),
+        pytest.param(paced(5.0, 6.0), 1.0, None, id="one step was timed"),
+        pytest.param(paced(0.0, 2.0, 3.0, 4.0), 1.0, 24.0, id="ten times the longest before it"),
+        pytest.param(paced(0.0, 2.0, 3.0), 300.0, 303.0, id="not before the least time"),
+        pytest.param(paced(0.0, 1.0, 2.0).note(), 1.0, 22.0, id="noted: after twice the time"),
+        pytest.param(paced(0.0, 1.0, 2.0).note().note(), 1.0, 42.0, id="noted twice: after four times"),
+        pytest.param(paced(0.0, 1.0, 2.0).note().see(4, 3.0), 1.0, 13.0, id="noted, and a step after that"),
+        pytest.param(paced(0.0, 1.0, 2.0).see(3, 99.0), 1.0, 12.0, id="the same step said again"),
+        pytest.param(paced(0.0, 1.0, 2.0).see(None, 3.0), 1.0, None, id="between steps"),
+        pytest.param(paced(0.0, 1.0, 2.0).see(None, 3.0).see(3, 500.0), 1.0, 510.0, id="and after that"),
+    ],
+)
+def test_a_step_is_slow_from(pace: Pace, least_s: float, slow_from_s: float | None) -> None:
+    assert pace.slow_from_s(least_s) == slow_from_s
+
+
+def test_a_report_has_the_end_of_each_ranks_stacks() -> None:
+    stacks = {rank: "x" * 5000 + f"\n  main of {rank}\n" for rank in (1, 0, 2)}
+    text = shorten_stacks("nothing moves", stacks, 6000)
+    assert len(text) <= 6000
+    assert text.startswith("because nothing moves\nrank 0:\n")
+    places = [text.index(f"main of {rank}\n") for rank in range(3)]
+    assert places == sorted(places)

@@ -11,12 +11,7 @@ from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.coordination.step_agreement import STOP, StepAgreement
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
-from stepkeeper.policy.save import (
-    AnyOf,
-    Continuous,
-    EveryNSteps,
-    OnPreemption,
-)
+from stepkeeper.policy.save import AnyOf, Continuous, EveryNSteps, OnPreemption
 from stepkeeper.training.save_decision import SaveConditions, SaveDecider
 
 
@@ -111,36 +106,6 @@ def test_all_ranks_act_at_the_same_steps(seed: int) -> None:
     assert acted == [acted[0]] * 3
     for each in ranks:
         each.close(5.0)
-
-
-@pytest.mark.parametrize("wish", [STOP, "policy/3"])
-def test_a_wish_that_comes_while_all_go_back_is_due_at_the_first_step_from_there(wish: str) -> None:
-    ranks = ranks_of(2)
-    assert [each.pass_step(1000) for each in ranks] == [(), ()]
-    ranks[1].wish(wish)
-    assert all(map(has_agreed, ranks))
-    assert [each.pass_step(801) for each in ranks] == [(wish,), (wish,)]
-    for each in ranks:
-        each.close(5.0)
-
-
-def test_a_stop_before_all_have_come_is_heard_of_by_those_that_are_here() -> None:
-    store = HashStore()
-    here = StepAgreement(StoreRankGroup(store, 0, 3))
-    told, last = (StepAgreement(StoreRankGroup(store, rank, 3)) for rank in (1, 2))
-    here.start()
-    told.start()
-    told.wish("save/7")
-    assert not here._is_past_start.wait(0.7)
-    assert not here.heard_early_stop, "no rank is to stop yet"
-    told.wish(STOP)
-    looks = (here._is_past_start.wait(0.1) or here.heard_early_stop for _ in range(600))
-    assert any(looks)
-    assert here.heard_early_stop
-    last.start()
-    assert has_agreed(last)
-    for agreement in (here, told, last):
-        agreement.close(5.0)
 
 
 def test_a_rank_trains_on_past_its_wish_to_stop_until_the_notices_time_is_over() -> None:

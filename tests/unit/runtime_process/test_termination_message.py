@@ -6,16 +6,12 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stepkeeper.contract import (
-    CommitPoint,
-    EndKind,
-    ExitCode,
-    Termination,
-)
+from stepkeeper.contract import CommitPoint, EndKind, ExitCode, Termination
 from stepkeeper.ending.message import write, write_for_killed
 from stepkeeper.kernel_record import KernelRecord
 from stepkeeper_testing.pod import pod_identity
@@ -45,46 +41,37 @@ def test_a_last_word_can_be_read_whenever_the_process_is_killed(
     assert path.read_bytes() == second.to_json()
 
 
-def test_a_process_beside_another_one_leaves_the_word_that_tells_more(tmp_path: Path) -> None:
+FIRST = "rank 2: ValueError"
+STOPPED = Termination(code=75, kind="saved", step=7, rank=0)
+FAILED = Termination(code=1, rank=2, first_failure=FIRST)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "first_failure"),
+    [
+        pytest.param([STOPPED, Termination(code=78, rank=3)], 75, None, id="a lost rank says less"),
+        pytest.param([STOPPED, Termination(code=77, rank=3)], 77, None, id="a fence says more"),
+        pytest.param([STOPPED, FAILED], 75, FIRST, id="what stands gets the first failure"),
+        pytest.param([FAILED, Termination(code=77, rank=1)], 77, FIRST, id="which stays in what says more"),
+        pytest.param(
+            [FAILED, replace(FAILED, rank=0, first_failure="late")], 1, FIRST, id="and is the first"
+        ),
+        pytest.param([FAILED, Termination(code=1, rank=0, restart=1)], 1, None, id="torchrun's next attempt"),
+    ],
+)
+def test_of_processes_side_by_side_that_word_stands_which_tells_most(
+    tmp_path: Path, words: list[Termination], code: int, first_failure: str | None
+) -> None:
     path = tmp_path / "termination"
-    saved = Termination(code=75, kind="saved", step=7, rank=2)
-    write(path, saved)
-    write(path, Termination(code=78, step=6, rank=3, error="the store is gone, with rank 0 that it was in"))
-    assert Termination.from_json(path.read_bytes()) == saved
+    write(path, words[0])
     with path.open("rb") as held:
         # As by a process that was stopped at the wrong moment.
         fcntl.flock(held, fcntl.LOCK_EX)
-        write(path, Termination(code=77, rank=3))
-    assert Termination.from_json(path.read_bytes()).code == 77
-    write(tmp_path, saved)  # a folder can't be written to, which ends nothing
-
-
-def test_a_message_that_stands_gets_the_first_failure_of_one_that_says_less(tmp_path: Path) -> None:
-    path = tmp_path / "termination"
-    write(path, Termination(code=75, rank=0))
-    write(path, Termination(code=1, rank=1, first_failure="rank 1: ValueError"))
+        for word in words[1:]:
+            write(path, word)
     said = Termination.from_json(path.read_bytes())
-    assert (said.code, said.rank, said.first_failure) == (75, 0, "rank 1: ValueError")
-
-
-def test_the_pods_first_failure_stays_when_others_say_more(tmp_path: Path) -> None:
-    path = tmp_path / "termination"
-
-    def first_failure_after(message: Termination) -> str | None:
-        write(path, message)
-        return Termination.from_json(path.read_bytes()).first_failure
-
-    assert (
-        first_failure_after(Termination(code=1, rank=2, first_failure="rank 2: ValueError"))
-        == "rank 2: ValueError"
-    )
-    assert first_failure_after(Termination(code=77, rank=1, error="fenced")) == "rank 2: ValueError"
-    assert (
-        first_failure_after(Termination(code=1, rank=0, first_failure="rank 0: too late"))
-        == "rank 2: ValueError"
-    )
-    # torchrun has restarted its processes.
-    assert first_failure_after(Termination(code=1, rank=0, restart=1)) is None
+    assert (said.code, said.first_failure) == (code, first_failure)
+    write(tmp_path, words[0])  # a folder can't be written to, which ends nothing
 
 
 RESTORED = CommitPoint(sequence=1, step=10)

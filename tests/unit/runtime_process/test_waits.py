@@ -14,12 +14,7 @@ from stepkeeper.coordination import waits as waits_module
 from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.coordination.upkeep_wait import UpkeepWait
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import (
-    FencedError,
-    NoticeDeadlineError,
-    PeerLostError,
-    StepkeeperError,
-)
+from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError, StepkeeperError
 from stepkeeper.save.worker import Worker
 from stepkeeper.time_limits import TimeLimits
 
@@ -163,6 +158,17 @@ def _looks_often_at_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep_wait, "_LOOK_S", 0.001)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_is_stuck_is_not_waited_for_without_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: int
+) -> None:
+    monkeypatch.setattr(upkeep_wait, "_LONGEST_S", 0.05)
+    wait = UpkeepWait(StoreRankGroup(HashStore(), rank, 2), Waits())
+    wait.note_commit(7, Future() if rank == 0 else None)
+    wait.await_newest()
+    assert "what follows the commit in slot 7 isn't done" in caplog.text
+
+
 def two_waits() -> tuple[UpkeepWait, UpkeepWait]:
     store = HashStore()
     first, second = (UpkeepWait(StoreRankGroup(store, rank, 2), Waits()) for rank in range(2))
@@ -187,17 +193,6 @@ def test_a_process_that_has_to_stop_leaves_it_to_the_next_start(
     wait.note_commit(1, Future() if rank == 0 else None)
     told(waits)
     wait.await_newest()
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_store_that_is_stuck_is_not_waited_for_without_limit(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: int
-) -> None:
-    monkeypatch.setattr(upkeep_wait, "_LONGEST_S", 0.05)
-    wait = UpkeepWait(StoreRankGroup(HashStore(), rank, 2), Waits())
-    wait.note_commit(7, Future() if rank == 0 else None)
-    wait.await_newest()
-    assert "what follows the commit in slot 7 isn't done" in caplog.text
 
 
 def test_other_ranks_hear_of_it_from_rank_0() -> None:
