@@ -1,7 +1,5 @@
 """Stand in for the operator: an HTTPS server that keeps the reports of a trainer, and answers them."""
 
-import datetime as dt
-import ipaddress
 import json
 import ssl
 import threading
@@ -9,22 +7,23 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from typing_extensions import override
 
 from stepkeeper.contract import Directive, Report
+from stepkeeper_operator.endpoint.certificates import make_tls
 
-__all__ = ["Operator", "make_certificate"]
+__all__ = ["Operator"]
 
 PATH = "/v1/namespaces/default/jobs/lm/report"
 
 
 class Operator:
-    """Keeps every report, answers each with what `answer` says."""
+    """Keeps every report, answers each with what `answer` says. In `folder` it puts the CA that pods trust."""
 
     def __init__(self, folder: Path) -> None:
+        tls, pair = make_tls(("127.0.0.1",)), folder / "tls.pem"
+        (folder / "ca.crt").write_bytes(tls.ca.certificate_pem)
+        pair.write_bytes(tls.serving.key_pem + tls.serving.certificate_pem)
         self.reports: list[Report] = []
         self.tokens: set[str] = set()
         self.answer: Callable[[Report], Directive] = lambda _: Directive()
@@ -55,7 +54,7 @@ class Operator:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(folder / "ca.crt", folder / "tls.key")
+        context.load_cert_chain(pair)
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
         self.thread = threading.Thread(target=self.server.serve_forever)
         self.thread.start()
@@ -79,31 +78,3 @@ class Operator:
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
-
-
-def make_certificate(folder: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "operator")])
-    now = dt.datetime.now(dt.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(hours=1))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "tls.key").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )

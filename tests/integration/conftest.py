@@ -23,7 +23,6 @@ DEVICES = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
 Launch = Callable[..., None]
 """launch(script, world_size, *arguments): every rank ended well."""
 
-
 OnDevices = Callable[..., str]
 """run_on_devices(script, *arguments, max_isa=None): what the script has said, which ended well."""
 
@@ -130,17 +129,12 @@ def launch(torch_servers: tuple[ForkServer, ForkServer]) -> Launch:
 
 
 @pytest.fixture
-def hold_companions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """hold_companions("write" or "delete"): they do that to no data while the file it returns is there."""
-
-    def hold(method: str) -> Path:
-        file, own = tmp_path / "hold", Path(__file__).parent / "held_companions"
-        monkeypatch.setenv("STEPKEEPER_TEST_HOLD", method)
-        monkeypatch.setenv("STEPKEEPER_TEST_HOLD_FILE", str(file))
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(own), os.environ.get("PYTHONPATH", "")]))
-        return file
-
-    return hold
+def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a file; companions write no data while it is there."""
+    file, own = tmp_path / "hold", Path(__file__).parent / "held_companions"
+    monkeypatch.setenv("STEPKEEPER_TEST_HOLD_FILE", str(file))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(own), os.environ.get("PYTHONPATH", "")]))
+    return file
 
 
 @pytest.fixture

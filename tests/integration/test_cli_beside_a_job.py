@@ -3,7 +3,9 @@
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,30 +25,24 @@ N_ROUNDS = 2
 def saving(url: str) -> Iterator[list[int]]:
     """A job saves as long as the block lasts: the steps that it has saved. What fails ends it, and is raised here."""
     steps: list[int] = []
-    complaints: list[BaseException] = []
-    is_over, has_begun = threading.Event(), threading.Event()
+    is_over = threading.Event()
 
     def run() -> None:
-        try:
-            with open_manager(url, keep=2, take_over=True) as manager:
-                manager.restore({"blob": torch.zeros(1 << 18)})
-                while not is_over.is_set():
-                    manager.save(len(steps) + 1, {"blob": torch.randn(1 << 18)}).result()
-                    steps.append(len(steps) + 1)
-                    has_begun.set()
-        except BaseException as error:  # the test raises it
-            complaints.append(error)
+        with open_manager(url, keep=2, take_over=True) as manager:
+            manager.restore({"blob": torch.zeros(1 << 18)})
+            while not is_over.is_set():
+                manager.save(len(steps) + 1, {"blob": torch.randn(1 << 18)}).result()
+                steps.append(len(steps) + 1)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        assert has_begun.wait(60), complaints
-        yield steps
-    finally:
-        is_over.set()
-        thread.join(60)
-    for complaint in complaints:
-        raise complaint
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(run)
+        try:
+            while not steps and not job.done():
+                time.sleep(0.01)
+            yield steps
+        finally:
+            is_over.set()
+            job.result(60)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -13,11 +13,11 @@ import torch
 from page_blocks import read_blocks
 from page_reader import Reader, reading
 
-from stepkeeper import CheckpointManager, Options
 from stepkeeper.errors import DamagedEntryError, FencedError, LogGapError
 from stepkeeper.log import Claim, Log
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage import open_store
+from stepkeeper_testing.trainer import open_manager
 
 BLOCKS: Final = [block for block in read_blocks("docs/operations/damaged-log.md") if block.language == "bash"]
 FOUND, STOPPED, PUT_BACK, SEEN, REPAIRED, CHECKED, STARTED, REMOVED = range(8)
@@ -32,7 +32,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Slots 0 begin, 1 to 3 steps 1 to 3, 4 begin, 5 restored, 6 and 7 steps 4 and 5."""
     root = tmp_path_factory.mktemp("damaged") / "whole"
     for steps in ((1, 2, 3), (4, 5)):
-        with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
+        with open_manager(root.as_uri()) as manager:
             manager.restore(state_at(0))
             for step in steps:
                 manager.save(step, state_at(step)).result()
@@ -111,7 +111,7 @@ def test_the_page_gets_a_training_going_again(person: Person, case: str) -> None
     claim = Claim(slot=writer.state.claim, nonce=writer.entry(writer.state.claim).nonce)
     damage(person.root, CASES[case])
     with (
-        CheckpointManager(person.root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager,
+        open_manager(person.root.as_uri()) as manager,
         pytest.raises((DamagedEntryError, LogGapError), match="stepkeeper repair file://"),
     ):
         manager.restore(state_at(0))
@@ -136,7 +136,7 @@ def test_the_page_gets_a_training_going_again(person: Person, case: str) -> None
 def goes_on(root: Path, step: int) -> None:
     """Check that a start goes on from `step`, bit for bit, and saves."""
     state = state_at(0)
-    with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
+    with open_manager(root.as_uri()) as manager:
         result = manager.restore(state)
         assert result is not None
         assert (result.step, state["n"]) == (step, step)

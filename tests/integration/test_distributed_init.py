@@ -18,8 +18,6 @@ from stepkeeper_testing.pod import pod_environ, pod_identity
 
 SCRIPTS = Path(__file__).parent / "distributed_init"
 PATIENCE_S = 120
-
-
 Start = Callable[..., tuple[ForkedProcess, Path]]
 """start(environ, timeout_s=…): a process that calls `init`, and the file that it writes to."""
 
@@ -52,12 +50,6 @@ def joined(output: str) -> list[list[object]]:
     return sorted(json.loads(line) for line in lines)
 
 
-def test_a_process_that_nobody_started_is_a_group_of_one(start: Start) -> None:
-    process, output = start({})
-    assert process.wait(PATIENCE_S) == 0, output.read_text()
-    assert joined(output.read_text()) == [["cpu", 0, 1, 0]]
-
-
 @pytest.mark.smoke
 def test_pods_of_the_operator_find_each_other(start: Start) -> None:
     """Of two slices, with rank 0 coming last."""
@@ -85,24 +77,6 @@ def test_a_host_that_does_not_come_is_named(start: Start) -> None:
     )
     assert process.wait(PATIENCE_S) == 1
     assert "rank 0 waits for 2 of 3 hosts: 1, 2; see whether their pods run" in output.read_text()
-
-
-@pytest.mark.parametrize("host_index", [0, 1])
-def test_sigterm_while_it_waits_for_others_ends_it_with_75(
-    start: Start, tmp_path: Path, host_index: int
-) -> None:
-    identity = pod_identity(
-        hosts_per_slice=2,
-        host_index=host_index,
-        coordinator_port=free_port(),
-        termination_file=str(tmp_path / "termination"),
-    )
-    process, output = start(pod_environ(identity))
-    # It waits for the others as soon as it heeds the signal.
-    while not heeds_sigterm(process.pid):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_S) == 75, output.read_text()
 
 
 @pytest.mark.parametrize(
@@ -144,12 +118,6 @@ def test_sigterm_before_there_is_a_manager_ends_a_containers_first_process_with_
     assert (said.code, said.notice, said.rank) == (75, "sigterm", 0)
 
 
-def heeds_sigterm(pid: int) -> bool:
-    status = Path("/proc", str(pid), "status").read_text()
-    (caught,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]
-    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
-
-
 def test_torchrun_on_two_nodes_of_two_processes(tmp_path: Path) -> None:
     port = free_port()
     outputs = [tmp_path / f"node-{rank}.txt" for rank in range(2)]
@@ -183,13 +151,3 @@ def test_torchrun_on_two_nodes_of_two_processes(tmp_path: Path) -> None:
     said = [output.read_text() for output in outputs]
     assert codes == [0, 0], said
     assert joined("\n".join(said)) == [["cpu", rank, 4, rank % 2] for rank in range(4)]
-
-
-@pytest.mark.xla
-def test_on_a_tpu_the_group_is_torch_xlas(devices_server: ForkServer) -> None:
-    done = devices_server.run([SCRIPTS / "on_tpu.py"], timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    assert (
-        "the job has 4 hosts, the TPU runtime sees 1; TPU_WORKER_ID and TPU_WORKER_HOSTNAMES not set in the environment"
-        in done.stdout
-    )

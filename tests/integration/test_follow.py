@@ -14,7 +14,6 @@ import torch
 from fork_server import ForkedProcess, ForkServer
 
 import stepkeeper
-from stepkeeper.contract import ExitCode
 from stepkeeper.errors import StorageError
 from stepkeeper.log import Log
 from stepkeeper.retention.pins import list_pins
@@ -146,7 +145,7 @@ def start_reader(torch_server: ForkServer, uri: str) -> Iterator[Callable[[str],
         readers.append(reader)
         assert reader.stdout is not None
         assert reader.stdout.readline() == "read 1\n"
-        assert len(pinned(uri)) == (2 if mode == "reads_with_two" else 1)
+        assert len(pinned(uri)) == 1
         return reader
 
     yield start
@@ -160,7 +159,6 @@ def start_reader(torch_server: ForkServer, uri: str) -> Iterator[Callable[[str],
     [
         ("waits", -signal.SIGTERM, ""),
         ("computes_without_a_break", -signal.SIGTERM, ""),
-        ("reads_with_two", -signal.SIGTERM, ""),
         ("has_a_handler_that_closes", 0, "left the loop\n"),
     ],
 )
@@ -173,17 +171,6 @@ def test_who_is_told_to_stop_takes_its_pin_along(
     assert reader.stdout is not None
     assert reader.stdout.read() == said
     assert pinned(uri) == []
-
-
-def test_where_sigterm_is_a_notice_the_process_goes_on_to_its_own_end(
-    start_reader: Callable[[str], ForkedProcess], uri: str
-) -> None:
-    reader = start_reader("has_a_manager")
-    assert reader.stdout is not None
-    assert reader.stdout.readline() == "trains\n"
-    reader.send_signal(signal.SIGTERM)
-    said, _ = reader.communicate(timeout=LIMIT_S)
-    assert (said, reader.returncode, pinned(uri)) == ("", ExitCode.SAVED, [])
 
 
 def test_who_is_killed_holds_its_commit_for_a_lease_only(

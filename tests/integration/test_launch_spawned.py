@@ -10,21 +10,13 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from launched_pods import pods
 
-from stepkeeper.contract import EveryInterval, ExitCode, Interval, Settings
+from stepkeeper.contract import ExitCode
 from stepkeeper_testing.left_behind import head_of, last_word
-from stepkeeper_testing.pod import pod_environ, pod_identity
 
 SCRIPT = Path(__file__).parent / "launching" / "spawning.py"
 PATIENCE_S = 150
-
-
-def pod(folder: Path, root: Path) -> dict[str, str]:
-    """Prepare the folder of a pod's own files, and return its environment."""
-    folder.mkdir()
-    settings = Settings(uri=root.as_uri(), interval=Interval(every=EveryInterval(steps=1000)))
-    (folder / "settings.json").write_bytes(settings.to_json())
-    return pod_environ(pod_identity(grace_s=60, termination_file=str(folder / "termination")))
 
 
 def hear(process: subprocess.Popen[str], event: str) -> list[dict[str, object]]:
@@ -48,8 +40,7 @@ def test_processes_whose_parent_dies_of_sigterm_save_one_step(
     tmp_path: Path, method: str, starter: list[str]
 ) -> None:
     """torch.multiprocessing has SIGINT sent to them then."""
-    folder = tmp_path / "pod"
-    env = pod(folder, tmp_path / "root")
+    ((folder, env),) = pods(tmp_path, 1)
     process = subprocess.Popen(
         [sys.executable, *starter, str(SCRIPT), str(folder), method],
         env={**os.environ, **env},

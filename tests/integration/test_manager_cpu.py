@@ -1,9 +1,6 @@
 """The manager in this process, its companion in another, on CPU tensors and a folder."""
 
-import os
 import random
-import signal
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +12,9 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load as stock_load
 
 from stepkeeper.errors import (
-    CompanionLostError,
     RestoreError,
 )
 from stepkeeper.log import Log
-from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.report import SaveState
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import UnsupportedValueError
 from stepkeeper_testing.trainer import open_manager
@@ -133,44 +127,6 @@ def flip_a_byte(uri: str, step: int) -> None:
     data[len(data) // 2] ^= 1
     path.chmod(0o644)
     path.write_bytes(data)
-
-
-def kill_during(in_flight: InFlight | None, pid: int) -> None:
-    """The companion, stopped before, is killed once it was asked to write."""
-    assert in_flight is not None
-    deadline = time.monotonic() + 100
-    while in_flight.state is not SaveState.WRITING:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    os.kill(pid, signal.SIGKILL)
-    # Not by `result`: then it were said, and no later call would raise it.
-    assert isinstance(in_flight.future.exception(100), CompanionLostError)
-    assert in_flight.failed
-
-
-@pytest.mark.smoke
-def test_a_killed_companion_fails_the_save_loudly_and_the_next_save_works(uri: str) -> None:
-    state = {"w": torch.zeros(10)}
-    manager = open_manager(uri)
-    manager.save(1, state).result()
-    pid = manager.health().companion_pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    manager.save(2, state)
-    kill_during(manager.in_flight, pid)
-    health = manager.health()
-    assert not health.ok
-    assert health.error is not None
-    assert "step 2" in health.error
-
-    outcome = manager.step(3, state)
-    assert outcome.in_flight is not None
-    assert outcome.in_flight.result(30).step == 3
-    assert manager.health().ok
-    assert manager.health().companion_pid != pid
-    assert manager.steps() == [1, 3]
-    assert slots(uri) == ["begin", "commit", "commit"], "the claim is still the first one"
-    manager.close()
 
 
 def test_a_value_that_cannot_be_stored_is_refused_by_name(uri: str) -> None:

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from stepkeeper import CheckpointManager, Options
 from stepkeeper.errors import LogFormatError, LogGapError, SaveError
 from stepkeeper.log import Log
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage import open_store
+from stepkeeper_testing.trainer import open_manager
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Steps 1 and 2 are committed here."""
     root = tmp_path_factory.mktemp("damage") / "whole"
-    with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
+    with open_manager(root.as_uri()) as manager:
         for step in (1, 2):
             manager.save(step, state_at(step)).result()
     return root
@@ -66,7 +66,7 @@ def test_what_is_damaged_is_said_loudly_and_the_step_before_is_restored(
     (folder,) = (root / "2").iterdir()
     damage(folder / name, how)
     state = {"w": torch.zeros(3000), "n": 0}
-    with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
+    with open_manager(root.as_uri()) as manager:
         result = manager.restore(state)
         assert result is not None
         assert result.step == step
@@ -94,7 +94,7 @@ def test_a_damaged_log_is_named_and_nothing_is_done(whole: Path, tmp_path: Path,
     path = root / slot_path(slot)
     damage(path, how)
     before = contents(root)
-    with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
+    with open_manager(root.as_uri()) as manager:
         for act in (lambda: manager.restore({"w": torch.zeros(3000), "n": 0}), manager.steps):
             with pytest.raises((LogFormatError, LogGapError), match=slot_path(slot)):
                 act()

@@ -19,28 +19,43 @@ CALLS: dict[str, Callable[[CheckpointManager, Any], object]] = {
     "restore": lambda manager, state: manager.restore(state),
     "restore a step": lambda manager, state: manager.restore(state, 1),
 }
-NO_STATES: dict[str, Any] = {
-    "None": None,
-    "a tensor": torch.zeros(2),
-    "a class": torch.nn.Linear,
-}
+REFUSED = [
+    *(
+        pytest.param(
+            lambda manager, call=call, state=state: call(manager, state),
+            "state is a dict, or an object with state_dict",
+            id=f"{name}: {of}",
+        )
+        for name, call in CALLS.items()
+        for of, state in {"None": None, "a tensor": torch.zeros(2), "a class": torch.nn.Linear}.items()
+    ),
+    *(
+        pytest.param(
+            lambda manager, call=call, metrics=metrics: getattr(manager, call)(1, {"n": 1}, metrics),
+            r"metrics is a dict of numbers by name, not a value of type \w+",
+            id=f"{call} with metrics {metrics}",
+        )
+        for call in ("step", "save")
+        for metrics in (0.5, True, [("loss", 0.5)])
+    ),
+    *(
+        pytest.param(
+            lambda manager, given=given: manager.step(1, lambda: given),
+            f"function given as the state of step 1 returned a value of type {type(given).__name__}",
+            id=f"a function that returns {given}",
+        )
+        for given in (None, 3, print)
+    ),
+]
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("state", NO_STATES.values(), ids=NO_STATES)
-def test_what_is_no_state_is_refused_before_anything_is_written(uri: str, call: str, state: Any) -> None:
+@pytest.mark.parametrize(("call", "says"), REFUSED)
+def test_what_is_no_state_is_refused_before_anything_is_written(
+    uri: str, call: Callable[[CheckpointManager], object], says: str
+) -> None:
     with open_manager(uri) as manager:
-        with pytest.raises(TypeError, match="state is a dict, or an object with state_dict"):
-            CALLS[call](manager, state)
-    assert not Log(open_store(uri)).open().commits
-
-
-@pytest.mark.parametrize("call", ["step", "save"])
-@pytest.mark.parametrize("metrics", [0.5, True, [("loss", 0.5)]])
-def test_metrics_without_names_are_refused_at_once(uri: str, call: str, metrics: Any) -> None:
-    with open_manager(uri) as manager:
-        with pytest.raises(TypeError, match=r"metrics is a dict of numbers by name, not a value of type \w+"):
-            getattr(manager, call)(1, {"w": torch.zeros(2)}, metrics)
+        with pytest.raises(TypeError, match=says):
+            call(manager)
         assert manager.health().companion_pid is None
     assert not Log(open_store(uri)).open().commits
 
@@ -97,15 +112,6 @@ def test_the_error_of_a_function_is_raised_as_it_is_and_says_where_it_came_from(
         # Nothing of it is left: the next save goes on.
         manager.step(2, lambda: {"n": 2})
     assert [commit.step for commit in Log(open_store(uri)).open().commits.values()] == [2]
-
-
-@pytest.mark.parametrize(("given", "name"), [(None, "NoneType"), (3, "int"), (lambda: {"n": 1}, "function")])
-def test_a_function_that_returns_no_state_is_refused(uri: str, given: Any, name: str) -> None:
-    with open_manager(uri) as manager:
-        with pytest.raises(
-            TypeError, match=f"function given as the state of step 1 returned a value of type {name}"
-        ):
-            manager.step(1, lambda: given)
 
 
 @pytest.mark.parametrize("call", ["restore", "restore a step"])

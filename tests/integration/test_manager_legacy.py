@@ -113,27 +113,14 @@ def test_what_is_bad_is_read_again_and_the_older_one_is_gone_on_from(
     assert "checkpoint_300" in (second.reason or "")
 
 
-def test_stock_ranks_are_resumed_on_fewer_and_more(launch: Callable[..., None], tmp_path: Path) -> None:
-    launch(SCRIPTS / "gloo.py", 2, tmp_path, "save")
-    for world_size in (1, 3):
-        shutil.copytree(tmp_path / "root", tmp_path / f"on-{world_size}")
-        launch(SCRIPTS / "gloo.py", world_size, tmp_path, "resume")
-
-
-@pytest.fixture
-def on_xla(run_on_devices: Callable[..., str]) -> Callable[[str, Path], dict[str, Any]]:
-    def run(mode: str, root: Path) -> dict[str, Any]:
-        return dict(json.loads(run_on_devices(SCRIPTS / "xla.py", mode, root).splitlines()[-1]))
-
-    return run
-
-
 def test_a_root_of_torch_xlas_manager_is_resumed_on_another_mesh(
-    on_xla: Callable[[str, Path], dict[str, Any]], tmp_path: Path
+    run_on_devices: Callable[..., str], tmp_path: Path
 ) -> None:
-    theirs = on_xla("save", tmp_path / "root")
+    theirs, ours = (
+        json.loads(run_on_devices(SCRIPTS / "xla.py", mode, tmp_path / "root").splitlines()[-1])
+        for mode in ("save", "resume")
+    )
     assert theirs["steps"] == [2, 4]
-    ours = on_xla("resume", tmp_path / "root")
     assert (ours["steps"], ours["step"], ours["value"]) == ([2, 4], 4, 4)
     assert ours["bits"] == theirs["bits"]
     assert ours["after"] != theirs["bits"]

@@ -133,21 +133,6 @@ def test_the_notice_file_stops_and_skip_saves_nothing(
     assert head.step % 5 == 0
 
 
-@pytest.mark.smoke
-def test_a_killed_trainer_takes_its_companion_along_and_the_next_resumes(
-    tmp_path: Path, uri: str, trainer: StartTrainer
-) -> None:
-    with trainer(uri, 100_000, interval=3, pause_s=0.002) as first:
-        pid = hear(first, "step", 100)["pid"]
-        first.kill()
-        assert gone(pid)
-    step = head_of(tmp_path).step
-    with trainer(uri, step + 3, interval=3, wait=True) as second:
-        assert hear(second, "start")["step"] == step
-        assert hear(second, "committed")["step"] == step + 3
-        assert end(second) == ExitCode.DONE
-
-
 def test_an_exception_is_the_last_word(tmp_path: Path, uri: str, trainer: StartTrainer) -> None:
     env = pod(tmp_path / "pod", uri)
     with trainer(uri, 100, env, pod=str(tmp_path / "pod"), raise_at=7) as failing:

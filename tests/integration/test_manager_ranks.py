@@ -13,11 +13,11 @@ import torch
 from fork_server import ForkedProcess, ForkServer
 from rank_talk import ended_at_last, hear, hear_rest
 
-from stepkeeper import CheckpointManager, Options
 from stepkeeper.checkpoint.reading import read_manifests
 from stepkeeper.contract import ExitCode
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
+from stepkeeper_testing.trainer import open_manager
 
 RANKS = Path(__file__).parent / "manager_trainer" / "ranks.py"
 
@@ -85,9 +85,8 @@ def test_a_rank_whose_collective_fails_because_another_was_killed_has_lost_a_pee
         assert survivor.returncode == ExitCode.PEER_LOST
 
 
-@pytest.mark.parametrize("case", ["train", "ask"])
-def test_a_policy_by_the_clock_saves_the_same_steps_in_all_ranks(ranks: Ranks, case: str) -> None:
-    with ranks(case, steps=300, seconds=0.4, pause_s=0.002) as both:
+def test_a_policy_by_the_clock_saves_the_same_steps_in_all_ranks(ranks: Ranks) -> None:
+    with ranks("train", steps=300, seconds=0.4, pause_s=0.002) as both:
         said = [hear_rest(process) for process in both]
         assert [process.returncode for process in both] == [ExitCode.DONE] * 2
     saved = [[each["step"] for each in one if each.get("saved")] for one in said]
@@ -114,7 +113,7 @@ def run_to_the_end(ranks: Ranks, folder: Path, how: str) -> tuple[list[int], lis
     with ranks("end", 3, how=how) as processes:
         said = [process.communicate(timeout=150)[0] for process in processes]
         codes = [process.wait() for process in processes]
-    with CheckpointManager(folder / "root", options=Options(stop_on_notice=False)) as manager:
+    with open_manager(folder / "root", 10**6) as manager:
         return codes, said, manager.steps()
 
 
@@ -131,7 +130,7 @@ def test_all_ranks_save_the_last_step(ranks: Ranks, tmp_path: Path, how: str, co
     codes, said, saved = run_to_the_end(ranks, tmp_path, how)
     assert (codes, saved) == ([code] * 3, [5, 7]), said
     state: dict[str, Any] = {"w": torch.zeros(100), "step": 0}
-    with CheckpointManager(tmp_path / "root", options=Options(stop_on_notice=False)) as manager:
+    with open_manager(tmp_path / "root", 10**6) as manager:
         manager.restore(state, 7)
     assert (state["step"], state["w"].tolist()) == (7, [7.0] * 100)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fork_server import ForkedProcess, ForkServer
 from rank_talk import ended_at_last, hear
-from report_endpoint import Operator, make_certificate
+from report_endpoint import Operator
 
 from stepkeeper.contract import (
     Directive,
@@ -22,7 +22,6 @@ from stepkeeper.contract import (
     ReportPhase,
     Settings,
 )
-from stepkeeper.stacks.dumping import REPORT_LIMIT
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
 TRAINERS = Path(__file__).parent / "manager_trainer"
@@ -33,7 +32,6 @@ Start = Callable[..., ForkedProcess]
 
 @pytest.fixture
 def operator(tmp_path: Path) -> Iterator[Operator]:
-    make_certificate(tmp_path)
     (tmp_path / "token").write_text("the-token\n")
     server = Operator(tmp_path)
     yield server
@@ -193,19 +191,3 @@ def test_a_step_that_takes_far_longer_has_the_stacks_of_all_ranks_logged(
     ranks(holds=0, after_s=1.0)
     logs = [wait_for_log(tmp_path, rank, function) for rank, function in enumerate((HELD, FREE))]
     assert any("nothing has followed step" in log for log in logs)
-
-
-def test_a_step_that_takes_far_longer_has_as_much_of_the_stacks_reported_as_a_report_takes(
-    tmp_path: Path, operator: Operator, ranks: Callable[..., None]
-) -> None:
-    write_settings(operator, tmp_path, 1000)
-    operator.answer = lambda _: Directive(report_interval_s=1)
-    ranks(holds=1, after_s=1.0, more_threads=30)
-    stacks = operator.wait_for(lambda report: HELD in (report.stacks or "")).stacks
-    logs = [wait_for_log(tmp_path, rank, "in main") for rank in range(2)]
-    assert stacks is not None
-    assert "nothing has followed step" in stacks.splitlines()[0]
-    first, _, second = stacks.partition("rank 1:\n")
-    assert (FREE in first, HELD in second) == (True, True), stacks
-    # The logs have all of them, which no report would be taken with.
-    assert len(stacks) <= REPORT_LIMIT < min(map(len, logs))

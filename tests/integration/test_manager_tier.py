@@ -33,11 +33,6 @@ def disk(folder_with_room: Path) -> Path:
 
 
 @pytest.fixture
-def hold(hold_companions: Callable[[str], Path]) -> Path:
-    return hold_companions("write")
-
-
-@pytest.fixture
 def reads(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Paths of what this process has read of the root's data."""
     paths: list[str] = []
@@ -120,22 +115,6 @@ def test_what_is_bad_or_gone_there_is_read_at_the_root_and_condemns_nothing(
     assert kinds(root)[-1] is RestoredEntry, "all of it was read at the root"
 
 
-def test_the_next_snapshot_is_taken_while_the_root_is_slow(root: Path, disk: Path, hold: Path) -> None:
-    hold.touch()
-    with manager_of(root, disk) as manager:
-        for step in (1, 2):
-            # One snapshot's memory: without the tier the second call would never come back.
-            manager.save(step, state_at(step))
-        assert manager.steps() == []
-        assert CommitEntry not in kinds(root)
-        hold.unlink()
-        manager.wait()
-        for step in (1, 2):
-            state = state_at(0)
-            manager.restore(state, step)
-            assert torch.equal(state["w"], state_at(step)["w"])
-
-
 @pytest.mark.parametrize("ending", ["killed", "told"])
 def test_a_step_that_only_a_local_disk_has_is_never_restored(
     torch_server: ForkServer,
@@ -184,9 +163,3 @@ def test_a_disk_that_does_not_take_it_fails_no_save(
     assert copies(disk) == []
     check_restored(root, disk, 3)
     assert len(reads) == 1
-
-
-def test_ranks_read_for_each_other_what_their_disks_have(
-    folder_with_room: Path, launch: Callable[..., None]
-) -> None:
-    launch(HERE / "ranks.py", 2, folder_with_room)

@@ -7,17 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from fork_server import ForkServer
 from rank_talk import ended_at_last, hear, hear_rest
 
-from stepkeeper import CheckpointManager, Options
 from stepkeeper.contract import ExitCode
-from stepkeeper.errors import OtherJobsRootError
-from stepkeeper.log import Log
-from stepkeeper.storage import open_store
 from stepkeeper_testing.left_behind import head_of, last_word
-from stepkeeper_testing.pod import pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "alone.py"
 
@@ -74,23 +68,16 @@ def test_other_code_that_minds_sigterm_is_no_obstacle_and_no_worker_is_left(
         time.sleep(0.1)
 
 
-def run(server: ForkServer, folder: Path, case: str) -> tuple[int, str]:
-    """Return the exit code of such a trainer, and what it has written."""
-    process = server.start([TRAINER, folder, case], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    said = process.communicate(timeout=200)[0]
-    return process.wait(), said
-
-
 @pytest.mark.parametrize(
     "way",
     ["save", "close", "restore", "fail_later", "forgive", "choose_an_end", "ask_nothing", "drop"],
 )
 def test_a_pod_ends_as_fenced_and_names_who_won(torch_server: ForkServer, tmp_path: Path, way: str) -> None:
-    code, said = run(torch_server, tmp_path, f"fenced-{way}")
-    assert code == ExitCode.FENCED, said
-    assert "start [0, 3] of " in said
+    done = torch_server.run([TRAINER, tmp_path, f"fenced-{way}"], timeout=200)
+    assert done.returncode == ExitCode.FENCED, done.stderr
+    assert "start [0, 3] of " in done.stderr
     if way != "drop":
-        assert "on host node-7" in said
+        assert "on host node-7" in done.stderr
         assert last_word(tmp_path).code == ExitCode.FENCED
         assert "start [0, 3] of " in (last_word(tmp_path).error or "")
 
@@ -106,25 +93,7 @@ def test_a_pod_ends_as_fenced_and_names_who_won(torch_server: ForkServer, tmp_pa
 def test_a_process_by_hand_ends_as_fenced_where_an_exception_ends_it(
     torch_server: ForkServer, tmp_path: Path, way: str, ends: ExitCode
 ) -> None:
-    code, said = run(torch_server, tmp_path, f"fenced-{way}-by_hand")
-    assert code == ends, said
-    assert ("on host node-7" in said) or ends == ExitCode.DONE
-    assert ("ValueError: the loss is no number" in said) == (way == "fail_later")
-
-
-def test_a_pod_that_another_jobs_root_did_not_let_in_ends_as_its_own_training_does(
-    torch_server: ForkServer, tmp_path: Path
-) -> None:
-    code, said = run(torch_server, tmp_path, "elsewhere")
-    assert code == last_word(tmp_path).code == ExitCode.SAVED, said
-
-
-def test_who_waited_until_the_root_was_freed_ends_as_ever(tmp_path: Path) -> None:
-    uri, state = (tmp_path / "root").as_uri(), {"w": torch.zeros(4)}
-    Log(open_store(uri)).begin(pod_identity(restart_attempt=3), host="node-7")
-    with CheckpointManager(uri, save=1, options=Options(stop_on_notice=False)) as manager:
-        for _ in range(2):
-            with pytest.raises(OtherJobsRootError):
-                manager.restore(state)
-        Log(open_store(uri)).begin(take_over=True)
-        manager.save(1, state).result()
+    done = torch_server.run([TRAINER, tmp_path, f"fenced-{way}-by_hand"], timeout=200)
+    assert done.returncode == ends, done.stderr
+    assert ("on host node-7" in done.stderr) or ends == ExitCode.DONE
+    assert ("ValueError: the loss is no number" in done.stderr) == (way == "fail_later")

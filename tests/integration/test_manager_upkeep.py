@@ -1,20 +1,14 @@
 """torch_xla's `save` and `join`, and `close`, return when what follows the commits is done: nothing is written then."""
 
 import secrets
-import signal
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fork_server import ForkServer
-from rank_talk import ended_at_last, hear
 
 import stepkeeper.torch_xla as xc
-from stepkeeper.contract import ExitCode
 
 TRAINERS = Path(__file__).parent / "manager_trainer"
 N_GARBAGE = 4000
@@ -71,37 +65,6 @@ def test_it_returns_when_what_the_saves_make_superfluous_is_gone(root: Path, end
     assert not garbage.exists()
     assert (open_manager(root).all_steps(), data_of(root)) == ([40, 50], [40, 50])
     manager.close()
-
-
-def test_wait_and_the_next_save_do_not_wait_for_deletions(
-    root: Path, hold_companions: Callable[[str], Path]
-) -> None:
-    hold = hold_companions("delete")
-    garbage = leave_garbage(root, 1)
-    hold.touch()
-    with open_manager(root, 2) as manager:
-        manager.save_async(20, state_of(20))
-        assert manager.wait(60)
-        assert manager.save_async(30, state_of(30))
-        assert garbage.exists()
-        hold.unlink()
-    assert not garbage.exists()
-
-
-def test_a_notice_ends_the_wait_for_deletions_that_are_stuck(
-    torch_server: ForkServer, tmp_path: Path, root: Path, hold_companions: Callable[[str], Path]
-) -> None:
-    hold = hold_companions("delete")
-    process = torch_server.start([TRAINERS / "alone.py", tmp_path, "stuck_deletions"], stdout=subprocess.PIPE)
-    with ended_at_last([process]):
-        hear(process, "waits")
-        time.sleep(0.5)
-        process.send_signal(signal.SIGTERM)
-        told_s = time.monotonic()
-        assert process.wait(60) == ExitCode.DONE
-        assert time.monotonic() - told_s < 50
-    assert list(root.glob("10/*/*.distcp")), "nothing was kept from being deleted"
-    hold.unlink()
 
 
 def test_all_ranks_see_it_when_save_and_join_return(launch: Callable[..., None], tmp_path: Path) -> None:

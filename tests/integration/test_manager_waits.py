@@ -92,61 +92,6 @@ def test_a_rank_that_leaves_ends_the_others_without_a_collective(
     assert head_of(tmp_path).step >= 1
 
 
-@pytest.mark.parametrize("tidies_s", [1, 600])
-def test_a_rank_that_is_told_to_stop_while_it_ends_for_a_lost_one_says_so(
-    ranks: Ranks, tidies_s: int
-) -> None:
-    with ranks("lose-raise", 2, interval=1, tidies_s=tidies_s) as (first, _):
-        hear(first, "left")
-        first.send_signal(signal.SIGTERM)
-        assert first.wait(PATIENCE_S) == ExitCode.PEER_LOST
-
-
-@pytest.mark.smoke
-def test_of_more_ranks_than_one_tree_has_branches_all_hear_of_the_last(ranks: Ranks) -> None:
-    with ranks("lose-kill", 3, interval=10**6) as processes:
-        assert processes[-1].wait(60) == -signal.SIGKILL
-        assert [process.wait(PATIENCE_S) for process in processes[:-1]] == [ExitCode.PEER_LOST] * 2
-
-
-@pytest.mark.parametrize("case", ["late", "late-manager"])
-def test_where_a_rank_is_long_in_coming_the_others_stop_together_soon_after_a_notice(
-    tmp_path: Path, ranks: Ranks, case: str
-) -> None:
-    """Nothing is trained yet, so there is nothing to wait for until the grace period is over."""
-    with ranks(case, 3, grace_s=600) as (first, second, _):
-        for process in (first, second):
-            hear(process, "waits")
-        time.sleep(0.5)
-        second.send_signal(signal.SIGTERM)
-        assert [process.wait(PATIENCE_S) for process in (second, first)] == [ExitCode.SAVED] * 2
-    words = [last_word(tmp_path, rank) for rank in range(2)]
-    assert [(word.code, word.notice, word.step) for word in words] == [
-        (75, "peer", None),
-        (75, "sigterm", None),
-    ]
-
-
-def test_who_is_told_to_stop_at_the_start_ends_as_told_where_rank_0_goes_first(
-    tmp_path: Path, ranks: Ranks
-) -> None:
-    """All are told, and rank 0, which has the ranks' store, is still building its model: it goes at once."""
-    with ranks("late", 2, grace_s=600, late=0) as (first, second):
-        hear(second, "waits")
-        time.sleep(0.5)
-        for process in (second, first):
-            process.send_signal(signal.SIGTERM)
-        assert first.wait(60) == -signal.SIGTERM
-        assert second.wait(PATIENCE_S) == ExitCode.SAVED
-    assert (last_word(tmp_path, 1).code, last_word(tmp_path, 1).notice) == (75, "sigterm")
-
-
-def test_a_rank_that_ends_without_closing_its_manager_is_not_lost(tmp_path: Path, ranks: Ranks) -> None:
-    with ranks("unclosed", 2) as both:
-        assert [process.wait(60) for process in both] == [0, 0]
-    assert head_of(tmp_path).step == 3
-
-
 PHASES = ("save", "wait", "restore", "end")
 
 
@@ -172,35 +117,6 @@ def test_the_others_leave_a_rank_that_stands_still_for_longer_than_a_collective_
     if phase == "vote":
         log = Log(open_store((tmp_path / "root").as_uri()))
         assert isinstance(log.entry(log.open().tail).body, VoidEntry)
-
-
-@pytest.mark.parametrize("grace", GRACES, ids=["known", "unknown"])
-@pytest.mark.parametrize(
-    ("phase", "world_size"),
-    [
-        *((phase, 2) for phase in ("train", *PHASES)),
-        ("train", 3),
-        *(pytest.param(phase, 3, marks=pytest.mark.long) for phase in PHASES),
-    ],
-)
-def test_the_others_end_with_the_notice_while_rank_0_which_has_the_store_stands_still(
-    tmp_path: Path, ranks: Ranks, phase: str, world_size: int, grace: dict[str, int]
-) -> None:
-    with ranks(f"still-{phase}", world_size, **grace) as (first, *others):
-        hear(first, "paused")
-        for process in others:
-            hear(process, "step" if phase == "train" else "waits", 6)
-        time.sleep(1)
-        told_s = time.monotonic()
-        for process in others:
-            process.send_signal(signal.SIGTERM)
-        codes = all_end_in_time(others, told_s, grace)
-    ends = {ExitCode.SAVED, ExitCode.PEER_LOST}
-    assert set(codes) <= ends
-    for rank in range(1, world_size if grace else 1):
-        assert last_word(tmp_path, rank).code in ends
-        assert last_word(tmp_path, rank).notice == "sigterm"
-    assert head_of(tmp_path).step == 1
 
 
 @pytest.mark.long

@@ -53,6 +53,6 @@ def test_stages_that_know_their_own_layers_only_are_saved_and_joined(
     launch(SCRIPTS / "titan.py", 2, tmp_path, 1, "load:by_stepkeeper")
 
 
-@pytest.mark.parametrize("scenario", ["dtensors", "per_rank", "in_another_process"])
+@pytest.mark.parametrize("scenario", ["in_a_group", "in_another_process"])
 def test_ranks_are_those_of_the_group(launch: Callable[..., None], tmp_path: Path, scenario: str) -> None:
     launch(SCRIPTS / "groups.py", 3, tmp_path, scenario)

@@ -11,8 +11,8 @@ SCRIPTS = Path(__file__).parent / "planners_xla"
 
 
 @pytest.mark.parametrize("name", ["placements", "moves", "changes"])
-def test_script(run_on_devices: Callable[..., str], name: str, tmp_path: Path) -> None:
-    run_on_devices(SCRIPTS / f"{name}.py", tmp_path)
+def test_script(run_on_devices: Callable[..., str], name: str) -> None:
+    run_on_devices(SCRIPTS / f"{name}.py")
 
 
 def test_priming(run_on_devices: Callable[..., str], max_isa: str) -> None:

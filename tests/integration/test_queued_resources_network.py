@@ -59,7 +59,7 @@ MakeSite = Callable[..., Awaitable[Site]]
 
 @pytest.fixture
 async def make_site(tpu: FakeCloud) -> AsyncIterator[MakeSite]:
-    async with serving(tpu) as address:
+    async with serving(tpu, max_page_size=1) as address:
         client = GoogleCloudTPU(endpoint=address, insecure=True)
 
         async def make(**spec: Any) -> Site:
@@ -69,6 +69,7 @@ async def make_site(tpu: FakeCloud) -> AsyncIterator[MakeSite]:
         await client.close()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("tier", [{"guaranteed": {}}, {"spot": {}}, {"bestEffort": {}}])
 async def test_it_is_created_joined_and_deleted(make_site: MakeSite, tier: dict[str, Any]) -> None:
     site = await make_site(tier=tier, slices={"count": 2})
@@ -111,23 +112,6 @@ async def test_what_was_retained_is_taken_up_by_the_next_object_of_the_name(
     assert await site.list_ids() == ["team-v5e"]
     assert site.world.status.joined == "2/2"
     await site.vanish()
-
-
-async def test_a_service_without_v2alpha1_serves_what_doesnt_need_it(tpu: FakeCloud) -> None:
-    tpu.inject_error("*", "UNIMPLEMENTED", None, version=ApiVersion.V2ALPHA1)
-    async with serving(tpu) as address:
-        client = GoogleCloudTPU(endpoint=address, insecure=True)
-        site = Site(tpu, client)
-        for _ in range(12):
-            await site.world.reconcile()
-            await site.world.reconcile()
-            tpu.step(10)
-            site.world.now = tpu.now()
-            site.world.sync_hosts(await client.list_nodes(PLACE, ApiVersion.V2))
-        assert site.world.condition("NodesJoined") == ("True", "AllHostsJoined")
-        assert site.world.condition("MaintenanceScheduled") == ("Unknown", "NotReported")
-        assert "UNIMPLEMENTED" in site.world.message("MaintenanceScheduled")
-        await client.close()
 
 
 @pytest.mark.parametrize("method", ["DeleteQueuedResource", "GetQueuedResource"])

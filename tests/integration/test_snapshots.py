@@ -54,17 +54,3 @@ def test_one_small_program_is_compiled_for_all_saves_and_ahead_of_the_first(
     counts = said_by("compiling.py", tmp_path, timeout_s=560)
     assert counts["with"] == counts["without"] + 1
     assert counts["for a notice"] == 0
-    assert list(counts["in pieces"]) == ["1", "0.5", "0"]
-    for part, found in counts["in pieces"].items():
-        assert found["compiled"] == 0, part
-        assert found["most pieces"] > 2
-
-
-def test_torch_xlas_own_example_runs_word_for_word(said_by: Said, tmp_path: Path) -> None:
-    for start in (1, 2):
-        said = said_by("documented.py", tmp_path, 60)
-        assert said["error"] is None
-        assert said["steps"][-6:] == [0, 10, 20, 30, 40, 50]
-        # The first steps make the optimizer's state; from then on steps and saves are compiled.
-        assert len(set(said["compiled"][3:])) == 1
-        assert bool(said["found"]) == (start == 2)

@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -154,13 +153,6 @@ class Bucket:
     def contents(self) -> dict[str, str]:
         return {stat.path: f"{stat.size_bytes} {stat.crc32c}" for stat in self._store.list("")}
 
-    def await_complaint(self, says: str) -> None:
-        """health() says that of what followed the newest commit; an empty text: nothing is wrong with it."""
-        ends_s = time.monotonic() + 60
-        while not re.search(says, complaint := self._job.complaint() or "") or bool(says) != bool(complaint):
-            assert time.monotonic() < ends_s, complaint
-            time.sleep(0.01)
-
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
@@ -248,34 +240,3 @@ def test_a_bucket_is_late(run_on_bucket: Run, proxy: Proxy, name: str) -> None:
         proxy.mend()
     assert sum(path.startswith(LOG) for path in run_on_bucket.place.contents()) == n_entries + 1
     run_on_bucket.check(before, contents)
-
-
-def test_a_commit_that_can_not_be_verified_is_told_by_health_until_one_is(
-    run_on_bucket: Run, proxy: Proxy
-) -> None:
-    listing = re.compile(r"prefix=[^&]*/[0-9]+/[0-9]+-[0-9a-f]{32}/")
-    proxy.break_by(lambda method, about: 403 if method == "GET" and listing.search(about) else "none")
-    try:
-        step = run_on_bucket.save_well()
-        run_on_bucket.place.await_complaint(f"after the commit of step {step}: .*not allowed")
-    finally:
-        proxy.mend()
-    run_on_bucket.save_well()
-    run_on_bucket.place.await_complaint("")
-
-
-@pytest.mark.parametrize(
-    ("status", "says"), [(404, "there is no bucket"), (401, "no valid credentials"), (403, "not allowed")]
-)
-def test_a_start_on_a_bucket_that_fails_says_so_and_the_next_one_works(
-    run_on_bucket: Run, proxy: Proxy, status: int, says: str
-) -> None:
-    uri = f"gs://{BUCKET}/starts/{secrets.token_hex(8)}"
-    proxy.break_by(always(status))
-    try:
-        said = Job().start(uri)
-    finally:
-        proxy.mend()
-    assert re.search(f"^NoAccessError: .*{says}", said["error"])
-    assert Job().start(uri) == {"step": None} | WELL
-    run_on_bucket.save_well()

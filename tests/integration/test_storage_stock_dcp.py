@@ -1,9 +1,6 @@
 """Stock torch loads what the torch-free half wrote: every dtype, every shape, shards over files, bytes values."""
 
 import io
-import pickle
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +12,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.storage import _dtype_to_storage_type_map, _new_dtypes
 
 from stepkeeper.checkpoint.dcp_format.dtypes import DTYPES
-from stepkeeper.checkpoint.dcp_format.pickle_writer import encode_pickle
-from stepkeeper.checkpoint.dcp_format.tensor_file import frame_tensor_file, lay_out_tensor_file
 from stepkeeper.checkpoint.finishing import finish_checkpoint
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.writing import write_checkpoint
@@ -28,7 +23,6 @@ pytestmark = [
 
 HERE = [name for name in DTYPES if hasattr(torch, name)]
 """What this torch has of them."""
-SHAPES = [(), (0,), (3, 0, 2), (1,), (5,), (4, 6), (2, 3, 4, 5)]
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
@@ -98,24 +92,6 @@ def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
     return left.shape == right.shape and left.dtype == right.dtype and raw_bytes(left) == raw_bytes(right)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", HERE)
-def test_a_tensor_file_is_what_torch_load_reads(name: str, shape: tuple[int, ...]) -> None:
-    tensor = filled(name, shape)
-    before, behind = frame_tensor_file(name, shape, zlib.crc32(raw_bytes(tensor)))
-    file = before + raw_bytes(tensor) + behind
-    layout = lay_out_tensor_file(name, shape)
-    end = layout.data_offset_bytes + layout.data_bytes
-    assert layout.length_bytes == len(file)
-    assert layout.data_offset_bytes % 64 == 0
-    assert file[layout.data_offset_bytes : end] == raw_bytes(tensor)
-    loaded = torch.load(io.BytesIO(file), weights_only=True)
-    assert same_bytes(loaded, tensor)
-    assert loaded.is_contiguous()
-    with zipfile.ZipFile(io.BytesIO(file)) as archive:
-        assert archive.testzip() is None
-
-
 def test_no_dtype_that_torch_saves_is_forgotten() -> None:
     saved = {str(dtype).removeprefix("torch.") for dtype in _new_dtypes() | set(_dtype_to_storage_type_map())}
     # Quantized tensors and packed bits have no boxes of plain elements.
@@ -149,18 +125,3 @@ def test_stock_dcp_loads_shards_of_every_dtype_and_values(tmp_path: Path) -> Non
         loaded = state[name]
         assert isinstance(loaded, torch.Tensor)
         assert same_bytes(loaded, tensor), name
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(0, 255, 256, 65535, 65536, -1, 2**31 - 1, 2**31, -(2**31) - 1, 2**63),
-        "ä\udc80",
-        (1, 2, 3, 4),
-        (),
-        {"a": [None, True]},
-        pytest.param([f"name {number}" for number in range(300)] * 2, id="names beyond the short memo"),
-    ],
-)
-def test_plain_values_survive_the_pickle(value: object) -> None:
-    assert pickle.loads(encode_pickle(value)) == value

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from planners_parts.release_state import make_state, make_whole_state
+from planners_parts.release_state import check_same, make_state, make_whole_state
 from torch.distributed.checkpoint.planner import LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader as AnyReader
 
-from stepkeeper import CheckpointManager, Options
 from stepkeeper.dcp import StorageReader
 from stepkeeper_planners import SafeFileSystemReader, SPMDLoadPlanner
 from stepkeeper_planners.formats import torch_save_to_checkpoint
+from stepkeeper_testing.trainer import open_manager
 
 DATA = Path(__file__).parents[1] / "data" / "torch_releases"
 RELEASES = ["2.9.0", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"]
@@ -32,22 +32,6 @@ READERS: list[tuple[type[AnyReader], type[LoadPlanner] | None]] = [
     (StorageReader, None),
     (StorageReader, SPMDLoadPlanner),
 ]
-
-
-def same(found: Any, wanted: Any, path: str = "state") -> None:
-    if isinstance(wanted, torch.Tensor):
-        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), path
-        assert torch.equal(found.resolve_conj(), wanted.resolve_conj()), path
-    elif isinstance(wanted, dict):
-        assert found.keys() == wanted.keys(), path
-        for key, value in wanted.items():
-            same(found[key], value, f"{path}.{key}")
-    elif isinstance(wanted, list):
-        assert len(found) == len(wanted), path
-        for number, value in enumerate(wanted):
-            same(found[number], value, f"{path}.{number}")
-    else:
-        assert (type(found), found) == (type(wanted), wanted), path
 
 
 def emptied(state: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +55,7 @@ def test_dcp_load_by_our_readers(
         state = emptied(make(100))
         read = reader(DATA / release / kind / "step_7")
         load(state, storage_reader=read, planner=planner() if planner else None, no_dist=True)
-        same(state, make())
+        check_same(state, make())
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -81,14 +65,14 @@ def test_a_manager_goes_on_from_it(
 ) -> None:
     root = Path(shutil.copytree(DATA / release / kind, tmp_path / "root"))
     state = emptied(make(100))
-    with CheckpointManager(root.as_uri(), save=1, options=Options(stop_on_notice=False)) as manager:
+    with open_manager(root.as_uri()) as manager:
         restored = manager.restore(state)
         assert restored is not None
         assert restored.step == 7
-        same(state, make())
+        check_same(state, make())
         manager.save(8, make(1)).result()
         manager.restore(state, 8)
-    same(state, make(1))
+    check_same(state, make(1))
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -96,7 +80,7 @@ def test_its_torch_save_file_becomes_a_checkpoint(release: str, tmp_path: Path) 
     torch_save_to_checkpoint(DATA / release / "state.pt", tmp_path / "checkpoint")
     state = emptied(make_state(100))
     load(state, storage_reader=SafeFileSystemReader(tmp_path / "checkpoint"), no_dist=True)
-    same(state, make_state())
+    check_same(state, make_state())
 
 
 @pytest.mark.skipif(not all(each.exists() for each in ENVIRONMENTS), reason="needs both environments")

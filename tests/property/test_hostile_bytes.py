@@ -134,46 +134,39 @@ def test_a_value_changed_anywhere(chosen: Changes, whole: bool) -> None:
         encode_value("k", decode_value("k", buffer.getvalue()))
 
 
-@QUICK
-@given(changes(WORDS), st.booleans())
-def test_safetensors_changed_anywhere(chosen: Changes, whole: bool) -> None:
+def changed_header(chosen: Changes) -> bytes:
+    """Change the header of a safetensors file alone, with the length that it then has."""
     data = save(STATE, {"format": "pt"})
     n_header = 8 + int.from_bytes(data[:8], "little")
-    if not whole:
-        # The header alone, with the length that it then has.
-        header = changed(data[8:n_header], chosen)
-        data = len(header).to_bytes(8, "little") + header + data[n_header:]
-    else:
-        data = changed(data, chosen)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x.safetensors"
-        path.write_bytes(data)
-        with suppress(SourceError):
-            read_whole(open_safetensors(path))
+    header = changed(data[8:n_header], chosen)
+    return len(header).to_bytes(8, "little") + header + data[n_header:]
 
 
-@QUICK
-@given(changes(WORDS))
-def test_an_index_changed_anywhere(chosen: Changes) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "x.safetensors").write_bytes(save(STATE))
-        index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(STATE, "x.safetensors")}
-        (folder / "x.safetensors.index.json").write_bytes(changed(json.dumps(index).encode(), chosen))
-        with suppress(SourceError):
-            assert open_safetensors(folder).keys() == STATE.keys()
-
-
-@QUICK
-@given(changes(WORDS))
-def test_a_torch_save_file_changed_anywhere(chosen: Changes) -> None:
+def torch_saved() -> bytes:
     file = io.BytesIO()
     torch.save({**STATE, "n": np.arange(3)}, file)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x.pt"
-        path.write_bytes(changed(file.getvalue(), chosen))
+    return file.getvalue()
+
+
+INDEX: Final = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(STATE, "x.safetensors")}
+
+
+@QUICK
+@given(changes(WORDS))
+def test_a_file_of_another_program_changed_anywhere(chosen: Changes) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for data in (changed_header(chosen), changed(save(STATE, {"format": "pt"}), chosen)):
+            (folder / "x.safetensors").write_bytes(data)
+            with suppress(SourceError):
+                read_whole(open_safetensors(folder / "x.safetensors"))
+        (folder / "x.safetensors").write_bytes(save(STATE))
+        (folder / "x.safetensors.index.json").write_bytes(changed(json.dumps(INDEX).encode(), chosen))
         with suppress(SourceError):
-            read_whole(open_torch_save(path))
+            assert open_safetensors(folder).keys() == STATE.keys()
+        (folder / "x.pt").write_bytes(changed(torch_saved(), chosen))
+        with suppress(SourceError):
+            read_whole(open_torch_save(folder / "x.pt"))
 
 
 @pytest.fixture(scope="module")

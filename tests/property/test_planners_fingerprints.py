@@ -3,13 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
 from stepkeeper_planners.saving.fingerprints import (
-    build_ranks_differ_error,
-    digest_names,
     digest_value,
-    fingerprint,
 )
 
 NAMES = st.sampled_from("abcdef")
@@ -28,19 +23,6 @@ VALUES = st.recursive(
     ),
     max_leaves=6,
 )
-LAYOUTS = st.builds(
-    lambda fqn, dtype, rows, owners: TensorLayout(
-        fqn=fqn,
-        dtype=dtype,
-        global_shape=(rows,),
-        chunks=(Chunk(box=Box.whole((rows,)), owners=tuple(Owner(rank=r, local_index=0) for r in owners)),),
-    ),
-    NAMES,
-    st.sampled_from(["int8", "float32"]),
-    st.integers(0, 3),
-    st.sets(st.integers(0, 2), min_size=1).map(sorted),
-)
-STATES = st.lists(LAYOUTS, max_size=4, unique_by=lambda layout: layout.fqn)
 
 
 def kinds(value: object) -> object:
@@ -57,14 +39,3 @@ def test_values_have_one_digest_exactly_if_they_are_equal(one: object, other: ob
     assert (digest_value("v", one) == digest_value("v", other)) == (kinds(one) == kinds(other))
     if isinstance(one, dict):
         assert digest_value("v", dict(reversed(one.items()))) == digest_value("v", one)
-
-
-@given(STATES, STATES)
-def test_fingerprints_are_equal_exactly_if_states_are(
-    one: list[TensorLayout], other: list[TensorLayout]
-) -> None:
-    same = sorted(one, key=lambda t: t.fqn) == sorted(other, key=lambda t: t.fqn)
-    first, second = digest_names(one), digest_names(other)
-    assert (fingerprint(first) == fingerprint(second)) == same
-    differing = {t.fqn for t in (*one, *other) if (t in one) != (t in other)}
-    assert set(build_ranks_differ_error([((0,), first), ((1,), second)]).ranks) == differing

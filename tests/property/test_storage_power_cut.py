@@ -17,11 +17,11 @@ from storage_disk.disk import Answered, Contents, Disk, Killed, Op, Recorder, wr
 from store_parts.behind import Behind
 from typing_extensions import override
 
-from stepkeeper.errors import FencedError, StorageError
+from stepkeeper.errors import FencedError
 from stepkeeper.log import Log
 from stepkeeper.log.tail import LOG_PREFIX
 from stepkeeper.retention.garbage import gc
-from stepkeeper.storage import direct, posix, posix_files
+from stepkeeper.storage import direct, posix
 from stepkeeper.storage.base import Buffer, Store
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.storage.posix_files import rename_no_replace
@@ -237,25 +237,6 @@ def test_nothing_that_was_answered_is_lost(
     n_states = replay(record(tmp_path / "disk", scenario), replayed)
     print(f"{n_states} states of the disk")
     assert n_states >= 5
-
-
-def test_a_folder_made_where_no_name_can_be_made_to_last_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opens = os.open
-
-    def guarded(path: Path, *arguments: int) -> int:
-        if Path(path) == tmp_path:
-            raise PermissionError(errno.EACCES, "may be written to, but not read")
-        return opens(path, *arguments)
-
-    def refused(folder: Path) -> None:
-        raise OSError(errno.ENOSYS, f"{folder.parent} may not be read")
-
-    monkeypatch.setattr(os, "open", guarded)
-    monkeypatch.setattr(posix_files, "sync_file_system", refused)
-    with pytest.raises(StorageError, match="not be read"):
-        PosixStore(tmp_path / ROOT).put_if_absent("log/0.json", b"x")
 
 
 def test_nothing_is_lost_where_files_cannot_be_linked(

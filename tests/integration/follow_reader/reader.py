@@ -11,7 +11,6 @@ from typing import Final
 import torch
 
 import stepkeeper
-from stepkeeper import CheckpointManager
 from stepkeeper.follower import FollowedCommit
 
 URI: Final = sys.argv[1]
@@ -41,13 +40,6 @@ def computes_without_a_break() -> None:
         hashlib.pbkdf2_hmac("sha256", b"x", b"x", 2**30)
 
 
-def reads_with_two() -> None:
-    with stepkeeper.follow(URI, poll_s=0.05) as one, stepkeeper.follow(URI, poll_s=0.05) as other:
-        next(one)
-        read(next(other))
-        time.sleep(LONG_S)
-
-
 def has_a_handler_that_closes() -> None:
     told = threading.Event()
     follower = stepkeeper.follow(URI, poll_s=0.05)
@@ -63,21 +55,6 @@ def has_a_handler_that_closes() -> None:
     say("left the loop")
 
 
-def has_a_manager() -> None:
-    """SIGTERM is the manager's notice: the program goes on to a step that it can save."""
-    follower = stepkeeper.follow(URI, poll_s=0.05)
-    read(next(follower))
-    with CheckpointManager(URI + "-own", save=1) as manager:
-        state = {"w": torch.ones(8)}
-        step, is_over = 0, False
-        while not is_over:
-            step += 1
-            is_over = manager.step(step, state).stop
-            if step == 1:
-                say("trains")
-            time.sleep(0.01)
-
-
 if __name__ == "__main__":
-    modes = (waits, computes_without_a_break, reads_with_two, has_a_handler_that_closes, has_a_manager)
+    modes = (waits, computes_without_a_break, has_a_handler_that_closes)
     {each.__name__: each for each in modes}[sys.argv[2]]()

@@ -1,26 +1,24 @@
-"""Found by companions on their path: what they write of data to a root, or delete, waits while a file is there."""
+"""Found by companions on their path: what they write of data to a root waits while a file is there."""
 
 import os
 import sys
 import time
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 
-def _hold(method: str, file: Path) -> None:
+def _hold(file: Path) -> None:
     from stepkeeper.storage.posix import PosixStore
 
-    call = getattr(PosixStore, method)
+    write = PosixStore.write
 
-    @wraps(call)
     def held(store: PosixStore, path: str, *arguments: Any) -> None:
         while path.endswith(".distcp") and file.exists():
             time.sleep(0.005)
-        call(store, path, *arguments)
+        write(store, path, *arguments)
 
-    setattr(PosixStore, method, held)
+    PosixStore.write = held  # type: ignore[assignment, method-assign]  # that is the point
 
 
-if "STEPKEEPER_TEST_HOLD" in os.environ and "stepkeeper.companion" in sys.orig_argv:
-    _hold(os.environ["STEPKEEPER_TEST_HOLD"], Path(os.environ["STEPKEEPER_TEST_HOLD_FILE"]))
+if "STEPKEEPER_TEST_HOLD_FILE" in os.environ and "stepkeeper.companion" in sys.orig_argv:
+    _hold(Path(os.environ["STEPKEEPER_TEST_HOLD_FILE"]))

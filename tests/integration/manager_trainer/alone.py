@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import stepkeeper.torch_xla as xc
 from stepkeeper import CheckpointManager
-from stepkeeper.errors import FencedError, OtherJobsRootError
+from stepkeeper.errors import FencedError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper_testing.pod import pod_identity
@@ -91,18 +90,6 @@ def long_end(manager: CheckpointManager) -> None:
     json.kept = LongEnd()  # type: ignore[attr-defined]  # a module's values go when no thread of Python runs any more
     be_told(manager)
     stop_from(2, manager)
-
-
-def stuck_deletions() -> None:
-    """Wait in `join` for deletions that companions are kept from, until the test tells it to stop."""
-    with xc.CheckpointManager(URI, 10, 1) as manager:
-        manager.save(10, STATE)
-        Path(os.environ["STEPKEEPER_TEST_HOLD_FILE"]).touch()
-        manager.save_async(20, STATE)
-        assert manager.wait()
-        say("waits")
-        manager.join()
-        assert manager.health().notice == "sigterm"
 
 
 def told(case: Callable[[CheckpointManager], None]) -> None:
@@ -241,20 +228,6 @@ def fenced(way: str, *, by_hand: bool = False) -> None:
         globals()["kept"] = kept
 
 
-def look_elsewhere() -> None:
-    """Train, and look into another job's root, which lets nobody in."""
-    uri = (FOLDER / "other").as_uri()
-    Log(open_store(uri)).begin(pod_identity(job="pretrain", job_uid="uid-7"), host="node-7")
-    with in_pod(FOLDER, grace_s=15) as manager:
-        manager.restore(STATE)
-        other = CheckpointManager(uri)
-        try:
-            other.restore(STATE)
-        except OtherJobsRootError:
-            be_told(manager)
-            stop_from(1, manager)
-
-
 CASES: dict[str, Callable[[], None]] = {
     **{
         case.__name__: partial(told, case)
@@ -271,8 +244,6 @@ CASES: dict[str, Callable[[], None]] = {
     },
     **{f"fenced-{way}": partial(fenced, way) for way in WAYS},
     **{f"fenced-{way}-by_hand": partial(fenced, way, by_hand=True) for way in WAYS},
-    "elsewhere": look_elsewhere,
-    "stuck_deletions": stuck_deletions,
 }
 
 if __name__ == "__main__":

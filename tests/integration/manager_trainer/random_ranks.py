@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from stepkeeper import CheckpointManager, Options, PerRank, RandomState, Whole
-from stepkeeper_testing.trainer import join
+from stepkeeper import PerRank, RandomState, Whole
+from stepkeeper_testing.trainer import join, open_manager
 
 rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 first, last = int(sys.argv[4]), int(sys.argv[5])
@@ -19,7 +19,7 @@ torch.manual_seed(first)
 history: list[dict[str, float]] = []
 state = {"random": RandomState(), "history": Whole(history), "rank": PerRank(rank, resize=lambda *_: rank)}
 drawn = []
-with CheckpointManager((folder / "root").as_uri(), save=2, options=Options(stop_on_notice=False)) as manager:
+with open_manager(folder / "root", 2) as manager:
     restored = manager.restore(state)
     if restored and restored.step >= first:
         manager.restore(state, first - 1)

@@ -51,18 +51,6 @@ def train() -> None:
             time.sleep(OPTIONS.get("pause_s", 0.0) * (1 + RANK))
 
 
-def ask() -> None:
-    """Ask the manager before each save, as torch_xla's is asked."""
-    # With a policy, as from_env makes one: torch_xla's constructor takes a number of steps only.
-    made = xc.CheckpointManager.__new__(xc.CheckpointManager)
-    CheckpointManager.__init__(made, ROOT, save=EverySeconds(OPTIONS["seconds"]))
-    with made as manager:
-        for step in range(1, OPTIONS["steps"] + 1):
-            due = manager.should_save(step)
-            say("step", step=step, saved=due and manager.save_async(step, {"step": step}))
-            time.sleep(OPTIONS["pause_s"] * (1 + RANK))
-
-
 def end() -> None:
     """Save every 5 steps, and do something else than planned after the last one, in one of the ranks."""
     how, last = OPTIONS["how"], 7
@@ -101,7 +89,7 @@ def evict() -> None:
         assert sorted(int(path.parts[-3]) for path in ROOT.glob("*/*/.metadata")) == [13, 14]
 
 
-CASES: dict[str, Callable[[], None]] = {"train": train, "ask": ask, "end": end, "evict": evict}
+CASES: dict[str, Callable[[], None]] = {"train": train, "end": end, "evict": evict}
 
 join(RANK, WORLD_SIZE, FOLDER)
 CASES[CASE]()

@@ -1,13 +1,12 @@
 """One of several ranks that stops in a C call: python stacks.py FOLDER RANK WORLD_SIZE OPTIONS-AS-JSON.
 
 Rank `holds` is in a C call that holds Python's lock, the others in one that has released it. With `after_s`, a step
-that takes longer has the stacks dumped. There are `more_threads`.
+that takes longer has the stacks dumped.
 """
 
 import json
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,6 @@ def stand_still_without_the_lock() -> None:
     Mutex().wait(FOR_EVER_S)
 
 
-def stand_by(depth: int) -> None:
-    if depth:
-        stand_by(depth - 1)
-    time.sleep(1000)
-
-
 def open_manager() -> CheckpointManager:
     if not (FOLDER / "settings.json").exists():
         return CheckpointManager(
@@ -54,8 +47,6 @@ def main() -> None:
     if WORLD_SIZE > 1:
         join(RANK, WORLD_SIZE, FOLDER)
     state: dict[str, Any] = {"w": torch.zeros(10)}
-    for _ in range(OPTIONS.get("more_threads", 0)):
-        threading.Thread(target=stand_by, args=(20,), daemon=True).start()
     with open_manager() as manager:
         manager.restore(state)
         for step in range(1, 11):

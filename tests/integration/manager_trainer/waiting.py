@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-import stepkeeper.torch_xla as xc
 from stepkeeper import CheckpointManager
 from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.ending import schedule
@@ -120,15 +119,11 @@ def lose_peer(how: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     join()
-    try:
-        with open_manager(OPTIONS["interval"]) as manager:
-            manager.restore(STATE)
-            manager.save(1, STATE).result()
-            say("start")
-            go_on(manager, leave)
-    finally:
-        say("left")
-        time.sleep(OPTIONS.get("tidies_s", 0))
+    with open_manager(OPTIONS["interval"]) as manager:
+        manager.restore(STATE)
+        manager.save(1, STATE).result()
+        say("start")
+        go_on(manager, leave)
 
 
 def stand_still(phase: str) -> None:
@@ -184,32 +179,6 @@ def stand_still(phase: str) -> None:
         calls[phase]()
 
 
-def come_late(how: str) -> None:
-    """A rank builds its model for as long as the test takes, before its manager or with it. Others get SIGTERM."""
-    join()
-    is_late = OPTIONS.get("late", WORLD_SIZE - 1) == RANK
-    if is_late and how != "manager":
-        time.sleep(600)
-    with open_manager() as manager:
-        if is_late:
-            time.sleep(600)
-        say("waits")
-        manager.restore(STATE)
-
-
-def unclosed(_: str) -> None:
-    """Use the manager as torch_xla's is used. The last rank is done, and gone, before the others are."""
-    join()
-    manager = xc.CheckpointManager(str(FOLDER / "root"), 1)
-    for step in range(1, 4):
-        manager.save(step, STATE)
-    if RANK == WORLD_SIZE - 1:
-        return
-    time.sleep(3)
-    manager.join()
-    assert not manager.wait() or manager.all_steps() == [1, 2, 3]
-
-
 def stand_in_c(_: str) -> None:
     """Save step 1, and be in a C call from step 6 on, with Python's lock released, until the test makes `go`."""
     mutex = Mutex()
@@ -243,8 +212,6 @@ KINDS = {
     "lose": lose_peer,
     "read": read_in,
     "still": stand_still,
-    "late": come_late,
-    "unclosed": unclosed,
     "stands": stand_in_c,
 }
 kind, _, detail = CASE.partition("-")

@@ -29,50 +29,36 @@ def cut(seed: int, mesh: DeviceMesh) -> DTensor:
     return distribute_tensor(torch.arange(5.0) + seed, mesh, [Shard(0)], src_data_rank=None)
 
 
-def dtensors(rank: int, folder: Path, group: Any) -> None:
-    """The mesh is of the group's processes, which have other ranks in the group."""
+def in_a_group(rank: int, folder: Path, group: Any) -> None:
+    """The mesh is of the group's processes, which have other ranks in the group; it tells whose value is whose."""
     mesh, everyone = DeviceMesh("cpu", MEMBERS), DeviceMesh("cpu", [0, *MEMBERS])
     if rank not in MEMBERS:
         return
-    save(
-        {"t": cut(7, mesh)},
+    planner = SPMDSavePlanner(process_group=group)
+    saved: dict[str, Any] = {"t": cut(7, mesh), "p": PerRank(10 + rank)}
+    save(saved, checkpoint_id=folder / "dcp", planner=planner, process_group=group)
+    state: dict[str, Any] = {"t": cut(0, mesh), "p": PerRank(-1)}
+    load(
+        state,
         checkpoint_id=folder / "dcp",
-        planner=SPMDSavePlanner(process_group=group),
+        planner=SPMDLoadPlanner(process_group=group),
         process_group=group,
     )
-    state = {"t": cut(0, mesh)}
-    load(state, checkpoint_id=folder / "dcp", planner=planner_of(group), process_group=group)
     assert torch.equal(state["t"].to_local(), cut(7, mesh).to_local())
-    manager = CheckpointManager(
-        (folder / "root").as_uri(), save=1, process_group=group, options=Options(stop_on_notice=False)
-    )
-    with manager:
-        manager.save(1, {"t": cut(9, mesh)}).result()
-        manager.restore(state, 1)
-    assert torch.equal(state["t"].to_local(), cut(9, mesh).to_local())
-    with pytest.raises(CheckpointException) as raised:
-        save(
-            {"t": cut(7, everyone)},
-            checkpoint_id=folder / "no",
-            planner=SPMDSavePlanner(process_group=group),
-            process_group=group,
-        )
-    for error, _ in raised.value.failures.values():
-        assert isinstance(error, UnsupportedShardingError)
-        assert str(error).startswith("t: its part at (0,) lies on rank 0, which isn't in the process group")
-
-
-def per_rank(rank: int, folder: Path, group: Any) -> None:
-    """Check that the group tells which rank is which among those that have a value each."""
-    if rank not in MEMBERS:
-        return
-    planner = SPMDSavePlanner(process_group=group)
-    save({"p": PerRank(10 + rank)}, checkpoint_id=folder / "dcp", planner=planner, process_group=group)
-    state = {"p": PerRank(-1)}
-    load(state, checkpoint_id=folder / "dcp", planner=planner_of(group), process_group=group)
     assert state["p"].value == 10 + rank
     with pytest.raises(CheckpointException, match=r"SPMDLoadPlanner\(process_group=…\)"):
         load(state, checkpoint_id=folder / "dcp", planner=SPMDLoadPlanner(), process_group=group)
+    options = Options(stop_on_notice=False)
+    with CheckpointManager(folder / "root", save=1, process_group=group, options=options) as manager:
+        manager.save(1, {"t": cut(9, mesh)}).result()
+        manager.restore(state, 1, items=["t"])
+    assert torch.equal(state["t"].to_local(), cut(9, mesh).to_local())
+    planner = SPMDSavePlanner(process_group=group)
+    with pytest.raises(CheckpointException) as raised:
+        save({"t": cut(7, everyone)}, checkpoint_id=folder / "no", planner=planner, process_group=group)
+    for error, _ in raised.value.failures.values():
+        assert isinstance(error, UnsupportedShardingError)
+        assert str(error).startswith("t: its part at (0,) lies on rank 0, which isn't in the process group")
 
 
 def in_another_process(rank: int, folder: Path, _: Any) -> None:
@@ -95,15 +81,11 @@ def in_another_process(rank: int, folder: Path, _: Any) -> None:
     assert len(list(folder.glob("__*_0.distcp"))) == dist.get_world_size()
 
 
-def planner_of(group: Any) -> SPMDLoadPlanner:
-    return SPMDLoadPlanner(process_group=group)
-
-
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     this_rank, place = int(sys.argv[1]), Path(sys.argv[3])
     join(this_rank, int(sys.argv[2]), place)
-    scenarios = {each.__name__: each for each in (dtensors, per_rank, in_another_process)}
+    scenarios = {each.__name__: each for each in (in_a_group, in_another_process)}
     scenarios[sys.argv[4]](this_rank, place, dist.new_group(MEMBERS))
     # Rank 0 has the store, which the others need.
     dist.barrier()

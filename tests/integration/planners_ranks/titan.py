@@ -1,8 +1,8 @@
 """One of several ranks, saving and loading as torchtitan does: python titan.py RANK WORLD_SIZE FOLDER STAGES ACTION….
 
-Objects that wrap model parts, optimizers, schedules and the data's position, flat under one name each; every pipeline
-stage has only its own layers. Actions: save, async_save, load, each with a name; those
-named by_stepkeeper are done with stepkeeper's storage and stager.
+Objects that wrap the model, the optimizer, the schedule and the data's position, flat under one name each; every
+pipeline stage has only its own layers. Actions: save, async_save, load, each with a name; those named by_stepkeeper
+are done with stepkeeper's storage and stager.
 """
 
 import pickle
@@ -54,32 +54,26 @@ class Part(nn.Module):
 
 
 class ModelWrapper:
-    def __init__(self, parts: list[nn.Module]) -> None:
-        self.parts = parts
+    def __init__(self, part: nn.Module) -> None:
+        self.part = part
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: value for part in self.parts for name, value in get_model_state_dict(part).items()}
+        return get_model_state_dict(self.part)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for part in self.parts:
-            set_model_state_dict(part, state, options=StateDictOptions(strict=False))
+        set_model_state_dict(self.part, state, options=StateDictOptions(strict=False))
 
 
-class OptimizersContainer:
-    def __init__(self, parts: list[nn.Module]) -> None:
-        self.parts = parts
-        self.optimizers = [torch.optim.AdamW(part.parameters(), lr=0.01) for part in parts]
+class OptimizerWrapper:
+    def __init__(self, part: nn.Module) -> None:
+        self.part = part
+        self.optimizer = torch.optim.AdamW(part.parameters(), lr=0.01)
 
     def state_dict(self) -> dict[str, Any]:
-        states = [
-            get_optimizer_state_dict(part, optimizer, options=FLAT)
-            for part, optimizer in zip(self.parts, self.optimizers, strict=True)
-        ]
-        return {name: value for state in states for name, value in state.items()}
+        return get_optimizer_state_dict(self.part, self.optimizer, options=FLAT)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for part, optimizer in zip(self.parts, self.optimizers, strict=True):
-            set_optimizer_state_dict(part, optimizer, state, options=FLAT)
+        set_optimizer_state_dict(self.part, self.optimizer, state, options=FLAT)
 
 
 class Dataloader:
@@ -103,18 +97,18 @@ class Trainer:
         mesh = init_device_mesh("cpu", (stages, world_size // stages), mesh_dim_names=("pp", "dp"))
         stage, dp_rank = mesh.get_local_rank("pp"), mesh.get_local_rank("dp")
         per_stage = N_LAYERS // stages
-        self.parts: list[nn.Module] = [Part(range(stage * per_stage, (stage + 1) * per_stage))]
-        for part in self.parts:
-            fully_shard(part, mesh=mesh["dp"])
-        self.optimizers = OptimizersContainer(self.parts)
+        self.part = Part(range(stage * per_stage, (stage + 1) * per_stage))
+        fully_shard(self.part, mesh=mesh["dp"])
+        optimizer = OptimizerWrapper(self.part)
+        self.optimizer = optimizer.optimizer
         self.loader = Dataloader(dp_rank, world_size // stages)
-        self.schedules = [LambdaLR(each, lambda step: 1 / (step + 1)) for each in self.optimizers.optimizers]
+        self.schedule = LambdaLR(self.optimizer, lambda step: 1 / (step + 1))
         self.step = 0
         self.states: dict[str, Any] = {
             "train_state": self,
-            "model": ModelWrapper(self.parts),
-            "optimizer": self.optimizers,
-            "lr_scheduler": self.schedules[0],
+            "model": ModelWrapper(self.part),
+            "optimizer": optimizer,
+            "lr_scheduler": self.schedule,
             "dataloader": self.loader,
         }
 
@@ -127,12 +121,10 @@ class Trainer:
 
     def train(self, n_steps: int) -> None:
         for _ in range(n_steps):
-            for part, optimizer in zip(self.parts, self.optimizers.optimizers, strict=True):
-                optimizer.zero_grad()
-                torch.autograd.backward(part(torch.rand(3, 6)).square().sum())
-                optimizer.step()
-            for schedule in self.schedules:
-                schedule.step()
+            self.optimizer.zero_grad()
+            torch.autograd.backward(self.part(torch.rand(3, 6)).square().sum())
+            self.optimizer.step()
+            self.schedule.step()
             self.step += 1
             self.loader.position += 7
 
@@ -155,7 +147,7 @@ def check(trainer: Trainer, folder: Path) -> None:
         same = torch.equal(value, saved[name]) if isinstance(value, Tensor) else value == saved[name]
         assert same, f"{name}: {value} instead of {saved[name]}"
     assert (trainer.step, trainer.loader.position) == (3, 21)
-    assert trainer.schedules[0].last_epoch == 3
+    assert trainer.schedule.last_epoch == 3
 
 
 def main() -> None:

@@ -37,39 +37,6 @@ def check(tensor: torch.Tensor, source: torch.Tensor) -> None:
     assert sum(write.box.volume for write in writes) == source.numel()
 
 
-def special_floats() -> None:
-    bits = torch.tensor(
-        [0x7FC00001, 0x7F800000, -0x80000000, 1, 0x7F800001, 0x00400000, -1], dtype=torch.int32
-    )
-    source = bits.view(torch.float32)
-    mesh = xs.Mesh(np.arange(4), (4,))
-    for spec in ((0,), (None,)):
-        tensor = torch.zeros(7).to("xla")
-        xs.mark_sharding(tensor, mesh, spec)
-        filled(tensor, source)
-        adapters.materialize({"t": tensor})
-        shards = adapters.local_shards(tensor)
-        for index, box in adapters.describe("t", tensor, ALONE).local_boxes(0).items():
-            assert torch.equal(shards[index].view(torch.int32), bits[box.slices]), (spec, index)
-
-
-def unsharded() -> None:
-    source = torch.arange(6.0).reshape(3, 2)
-    placed = torch.zeros(3, 2).to("xla")
-    pending = torch.zeros(3, 2, device="xla") + 1
-    scalar = torch.tensor(0.0).to("xla")
-    for tensor in (placed, pending):
-        filled(tensor, source)
-        check(tensor, source)
-        torch_xla.sync()
-        check(tensor, source)
-    filled(scalar, torch.tensor(2.5))
-    check(scalar, torch.tensor(2.5))
-    layer = torch.nn.Linear(3, 2).to("xla")
-    filled(layer.state_dict()["weight"], torch.ones(2, 3))
-    assert torch.equal(layer.weight.detach().cpu(), torch.ones(2, 3))
-
-
 def sharded_by_the_compiler() -> None:
     """Check tensors that the user left unsharded and that come out of a step in parts."""
     mesh = xs.Mesh(np.arange(4), (2, 2))
@@ -126,8 +93,6 @@ def no_work_is_caused() -> None:
 
 if __name__ == "__main__":
     xr.use_spmd()
-    special_floats()
-    unsharded()
     sharded_by_the_compiler()
     read_at_once()
     no_work_is_caused()

@@ -6,13 +6,11 @@ import signal
 import sys
 import time
 from pathlib import Path
-from unittest.mock import patch
 
 import torch_xla.runtime as xr
 from sharded_training import Training, compilations
 
-from stepkeeper import CheckpointManager, Options
-from stepkeeper.save.snapshot import device_pieces
+from stepkeeper import CheckpointManager
 
 STEPS, EVERY = 60, 20
 
@@ -31,26 +29,6 @@ def behind_the_sync(root: Path) -> None:
             manager.step(step, training.state)
         manager.wait()
         assert len(manager.steps()) == STEPS // EVERY
-
-
-def in_pieces(root: Path, part: float) -> dict[str, int]:
-    """Compilations after `restore`, with room on the devices for that part of the state."""
-    training = Training(width=64)
-    training.step()
-    total_bytes = sum(tensor.numel() * tensor.itemsize for tensor in training.tensors().values())
-    budget_bytes = None if part == 1 else int(total_bytes * part)
-    options = Options(device_budget_bytes=budget_bytes)
-    with CheckpointManager(root, save=EVERY, options=options) as manager:
-        assert manager.restore(training.state) is None
-        compiled = compilations()
-        manager.step(1, training.state)
-        for step in range(2, STEPS + 1):
-            training.step()
-            manager.step(step, training.state)
-        manager.wait()
-        assert len(manager.steps()) == STEPS // EVERY
-    most = max(cut.n_pieces for cut in device_pieces.plan_clones(training.tensors()).values())
-    return {"compiled": compilations() - compiled, "most pieces": most}
 
 
 def preempted(root: Path) -> int:
@@ -82,10 +60,8 @@ def main() -> None:
     counts = {"without": compilations()}
     behind_the_sync(folder / "behind")
     counts["with"] = compilations()
-    with patch.multiple(device_pieces, _PIECE_BYTES=4 * 1024, _WAITED_PIECE_BYTES=16 * 1024):
-        pieces = {part: in_pieces(folder / f"pieces-{part}", part) for part in (1, 0.5, 0)}
     counts["for a notice"] = preempted(folder / "preempted")
-    print(json.dumps(counts | {"in pieces": pieces}), flush=True)
+    print(json.dumps(counts), flush=True)
 
 
 main()

@@ -7,7 +7,6 @@ import runpy
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -18,22 +17,6 @@ from stepkeeper import CheckpointManager, Options, SPMDLoadPlanner, SPMDSavePlan
 from stepkeeper.dcp import StorageReader, StorageWriter
 
 STATES = runpy.run_path(str(Path(__file__).parents[2] / "property" / "planners_parts" / "release_state.py"))
-
-
-def check(found: Any, wanted: Any, path: str) -> None:
-    if isinstance(wanted, torch.Tensor):
-        assert found.dtype == wanted.dtype, path
-        assert torch.equal(found.resolve_conj(), wanted.resolve_conj()), path
-    elif isinstance(wanted, dict):
-        assert found.keys() == wanted.keys(), path
-        for key, value in wanted.items():
-            check(found[key], value, f"{path}.{key}")
-    elif isinstance(wanted, list):
-        assert len(found) == len(wanted), path
-        for number, value in enumerate(wanted):
-            check(found[number], value, f"{path}.{number}")
-    else:
-        assert found == wanted, path
 
 
 def save_all(folder: Path) -> None:
@@ -59,11 +42,15 @@ def load_all(folder: Path) -> None:
     for ours in (step, folder / "writer"):
         state = STATES["make_state"](100)
         load(state, storage_reader=FileSystemReader(ours), no_dist=True)
-        check(state, STATES["make_state"](), f"stock {torch.__version__} reads {ours.name} of {newest}")
+        STATES["check_same"](
+            state, STATES["make_state"](), f"stock {torch.__version__} reads {ours.name} of {newest}"
+        )
     for saved in (step, folder / "writer", folder / "stock"):
         state = STATES["make_state"](100)
         load(state, storage_reader=StorageReader(saved), planner=SPMDLoadPlanner(), no_dist=True)
-        check(state, STATES["make_state"](), f"ours on {torch.__version__} reads {saved.name} of {newest}")
+        STATES["check_same"](
+            state, STATES["make_state"](), f"ours on {torch.__version__} reads {saved.name} of {newest}"
+        )
     state = STATES["make_state"](100)
     with CheckpointManager(
         (folder / "manager").as_uri(), save=1, options=Options(stop_on_notice=False)
@@ -71,7 +58,9 @@ def load_all(folder: Path) -> None:
         restored = manager.restore(state)
     assert restored is not None
     assert restored.step == 7
-    check(state, STATES["make_state"](), f"a manager on {torch.__version__} goes on from {newest}")
+    STATES["check_same"](
+        state, STATES["make_state"](), f"a manager on {torch.__version__} goes on from {newest}"
+    )
 
 
 if __name__ == "__main__":

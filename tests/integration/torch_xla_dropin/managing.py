@@ -92,22 +92,6 @@ def seen_of_saves(folder: Path) -> dict[str, Any]:
     return seen
 
 
-def seen_of_eviction(folder: Path) -> list[Any]:
-    """Whatever the steps are, the oldest save goes first."""
-    training = Training(3)
-    manager = manager_on(folder / "eviction", 10, 2, max_pending_async=1, num_of_threads=1)
-    found = []
-    for step in (30, 10, 20, 40):
-        training.step()
-        manager.save(step, training.state_dict())
-        found.append(sorted(manager.all_steps()))
-    manager = manager_on(folder / "eviction", 10, 2)
-    for step in (50, 60, 70):
-        manager.save_async(step, training.state_dict())
-    manager.join()
-    return [*found, sorted(manager.all_steps())]
-
-
 def seen_of_signatures() -> dict[str, list[Any]]:
     """Names that can be given by place, in their order, and those that need not be given."""
     methods = (
@@ -136,7 +120,6 @@ def main(folder: Path) -> None:
     seen = {
         "signatures": seen_of_signatures(),
         "saves": seen_of_saves(folder),
-        "eviction": seen_of_eviction(folder),
     }
     (folder / "seen.json").write_text(json.dumps(seen, indent=1))
 

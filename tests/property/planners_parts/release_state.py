@@ -90,6 +90,19 @@ def make_sharded_state() -> dict[str, Any]:
     return cut | {"transposed": distribute_tensor(cut["transposed"].t().contiguous(), line, [Shard(0)]).t()}
 
 
+def check_same(found: Any, wanted: Any, path: str = "state") -> None:
+    """Check that a state is this one, to the types of its values."""
+    if isinstance(wanted, torch.Tensor):
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), path
+        assert torch.equal(found.resolve_conj(), wanted.resolve_conj()), path
+    elif isinstance(wanted, dict | list):
+        assert len(found) == len(wanted), path
+        for key, value in wanted.items() if isinstance(wanted, dict) else enumerate(wanted):
+            check_same(found[key], value, f"{path}.{key}")
+    else:
+        assert (type(found), found) == (type(wanted), wanted), path
+
+
 def write(folder: Path) -> None:
     """Save all that is in one release's folder."""
     shutil.rmtree(folder, ignore_errors=True)

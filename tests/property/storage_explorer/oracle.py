@@ -12,8 +12,6 @@ from stepkeeper.log.tail import slot_of
 from stepkeeper.retention.leases import LEASE_ENTRIES
 
 __all__ = ["LOG", "Reading", "ViolationError", "check_data", "check_told", "read_log"]
-
-
 LOG = ".stepkeeper/log/"
 
 

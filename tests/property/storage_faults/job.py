@@ -49,15 +49,6 @@ class Job:
         self._manager = manager
         return {"step": None if restored is None else restored.step}
 
-    def start(self, uri: str) -> dict[str, Any]:
-        """Start another manager, on a root of its own, and return what it restored and saved, or why it can't."""
-        other = Job()
-        said = other.open(uri)
-        if "error" not in said:
-            said |= other.save(1)
-            other.close()
-        return said
-
     def save(self, step: int) -> dict[str, Any]:
         """Save, and return what the call raised or what became of the save, and how health() reports that."""
         manager = self._manager
@@ -71,11 +62,6 @@ class Job:
             time.sleep(0.005)
         health = manager.health()
         return {"committed": health.committed_step, "health": health.error, "ok": health.ok}
-
-    def complaint(self) -> str | None:
-        """Return what health() reports of the work after the newest commit."""
-        assert self._manager is not None
-        return self._manager.health().complaint
 
     def check(self, steps: list[int]) -> dict[str, Any]:
         """Return which of these can be restored and are what was saved, element by element."""

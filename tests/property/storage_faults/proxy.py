@@ -18,7 +18,6 @@ Fault = (
     int
     | Literal[
         "none", "lost", "answer lost", "cut", "applied, then 503", "503, then applied", "slow", "stuck",
-        "flipped", "halved", "emptied",
     ]
 )  # fmt: skip
 """A status to answer with and do nothing else, or what becomes of the request."""
@@ -43,9 +42,6 @@ class Proxy:
 
     kept: dict[str, int] = field(default_factory=dict)
     """By the path of an upload that isn't done: how many bytes came in. The emulator itself can't be asked."""
-
-    bad_over: list[int] = field(default_factory=list)
-    """The client's port of each answer whose bytes went bad."""
 
     address: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -142,16 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault == "applied, then 503":
             self._refuse(503)
         else:
-            self._answer(status, self._spoilt(data, fault), headers)
-
-    def _spoilt(self, data: bytes, fault: str) -> bytes:
-        """Let an answer's bytes go bad on the way, of which no header says anything."""
-        if fault not in ("flipped", "halved", "emptied") or not data:
-            return data
-        self.proxy.bad_over.append(self.client_address[1])
-        half = len(data) // 2
-        bad = {"halved": data[:half], "emptied": b""}
-        return bad.get(fault, data[:half] + bytes([data[half] ^ 4]) + data[half + 1 :])
+            self._answer(status, data, headers)
 
     def _forwarded_late(self, body: bytes) -> None:
         # An upload that was ended or resumed meanwhile isn't taken; nobody waits for the answer.

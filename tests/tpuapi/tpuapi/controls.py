@@ -29,13 +29,6 @@ class Controls(Life):
         self._stepped += seconds
         self.advance()
 
-    def step_to_next(self) -> float:
-        """Let the time of its own pass until something happens by itself; return the seconds, 0 if nothing will."""
-        due = self.next_due()
-        seconds = 0.0 if due is None else max(0.0, due - self.now())
-        self.step(seconds)
-        return seconds
-
     def set_timings(self, **seconds: float) -> None:
         """Change how long things take that begin from now on; the names are those of Timings."""
         self.timings = replace(self.timings, **seconds)

@@ -107,8 +107,6 @@ def test_a_source_never_is_what_is_replaced(sources: dict[str, Path], tmp_path: 
 
 
 OLD = {"model-00001-of-00002.safetensors": b"old 1", "model-00002-of-00002.safetensors": b"old 2"}
-
-
 NEW = {"model.safetensors": b"new"}
 
 

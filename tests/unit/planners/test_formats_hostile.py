@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save as serialize
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -70,26 +71,31 @@ def described(start: int, end: int, shape: Any = None, dtype: Any = "F32") -> di
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
-def write(path: Path, header: object, data: bytes = b"\0" * 16) -> Path:
+def file_of(header: object, data: bytes = b"\0" * 16) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-    return path
+    return struct.pack("<Q", len(text)) + text + data
 
 
-HEADERS = {
-    "a list": [1],
-    "over each other": {"v": described(0, 12), "w": described(8, 16)},
-    "a hole": {"w": described(0, 8)},
-    "behind the end": {"w": described(0, 20)},
-    "more than 64 bits": {"w": described(0, 16, [2**62, 2**62])},
-    "a dtype that torch lacks": {"w": described(0, 12, [16], dtype="F6_E2M3"), "v": described(12, 16)},
-    "deep": b"[" * 100_000,
+DAMAGED = {
+    "a list": file_of([1]),
+    "over each other": file_of({"v": described(0, 12), "w": described(8, 16)}),
+    "a hole": file_of({"w": described(0, 8)}),
+    "behind the end": file_of({"w": described(0, 20)}),
+    "more than 64 bits": file_of({"w": described(0, 16, [2**62, 2**62])}),
+    "a dtype that torch lacks": file_of(
+        {"w": described(0, 12, [16], dtype="F6_E2M3"), "v": described(12, 16)}
+    ),
+    "deep": file_of(b"[" * 100_000),
+    "cut off": serialize({"a": torch.ones(1000)})[:-1],
+    "empty": b"",
+    "text": b"x" * 100,
 }
 
 
-@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
-def test_a_header_that_contradicts_itself_or_the_file_is_refused(header: object, tmp_path: Path) -> None:
-    path = write(tmp_path / "x.safetensors", header)
+@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
+def test_a_file_that_contradicts_itself_or_is_cut_off_is_refused(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(data)
     with pytest.raises(
         SourceError, match=f"^{re.escape(str(path))} is no safetensors file, damaged or cut off"
     ):
@@ -97,12 +103,22 @@ def test_a_header_that_contradicts_itself_or_the_file_is_refused(header: object,
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.safetensors"]
 
 
+def test_a_file_that_is_not_there_and_a_folder_without_one_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no"):
+        safetensors_to_checkpoint(tmp_path / "nowhere.safetensors", tmp_path / "c")
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(SourceError, match=r"no \.safetensors file"):
+        safetensors_to_checkpoint(tmp_path / "bare", tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
 def test_elements_may_start_anywhere(tmp_path: Path) -> None:
     """Read elements where writers of other languages, and old ones of this one, put them."""
     want = torch.tensor([1.5, -2.0, 3.0])
     header = {"__metadata__": {"by": "x"}, "b": described(0, 1, [1], "BOOL"), "w": described(1, 13)}
     text = json.dumps(header).encode() + b" "
-    path = write(tmp_path / "x.safetensors", text, b"\1" + want.numpy().tobytes())
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(file_of(text, b"\1" + want.numpy().tobytes()))
     safetensors_to_checkpoint(path, tmp_path / "c")
     checkpoint_to_torch_save(tmp_path / "c", tmp_path / "c.pt")
     state = torch.load(tmp_path / "c.pt")

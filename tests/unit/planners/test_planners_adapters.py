@@ -64,7 +64,6 @@ def test_tied_dtensors_are_told_even_where_this_rank_has_no_elements(mesh: Devic
 
 TWO_TENSOR: Any = TwoTensor
 
-
 REFUSED: dict[str, tuple[Callable[[DeviceMesh], Any], str]] = {
     "partial sums": (
         lambda mesh: placed(torch.ones(3), mesh, Partial(), Replicate()),

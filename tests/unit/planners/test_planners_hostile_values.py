@@ -28,16 +28,9 @@ class Mine:
 
 
 RUN = Reduced(os.mkdir, ("ran",))
-
-
 ARRAY = np.zeros(0).__reduce__()[0]
-
-
 EMPTY = (np.ndarray, (0,), b"b")
-
-
 FLOAT = np.dtype("f8")
-
 
 HOSTILE: dict[str, Any] = {
     "as an argument": Reduced(torch.Size, (RUN,)),
@@ -96,18 +89,12 @@ def test_what_a_pickle_may_say_is_refused(value: object) -> None:
         decode_value("rng.python", saved(value))
 
 
-def test_the_forbidden_name_is_in_the_error_and_no_word_on_reading_it_unchecked() -> None:
-    with pytest.raises(ValueDecodeError) as raised:
-        decode_value("k", saved(RUN))
-    assert "posix.mkdir" in str(raised.value)
-    assert "weights_only" not in str(raised.value)
-
-
 def test_what_others_declared_safe_is_not_safe_here() -> None:
     with torch.serialization.safe_globals([Mine, os.mkdir]):
-        for value in (Mine(), RUN):
-            with pytest.raises(ValueDecodeError, match="k: "):
+        for value, name in ((Mine(), "Mine"), (RUN, "posix.mkdir")):
+            with pytest.raises(ValueDecodeError, match=f"k: .*{name}") as raised:
                 decode_value("k", saved(value))
+            assert "weights_only" not in str(raised.value), "nobody is told to read it unchecked"
 
 
 def changed(value: object, record: str, change: Any, **how: Any) -> bytes:
@@ -135,34 +122,27 @@ def storage_pickle(place: bytes, length: bytes = b"K\x02") -> bytes:
 
 BIG = b"\x8a\x06\0\0\0\0\0\x01"  # 2**40
 
-
+TWO, ONE = b"K\0K\x02\x85K\x01\x85", b"K\0K\x01\x85K\x01\x85"
 TENSORS = {
-    "of unlike sizes and strides": b"K\0K\x02\x85)",
-    "longer than its storage": b"K\0K\x03\x85K\x01\x85",
-    "repeating one element": b"K\0" + BIG + b"\x85K\0\x85",
-    "starting behind its storage": b"K\x02K\x01\x85K\x01\x85",
-    "with strides that lead out": b"K\0K\x02\x85K\x02\x85",
-    "of a negative size": b"K\0J\xff\xff\xff\xff\x85K\x01\x85",
+    "of unlike sizes and strides": storage_pickle(b"K\0K\x02\x85)"),
+    "longer than its storage": storage_pickle(b"K\0K\x03\x85K\x01\x85"),
+    "repeating one element": storage_pickle(b"K\0" + BIG + b"\x85K\0\x85"),
+    "starting behind its storage": storage_pickle(b"K\x02K\x01\x85K\x01\x85"),
+    "with strides that lead out": storage_pickle(b"K\0K\x02\x85K\x02\x85"),
+    "of a negative size": storage_pickle(b"K\0J\xff\xff\xff\xff\x85K\x01\x85"),
+    **{
+        f"in a storage of the length {length!r}": storage_pickle(ONE, length)
+        for length in (b"K\x03", b"K\x01", BIG, b"N", b"J\xff\xff\xff\xff")
+    },
 }
 
 
-def test_the_tensor_that_the_hostile_ones_differ_from_is_read() -> None:
-    data = changed((torch.ones(2),), "data.pkl", lambda _: storage_pickle(b"K\0K\x02\x85K\x01\x85"))
-    assert torch.equal(decode_value("k", data), torch.ones(2))  # type: ignore[arg-type]  # a tensor
-
-
-@pytest.mark.parametrize("place", TENSORS.values(), ids=TENSORS)
-def test_a_tensor_outside_of_its_storage_is_refused(place: bytes) -> None:
-    data = changed((torch.ones(2),), "data.pkl", lambda _: storage_pickle(place))
+@pytest.mark.parametrize("pickled", TENSORS.values(), ids=TENSORS)
+def test_a_tensor_outside_of_its_storage_is_refused(pickled: bytes) -> None:
+    right = changed((torch.ones(2),), "data.pkl", lambda _: storage_pickle(TWO))
+    assert torch.equal(decode_value("k", right), torch.ones(2))  # type: ignore[arg-type]  # a tensor
     with pytest.raises(ValueDecodeError, match="k: "):
-        decode_value("k", data)
-
-
-@pytest.mark.parametrize("length", [b"K\x03", b"K\x01", BIG, b"N", b"J\xff\xff\xff\xff"], ids=repr)
-def test_a_storage_of_another_length_is_refused(length: bytes) -> None:
-    data = changed((torch.ones(2),), "data.pkl", lambda _: storage_pickle(b"K\0K\x01\x85K\x01\x85", length))
-    with pytest.raises(ValueDecodeError, match="k: "):
-        decode_value("k", data)
+        decode_value("k", changed((torch.ones(2),), "data.pkl", lambda _: pickled))
 
 
 def test_zip_tricks_are_refused() -> None:
@@ -231,13 +211,8 @@ def text(value: str) -> bytes:
 
 
 ENDLESS: Final = b")" + b"\x85" * 200_000
-
-
 NEW_DTYPE: Final = b"cnumpy\ndtype\n" + text("u1") + b"\x89\x88\x87R"
-
-
 STORAGE: Final = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\0tQ"
-
 
 HAND_MADE = {
     "a mark without end": (

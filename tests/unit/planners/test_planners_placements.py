@@ -9,7 +9,6 @@ from stepkeeper_planners.adapters.placements import (
     DimShard,
     Placements,
     RankMesh,
-    box_of_rank,
     check_ascending_ranks,
     chunks_on_mesh,
 )
@@ -36,14 +35,6 @@ def box(*pairs: tuple[int, int]) -> Box:
 def test_gaps_overlaps_and_strays_are_named(boxes: list[Box], words: str) -> None:
     with pytest.raises(LayoutError, match=f"layer.w.*{words}"):
         check_cover("layer.w", (4, 3), boxes)
-
-
-def test_a_mesh_need_not_be_in_the_order_of_ranks_nor_hold_all() -> None:
-    mesh = RankMesh(shape=(2,), ranks=(5, 3))
-    first, second = chunks_on_mesh(mesh, (DimShard(dim=-1),), (4, 3))
-    assert (first.box, first.owners) == (Box(offsets=(0, 0), sizes=(4, 2)), (Owner(rank=5, local_index=0),))
-    assert (second.box, second.owners) == (Box(offsets=(0, 2), sizes=(4, 1)), (Owner(rank=3, local_index=0),))
-    assert box_of_rank(mesh, (DimShard(dim=-1),), (4, 3), 4) is None
 
 
 @pytest.mark.parametrize(
@@ -147,24 +138,6 @@ def test_tiles(text: str, counts: tuple[int, ...], groups: tuple[tuple[int, ...]
 
 
 @pytest.mark.parametrize(
-    ("text", "shape"),
-    [
-        ("{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", (8, 3)),
-        ("{devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}", (1, 8)),
-    ],
-)
-def test_without_copies_each_device_keeps_a_part_of_its_own(text: str, shape: tuple[int, int]) -> None:
-    tiling = parsed(text)
-    cut = tiling.deduplicated(shape)
-    assert cut is not None
-    before, after = tiling.device_boxes(shape), cut.device_boxes(shape)
-    assert before.keys() == after.keys()
-    assert all(before[device].contains(box) for device, box in after.items())
-    assert len(set(after.values())) == len(after)
-    assert sum(box.volume for box in after.values()) == shape[0] * shape[1]
-
-
-@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("{manual}", "MANUAL"),
@@ -182,14 +155,8 @@ def test_what_says_nothing_of_devices_is_refused_by_name(text: str, words: str) 
 
 
 ROWS, COLUMNS = "{devices=[4,1]0,1,2,3}", "{devices=[1,4]0,1,2,3}"
-
-
 HALVES = "{devices=[2,2]0,1,2,3 last_tile_dim_replicate}"
-
-
 REPLICATED = "{replicated}"
-
-
 SAVED = SavedShardings(n_devices=4, by_name={"w": ROWS, "head": ROWS, "b": HALVES, "step": REPLICATED})
 
 
@@ -202,35 +169,35 @@ def present(w: str, head: str = ROWS, *, b: str = "", inferred: str = "") -> dic
 
 
 @pytest.mark.parametrize(
-    ("now", "wanted"),
+    ("now", "n_devices", "wanted"),
     [
-        pytest.param(present(ROWS), {"b": HALVES, "step": REPLICATED}, id="what is open is as it was saved"),
-        pytest.param(present(ROWS, b=REPLICATED), {"step": REPLICATED}, id="what is marked keeps its mark"),
+        pytest.param(
+            present(ROWS), 4, {"b": HALVES, "step": REPLICATED}, id="what is open is as it was saved"
+        ),
+        pytest.param(
+            present(ROWS, b=REPLICATED), 4, {"step": REPLICATED}, id="what is marked keeps its mark"
+        ),
         pytest.param(
             present(ROWS, b=REPLICATED, inferred="b"),
+            4,
             {"b": HALVES, "step": REPLICATED},
             id="what priming inferred is as it was saved",
         ),
-        pytest.param(present(COLUMNS), {}, id="a tensor is divided in another way: all stays open"),
-        pytest.param(present(REPLICATED, REPLICATED), {}, id="nothing is divided any more: all stays open"),
+        pytest.param(present(COLUMNS), 4, {}, id="a tensor is divided in another way: all stays open"),
+        pytest.param(
+            present(REPLICATED, REPLICATED), 4, {}, id="nothing is divided any more: all stays open"
+        ),
         pytest.param(
             present("", ""),
+            4,
             {"w": ROWS, "head": ROWS, "b": HALVES, "step": REPLICATED},
             id="nothing is marked: all is as it was saved",
         ),
+        pytest.param(present("", ""), 8, {}, id="other devices, nothing is marked: all stays open"),
+        pytest.param(present(REPLICATED, REPLICATED), 8, {}, id="other devices: all stays open"),
     ],
 )
 def test_open_shardings_are_the_saved_ones_in_the_same_layout(
-    now: dict[str, PresentSharding], wanted: dict[str, str]
+    now: dict[str, PresentSharding], n_devices: int, wanted: dict[str, str]
 ) -> None:
-    assert choose_shardings(SAVED, now, 4) == wanted
-
-
-def test_another_number_of_devices_leaves_all_open() -> None:
-    assert choose_shardings(SAVED, present(REPLICATED, REPLICATED), 8) == {}
-    assert choose_shardings(SAVED, present("", ""), 8) == {}
-
-
-@pytest.mark.parametrize("shape", [(7, 8), (2, 3), (6, 3)])
-def test_copies_that_cannot_be_cut_evenly_stay(shape: tuple[int, int]) -> None:
-    assert parsed("{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}").deduplicated(shape) is None
+    assert choose_shardings(SAVED, now, n_devices) == wanted

@@ -86,7 +86,6 @@ class Holder:
 
 ADAM, ADAMW, RMSPROP = torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop
 
-
 KINDS: dict[str, Make] = {
     "sgd": lambda p: SGD(p, lr=0.1),
     "sgd-momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),

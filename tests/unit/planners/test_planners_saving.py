@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, adapters
 from stepkeeper_planners.errors import (
-    LayoutError,
     LostWritesError,
     UnsupportedWriterError,
     WrongRanksError,
@@ -134,25 +133,6 @@ def test_copies_on_devices_are_let_go_tensor_by_tensor(monkeypatch: pytest.Monke
             planner.resolve_data(item)
             assert len(alive()) == before - (item.index.fqn != "kept")
     assert alive() == []
-
-
-def own_part(rank: int, rows: int) -> torch.Tensor:
-    """A tensor of which each rank knows its own rows only."""
-    tensor = torch.full((rows, 2), float(rank))
-    vars(tensor).update(
-        global_shape=(5, 2),
-        global_offsets=((3 * rank, 0),),
-        local_offsets=((0, 0),),
-        local_sizes=((rows, 2),),
-    )
-    return tensor
-
-
-def test_a_gap_between_what_ranks_know_is_found_before_anything_is_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(LayoutError, match="w: the chunks, of ranks 0, 1, hold 8 of 10"):
-        PlannerGroup(monkeypatch, {"w": own_part(0, 3)}, {"w": own_part(1, 1)}).agree()
 
 
 def test_plans_of_other_ranks_than_the_planner_knows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,6 @@ class Metrics:
 
 HISTORY = [{"loss": 0.5, "step": 1}, {"loss": 0.25, "step": 2, "eval.acc": {"top": [1, 2], 5: {}}}, {}, 7]
 
-
 SHAPES: dict[str, Any] = {
     "a list that grew": ([], HISTORY),
     "a list that shrank": (HISTORY, HISTORY[:1]),
