@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from stepkeeper import CheckpointManager, prime_optimizer
+from stepkeeper import CheckpointManager, PerRank, Whole, prime_optimizer
 from stepkeeper.errors import TornCheckpointError
-from stepkeeper_planners.errors import LoadMismatchError
+from stepkeeper_planners.errors import LoadMismatchError, PerRankError
 from stepkeeper_testing.left_behind import head_of
 from stepkeeper_testing.trainer import open_manager
 
@@ -65,17 +66,85 @@ def trained_partly(make: Optimizers) -> dict[str, Any]:
 def test_an_optimizer_with_another_number_of_parameters_is_refused_by_its_name(
     tmp_path: Path, make: Optimizers, strict: bool
 ) -> None:
-    save(tmp_path, trained_partly(make))
+    """In a box it is one value, whose parameters have no names."""
+    saved = trained_partly(make)
+    save(tmp_path, {"model": saved["model"], "optimizer": Whole(saved["optimizer"])})
     model = Model()
     optimizer = make(model.parameters())
-    prime_optimizer(optimizer)
     with open_manager(tmp_path) as manager, pytest.raises(LoadMismatchError) as error:
-        manager.restore({"model": model, "optimizer": optimizer}, strict=strict)
-    if not (strict and optimizer.state):
-        # A strict restore misses the second parameter's moments before.
-        assert error.value.mismatched.keys() == {"optimizer"}
-        assert "exclude=('optimizer',)" in str(error.value)
+        manager.restore({"model": model, "optimizer": Whole(optimizer)}, strict=strict)
+    assert error.value.mismatched.keys() == {"optimizer"}
+    assert "exclude=('optimizer',)" in str(error.value)
     assert torch.equal(model.a, torch.zeros(3))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_an_optimizer_of_other_parameters_is_refused_by_their_names(
+    tmp_path: Path, make: Optimizers, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = trained_partly(make)
+    save(tmp_path, saved)
+    model = Model()
+    optimizer = prime_optimizer(make([model.b, model.a]))
+    with open_manager(tmp_path) as manager:
+        with pytest.raises(LoadMismatchError, match=r"optimizer\.state\.b\.step|no group with b") as error:
+            manager.restore({"model": model, "optimizer": optimizer})
+        assert error.value.loaded == "nothing was loaded"
+        assert torch.equal(model.a, torch.zeros(3))
+        manager.restore({"model": model, "optimizer": optimizer}, strict=False)
+    assert "strict=False" in caplog.text
+    for one, other in zip(
+        tree_leaves(saved["optimizer"].state[saved["model"].a]),
+        tree_leaves(optimizer.state[model.a]),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+
+
+def test_rates_that_differ_are_refused_before_a_tensor_is_changed(tmp_path: Path) -> None:
+    def rates(model: Model, *of: float) -> torch.optim.Optimizer:
+        parameters = [model.a, model.b] if len(of) == 2 else [[model.a, model.b]]
+        groups = [{"params": some, "lr": torch.tensor(lr)} for some, lr in zip(parameters, of, strict=True)]
+        return prime_optimizer(torch.optim.AdamW(groups))
+
+    model, other = Model(), Model()
+    torch.nn.init.ones_(model.a)
+    save(tmp_path, {"model": model, "optimizer": rates(model, 0.5, 0.25)})
+    optimizer = rates(other, 0.0)
+    with (
+        open_manager(tmp_path) as manager,
+        pytest.raises(LoadMismatchError, match="different values") as error,
+    ):
+        manager.restore({"model": other, "optimizer": optimizer})
+    assert error.value.loaded == "nothing was loaded"
+    assert torch.equal(other.a, torch.zeros(3))
+    assert not optimizer.param_groups[0]["lr"]
+
+
+def test_a_root_with_positions_is_restored_by_position(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (trained_partly(lambda parameters: torch.optim.AdamW(parameters, lr=0.5)) for _ in "ab")
+    save(tmp_path, {"model": first["model"], "optimizer": first["optimizer"].state_dict()})
+    second["optimizer"].param_groups[0]["lr"] = 0.0
+    with open_manager(tmp_path) as manager:
+        manager.restore(second)
+    assert second["optimizer"].param_groups[0]["lr"] == 0.5
+    assert sum("by position, not by name" in line for line in caplog.messages) == 1
+
+
+def test_ranks_values_that_cannot_be_converted_change_nothing(tmp_path: Path) -> None:
+    # As two ranks save them.
+    save(tmp_path, {"w": torch.ones(4), "n@0/2": 1, "n@1/2": 2})
+
+    def refuse(*_: object) -> object:
+        raise PerRankError("n: not for one rank")
+
+    state: dict[str, Any] = {"w": torch.zeros(4), "n": PerRank(0, refuse)}
+    with open_manager(tmp_path) as manager, pytest.raises(PerRankError, match="not for one rank"):
+        manager.restore(state)
+    assert torch.equal(state["w"], torch.zeros(4))
 
 
 class Picky:

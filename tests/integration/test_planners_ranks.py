@@ -56,3 +56,10 @@ def test_stages_that_know_their_own_layers_only_are_saved_and_joined(
 @pytest.mark.parametrize("scenario", ["in_a_group", "in_another_process"])
 def test_ranks_are_those_of_the_group(launch: Callable[..., None], tmp_path: Path, scenario: str) -> None:
     launch(SCRIPTS / "groups.py", 3, tmp_path, scenario)
+
+
+@pytest.mark.parametrize("scenario", ["ddp", "compiled_ddp", "fsdp2", "fsdp1", "fsdp1_original"])
+def test_an_optimizer_of_a_wrapped_module_is_named_as_torch_names_it(
+    launch: Callable[..., None], tmp_path: Path, scenario: str
+) -> None:
+    launch(SCRIPTS / "optimizers.py", 2, tmp_path, scenario)

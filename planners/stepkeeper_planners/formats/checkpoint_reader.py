@@ -11,6 +11,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from stepkeeper_planners.errors import SourceError, ValueDecodeError, printable
+from stepkeeper_planners.flat_names import find_flat_names
 from stepkeeper_planners.formats.checkpoint_files import CheckpointFiles, open_source_file
 from stepkeeper_planners.formats.chunk_location import ChunkLocation, FileWindow, locate_chunk
 from stepkeeper_planners.geometry.boxes import Box
@@ -169,7 +170,10 @@ def open_checkpoint(files: CheckpointFiles) -> CheckpointReader:
     }
     tensors: dict[str, CheckpointTensor] = {}
     values: dict[str, Location] = {}
+    further = find_flat_names(metadata.planner_data, metadata.state_dict_metadata)
     for fqn, stored in metadata.state_dict_metadata.items():
+        if fqn in further:
+            continue
         if not isinstance(stored, TensorStorageMetadata):
             values[fqn] = _parse_location(files, fqn, locations.get((fqn, None)))
             continue

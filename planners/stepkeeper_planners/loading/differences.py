@@ -1,7 +1,7 @@
 """Collect the differences between a state and a checkpoint from all ranks, and report them as one error."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -13,11 +13,8 @@ from stepkeeper_planners.loading.name_suggestions import find_rename, suggest_na
 _NEAR: Final = 8
 """For how many missing names similar names are searched; a message shows no more."""
 
-_MOMENTS: Final = re.compile(r"(?:(?P<optimizer>.*)\.)?state\.(?P<number>\d+)\.")
-"""Matches the flat names of an optimizer's per-parameter state."""
-
-_GROUP_ENTRY: Final = re.compile(r"(?:(?P<optimizer>.*)\.)?param_groups\.\d+\.(?P<entry>[^.]+)")
-"""Matches the flat names of the entries of an optimizer's groups."""
+_GROUPS: Final = re.compile(r"(?:(.*?)\.)?param_groups(?:\.|$)")
+"""Matches the flat names of an optimizer's groups."""
 
 _SENT: Final = 1000
 """Most names of each kind that a rank sends to the others."""
@@ -36,8 +33,10 @@ class Differences:
     """The top-level names that the state asks for."""
     changing: tuple[str, ...] = ()
     """The top-level names below which both sides have values, and no tensors, under names that the other side lacks."""
+    optimizers: tuple[str, ...] = ()
+    """The optimizers in the state or in the checkpoint."""
     primed: tuple[str, ...] = ()
-    """The optimizers in the state that have state for a parameter."""
+    """Those that have state in the state."""
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.mismatched)
@@ -94,11 +93,14 @@ def intersect_unexpected(
     return [None if each is None else replace(each.differences, unexpected=unexpected) for each in findings]
 
 
-def build_mismatch_error(by_rank: Sequence[Differences | None]) -> LoadMismatchError:
+def build_mismatch_error(
+    by_rank: Sequence[Differences | None], *, loaded: str = "nothing was loaded"
+) -> LoadMismatchError:
     """Build one error from all ranks' differences. It names the ranks where they don't agree.
 
     Args:
         by_rank: each rank's differences; None for a rank that found none.
+        loaded: what of the state was changed.
     """
     found = {rank: each for rank, each in enumerate(by_rank) if each}
     missing = _union(found, len(by_rank), lambda each: each.missing)
@@ -113,6 +115,7 @@ def build_mismatch_error(by_rank: Sequence[Differences | None]) -> LoadMismatchE
         asked=tuple(sorted({name for each in found.values() for name in each.asked})),
         changing=tuple(sorted({name for each in found.values() for name in each.changing})),
         primed=tuple(sorted({name for each in found.values() for name in each.primed})),
+        optimizers=tuple(sorted({name for each in found.values() for name in each.optimizers})),
     )
     some = {**missing, **unexpected, **mismatched}
     return LoadMismatchError(
@@ -121,6 +124,7 @@ def build_mismatch_error(by_rank: Sequence[Differences | None]) -> LoadMismatchE
         mismatched=together.mismatched,
         ranks={name: those for name, those in some.items() if those is not None},
         advice=(*_causes(together), *_arguments(together)),
+        loaded=loaded,
     )
 
 
@@ -157,9 +161,8 @@ def _causes(differences: Differences) -> Iterator[str]:
                 + ", ".join(f"{mine!r} may be {theirs!r}" for mine, theirs in near.items())
                 + "."
             )
-    if not list_with_state(missing):
+    if not list_with_state(missing, differences.optimizers):
         yield from _advise_priming(differences)
-    yield from _advise_groups(missing, unexpected)
     for name in differences.changing if rename is None else ():
         yield (
             f"If the names below {name!r} change from one start to the next, as a data loader's may, save it as "
@@ -167,37 +170,31 @@ def _causes(differences: Differences) -> Iterator[str]:
         )
 
 
-def list_with_state(names: Iterable[str]) -> set[tuple[str, str]]:
-    """List the optimizers and the numbers of their parameters that these names are state of; "" if the state is one."""
-    return {(found["optimizer"] or "", found["number"]) for found in map(_MOMENTS.match, names) if found}
+def find_optimizers(names: Iterable[str]) -> set[str]:
+    """Find the optimizers whose groups are among these names; "" if the state is an optimizer's."""
+    return {found[1] or "" for found in map(_GROUPS.match, names) if found}
+
+
+def list_with_state(names: Iterable[str], optimizers: Collection[str]) -> set[tuple[str, str]]:
+    """List the optimizers, and those of their parameters that these names are state of."""
+    below = {f"{optimizer}.state." if optimizer else "state.": optimizer for optimizer in optimizers}
+    return {
+        (optimizer, name.removeprefix(prefix).rpartition(".")[0])
+        for name in names
+        for prefix, optimizer in below.items()
+        if name.startswith(prefix)
+    }
 
 
 def _advise_priming(differences: Differences) -> Iterator[str]:
-    stored = {name for name, _ in list_with_state(differences.unexpected)}
+    stored = {name for name, _ in list_with_state(differences.unexpected, differences.optimizers)}
     if stored.difference(differences.primed):
         yield (
             "An optimizer has no state before its first step: prime_optimizer(optimizer), before the load, makes one "
             "to fill."
         )
-
-
-def _advise_groups(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[str]:
-    """Advise on entries that an optimizer's groups have got since it was constructed."""
-    others = {found["optimizer"] for found in map(_GROUP_ENTRY.fullmatch, missing) if found}
-    entries: dict[str, set[str]] = {}
-    for found in filter(None, map(_GROUP_ENTRY.fullmatch, unexpected)):
-        # Where the state has other entries, or lacks the group, it is another optimizer.
-        if found["optimizer"] not in others:
-            entries.setdefault(found["optimizer"] or "the optimizer", set()).add(found["entry"])
-    for name, added in sorted(entries.items()):
-        if "params" in added:
-            continue
-        yield (
-            f"The param_groups of {name} have {', '.join(map(repr, sorted(added)))} in the checkpoint. If a scheduler "
-            "adds that, construct the scheduler before the restore. If the optimizer's step adds it, which "
-            "prime_optimizer() doesn't: add it with any value for this restore, and from then on put "
-            "Whole(optimizer) into the state."
-        )
+    if stored.intersection(differences.primed):
+        yield "A parameter frozen before prime_optimizer() has no state: prime first, then freeze it."
 
 
 def _arguments(differences: Differences) -> Iterator[str]:

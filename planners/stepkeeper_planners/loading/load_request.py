@@ -32,6 +32,8 @@ class LoadTarget:
             state: a nested state; its tensors and containers are filled in place.
         """
         self.state: Final = state
+        self.of_groups: frozenset[str] = frozenset()
+        """The names of optimizers' groups that are asked for, whichever the state has."""
 
     @cached_property
     def flat(self) -> FlatState:
@@ -61,6 +63,8 @@ class LoadRequest:
     """The names of the state's dicts and lists. Older writers store one without tensors as a single value."""
     resizable: Mapping[str, Resizable] = field(default_factory=dict)
     """The parts that may get another number of items than they have now, by name."""
+    of_groups: frozenset[str] = frozenset()
+    """The names of optimizers' groups, which are asked for whatever the rules select."""
     marks: Collection[str] = ()
     """The marks of the state's keys and empty dicts, as `encode_nesting` names them."""
 
@@ -92,6 +96,7 @@ def build_load_request(
         ),
         containers=frozenset(_containers(flat.tree, "")),
         resizable=target.resizable,
+        of_groups=target.of_groups,
         marks=encode_nesting(flat.tree).keys(),
     )
 

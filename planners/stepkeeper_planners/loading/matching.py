@@ -7,7 +7,7 @@ import torch
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.errors import LayoutError, PerRankError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.loading.differences import Differences, list_with_state
+from stepkeeper_planners.loading.differences import Differences, find_optimizers, list_with_state
 from stepkeeper_planners.loading.load_request import LoadRequest, Path
 from stepkeeper_planners.loading.resharding import PieceRead, plan_tensor_reads
 from stepkeeper_planners.loading.resizing import match_resizable
@@ -79,13 +79,18 @@ class _Comparison:
             values=tuple(self._values),
             skipped=tuple(self._skipped),
             unread=tuple(unread),
+            not_found=tuple(self._missing),
             tied_copies=tuple(self._tied_copies),
         )
         return reads, self._build_differences(unread)
 
     def _build_differences(self, unread: list[str]) -> Differences:
         # With nothing in common, strict=False would load nothing; nobody means that.
-        raised = self._rules.strict or (self._missing and not self._pieces and not self._values)
+        of_groups = self._request.of_groups
+        reads_any = bool(self._pieces) or any(each.fqn not in of_groups for each in self._values)
+        raised = self._rules.strict or (self._missing and not reads_any)
+        names = (*self._stored.tensors, *self._stored.values, *self._requested_names()) if unread else ()
+        optimizers = find_optimizers(names)
         return Differences(
             missing=tuple(sorted(self._missing)) if raised else (),
             unexpected=tuple(unread) if raised else (),
@@ -93,7 +98,8 @@ class _Comparison:
             castable=tuple(self._castable),
             asked=tuple(sorted({name.partition(".")[0] for name in self._requested_names()})),
             changing=tuple(self._find_changing(unread)) if raised else (),
-            primed=tuple(sorted({name for name, _ in list_with_state(self._requested_names())})),
+            optimizers=tuple(sorted(optimizers)),
+            primed=tuple(sorted({n for n, _ in list_with_state(self._requested_names(), optimizers)})),
         )
 
     def _find_changing(self, unread: Collection[str]) -> list[str]:
@@ -115,7 +121,7 @@ class _Comparison:
         yield from self._request.per_rank
 
     def _select(self, names: Sequence[str]) -> bool:
-        if any(map(self._rules.selects, names)):
+        if any(map(self._rules.selects, names)) or not self._request.of_groups.isdisjoint(names):
             return True
         self._skipped.extend(names)
         return False
@@ -238,6 +244,11 @@ class _Comparison:
 
     def _list_unread(self) -> list[str]:
         containers = set(self._request.containers)
+        further = self._stored.further
+        for name in self._used & further.keys():
+            # The state has the options of groups for each parameter, and no lists of parameters.
+            self._used |= {further[name], f"{further[name].rpartition('.')[0]}.params"}
+        self._used |= further.keys()
         return sorted(
             name
             for name in (*self._stored.tensors, *self._stored.values)

@@ -21,12 +21,13 @@ from stepkeeper_planners.loading.differences import (
     build_mismatch_error,
     intersect_unexpected,
 )
+from stepkeeper_planners.loading.fitted_target import FittedTarget
 from stepkeeper_planners.loading.load_request import LoadTarget, build_load_request
 from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.pending_reads import LocalReads, PendingReads
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads
-from stepkeeper_planners.loading.stored_state import collect_stored_state
+from stepkeeper_planners.loading.stored_state import StoredState, collect_stored_state
 from stepkeeper_planners.process_groups import current_ranks, single_rank
 from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.tree import FlatState
@@ -94,6 +95,7 @@ class SPMDLoadPlanner(LoadPlanner):
         self.unread: tuple[str, ...] = ()
         """Names of the checkpoint that the state doesn't ask for; known once there is a plan."""
         self._target = LoadTarget({})
+        self._fitted = FittedTarget(self._target, StoredState(tensors={}), self.rules)
         self._flat = FlatState(tensors={}, values={})
         self._ranks = self._owner = Ranks(rank=0, world_size=1)
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
@@ -143,10 +145,9 @@ class SPMDLoadPlanner(LoadPlanner):
 
     def _plan(self) -> LoadPlan:
         assert self.metadata is not None
-        request, stored = (
-            build_load_request(self._target, self._ranks),
-            collect_stored_state(self.metadata),
-        )
+        stored = collect_stored_state(self.metadata)
+        self._fitted = FittedTarget(self._target, stored, self.rules)
+        request = build_load_request(self._fitted, self._ranks)
         self._reads, self._differences = compare(request, stored, self._ranks, self.rules, self._owner)
         self.skipped, self.unread = self._reads.skipped, self._reads.unread
         found = None
@@ -159,7 +160,7 @@ class SPMDLoadPlanner(LoadPlanner):
         self._pending = PendingReads(
             self._reads,
             boxes=boxes,
-            tensors=self._flat.tensors,
+            tensors=self._fitted.flat.tensors,
             stored_dtype_of=self._stored_dtype_of,
             lookup_shard=lambda fqn, local_index: self._lookup_shard(fqn, boxes[fqn], local_index),
         )
@@ -269,12 +270,13 @@ class SPMDLoadPlanner(LoadPlanner):
             self._finish()
 
     def _finish(self) -> None:
-        self._pending.check_tied(self._flat.tensors, strict=self.rules.strict)
-        values = {
-            read.fqn: read.build_value(self._pending.values, self._flat.resizers.get(read.fqn), self._owner)
-            for read in self._reads.values
-        }
-        finish_load(self.original_state_dict, self._flat, values)
+        self._pending.check_tied(self._fitted.flat.tensors, strict=self.rules.strict)
+        values, differences = self._reads.build_values(
+            self._pending.values, self._fitted, self._owner, strict=self.rules.strict
+        )
+        if differences:
+            raise build_mismatch_error([differences], loaded="its tensors were loaded, its values were not")
+        finish_load(self.original_state_dict, self._fitted.filled, values)
 
     def _lookup_shard(self, fqn: str, boxes: Mapping[int, Box], local_index: int) -> torch.Tensor:
         return self.lookup_tensor(MetadataIndex(fqn, torch.Size(boxes[local_index].offsets), local_index))

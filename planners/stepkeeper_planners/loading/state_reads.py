@@ -1,13 +1,15 @@
 """Hold what one rank reads to fill its state, and build the state's values from it."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from stepkeeper_planners.errors import LoadMismatchError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.differences import Differences
-from stepkeeper_planners.loading.load_request import LoadTarget, Path
+from stepkeeper_planners.loading.fitted_target import FittedTarget
+from stepkeeper_planners.loading.load_request import Path
 from stepkeeper_planners.loading.resharding import PieceRead
 from stepkeeper_planners.state.nesting import rebuild_nesting
 from stepkeeper_planners.state.optimizer_groups import find_other_groups
@@ -15,7 +17,12 @@ from stepkeeper_planners.state.per_rank import Resize, resize_value
 
 __all__ = ["StateReads", "ValueRead"]
 
+_log: Final = logging.getLogger(__name__)
+
 _ROOT: Final = "value"
+
+_SHOWN: Final = 100
+"""The most names that a message of the log lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +90,19 @@ class StateReads:
     """Names of the state that were not selected or not found; they keep their old content."""
     unread: tuple[str, ...]
     """Names of the checkpoint that nothing in the state asks for."""
+    not_found: tuple[str, ...] = ()
+    """Those of `skipped` that were selected, and that the checkpoint doesn't have."""
     tied_copies: tuple[PieceRead, ...] = ()
     """Reads of a tied tensor's further names, if only their elements tell whether they are the same tensor."""
 
     def build_values(
-        self, read: Mapping[str, object], target: LoadTarget, ranks: Ranks, *, strict: bool
+        self, read: Mapping[str, object], target: FittedTarget, ranks: Ranks, *, strict: bool
     ) -> tuple[dict[str, object], Differences]:
         """Build the state's values from the stored values, and list what only these show not to fit.
 
         Args:
             read: the stored values that were read, by name.
-            target: the state that is to be filled.
+            target: the state that is to be filled, as this checkpoint was asked for it.
             ranks: the rank that gets the values.
             strict: whether a value that its stored container lacks is a difference; else it keeps its present value.
 
@@ -110,7 +119,20 @@ class StateReads:
                 values[each.fqn] = each.build_value(read, target.flat.resizers.get(each.fqn), ranks)
             except LoadMismatchError as error:
                 missing += error.missing
+        given = target.give_back(values, is_first_rank=ranks.rank == 0)
+        values = {name: each for name, each in values.items() if name not in target.of_groups} | given.values
+        if not strict and ranks.rank == 0:
+            _log_names("not in the checkpoint, left as they were", sorted((*missing, *self.not_found)))
+            _log_names("not in the state, not restored", self.unread)
+            _log_names("differences of groups", [f"{name} ({why})" for name, why in given.left_over.items()])
+        refused = given.left_over | given.mismatched if strict else given.mismatched
         return values, Differences(
             missing=tuple(sorted(missing)) if strict else (),
-            mismatched=find_other_groups(target.state, values),
+            mismatched=find_other_groups(target.state, values) | refused,
         )
+
+
+def _log_names(what: str, names: Sequence[str]) -> None:
+    if names:
+        shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+        _log.warning("strict=False: %d %s: %s", len(names), what, shown)

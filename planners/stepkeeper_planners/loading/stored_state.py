@@ -1,13 +1,14 @@
 """Describe what a checkpoint holds, from its metadata."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from typing_extensions import override
 
 from stepkeeper_planners.dtypes import dtype_name
+from stepkeeper_planners.flat_names import find_flat_names
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.state.per_rank import parse_stored_name
 from stepkeeper_planners.state.tree import Path
@@ -46,6 +47,8 @@ class StoredState:
 
     tensors: Mapping[str, StoredTensor]
     values: Collection[str] = ()
+    further: Mapping[str, str] = field(default_factory=dict)
+    """Those among the names that stand for another one: see `find_flat_names`."""
     read_paths: Callable[[], Mapping[str, Path]] = dict
     """Reads the keys that led to each name when it was saved, and the marks of `encode_nesting`; empty if unknown."""
 
@@ -68,6 +71,7 @@ def collect_stored_state(metadata: Metadata) -> StoredState:
     return StoredState(
         tensors=_StoredTensors(tensors, places),
         values=[fqn for fqn in entries if fqn not in tensors],
+        further=find_flat_names(metadata.planner_data, entries),
         read_paths=lambda: read_key_paths(metadata),
     )
 

@@ -27,15 +27,15 @@ __all__ = ["GlobalMetadata", "build_tensor_metadata"]
 class GlobalMetadata(Metadata):
     """The metadata that the coordinator hands to the storage writer; it checks what the writer wrote.
 
-    When the writer sets `storage_data`, each write that was planned must be in it. The entries of tied tensors get the
-    same storage data. After that the object is a plain `Metadata` of torch's.
+    When the writer sets `storage_data`, each write that was planned must be in it. The entries of further names get
+    the same storage data. After that the object is a plain `Metadata` of torch's.
 
     Torch's writers with `thread_count` above 1 lose what a failing thread should have written, without raising:
     https://github.com/pytorch/pytorch/issues/191391.
     """
 
     aliases: dict[str, str] = field(default_factory=dict)
-    """Further names of tied tensors → the name under which each is written."""
+    """Further names of tied tensors, and of optimizers' options → the name under which each is written."""
 
     @override
     def __setattr__(self, name: str, value: Any) -> None:
@@ -48,7 +48,7 @@ class GlobalMetadata(Metadata):
         self.__class__ = Metadata  # type: ignore[assignment] # the base has all that is left
 
     def _check_written(self, written: Mapping[MetadataIndex, object]) -> dict[MetadataIndex, object]:
-        """Return `written` with the entries of tied names added.
+        """Return `written` with the entries of further names added.
 
         Raises:
             LostWritesError: a planned write is not in it.

@@ -9,6 +9,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.planner import WriteItem
 
 from stepkeeper_planners import adapters
+from stepkeeper_planners.flat_names import make_flat_names
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.process_groups import all_gather_object, broadcast_object
 from stepkeeper_planners.saving.assignment import Assignment, TensorWrite, assign
@@ -138,7 +139,10 @@ class PlannedState:
         paths = (
             flat.paths | self.merged.paths | encode_nesting(flat.tree) | {name: (name,) for name in of_ranks}
         )
-        return GlobalMetadata(state_dict_metadata=stored, planner_data=paths, aliases=aliases)
+        further = make_flat_names(paths, stored)
+        stored.update((name, stored[of]) for name, of in further.items())
+        sources = {name: aliases.get(of, of) for name, of in further.items()}
+        return GlobalMetadata(state_dict_metadata=stored, planner_data=paths, aliases={**aliases, **sources})
 
     def merge(self, groups: Sequence[tuple[int, ...]], group: dist.ProcessGroup | None) -> None:
         """Exchange what only some ranks hold, so that every rank plans the same checkpoint.

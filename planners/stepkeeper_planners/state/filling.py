@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.adapters.open_shardings import self_copies_left_out, shardings_left_open
 from stepkeeper_planners.errors import UnsupportedValueError
+from stepkeeper_planners.state.named_optimizer import NamedState
 from stepkeeper_planners.state.optimizer_tensors import filled_tensors_kept
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.random_state import RandomState
@@ -20,7 +22,7 @@ from stepkeeper_planners.state.whole import Whole, fill_value
 __all__ = ["finish_load", "rebuild_state"]
 
 
-def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]) -> None:
+def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[str, Any]) -> None:
     """Put loaded values into the state, in place; give every Stateful its part by load_state_dict().
 
     Nothing of the load is left to the training's next program. With what a load leaves pending, or on the host, the
@@ -31,14 +33,18 @@ def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[st
         state: the nested state from which `flat` was made.
         flat: the flat state. Its tensors have been filled already.
         values: the loaded values of `flat.values` and `flat.per_rank`, by the same names. A name that is not in it
-            keeps its present value.
+            keeps its present value. Tensors may be among them: those that were read into other memory first.
 
     Raises:
         UnsupportedValueError: a value would have to be put into a container that can't be changed.
     """
     tensors = flat.tensors
+    copied = {name: tensors[first] for name in values if (first := flat.aliases.get(name, name)) in tensors}
     with shardings_left_open(tensors.values()):
-        last = _fill_others(state, flat, values)
+        with torch.no_grad():
+            for name, tensor in copied.items():
+                tensor.copy_(values[name])
+        last = _fill_others(state, flat, {name: each for name, each in values.items() if name not in copied})
         adapters.materialize(tensors)
         adapters.start_pending(tuple(tensors.values()))
     for load in last:
@@ -134,9 +140,12 @@ def _iterate_places(node: Any, tree: Any, path: Path, values: Mapping[str, objec
 def _load_stateful(node: object, tree: Any, path: Path, values: Mapping[str, object]) -> None:
     assert isinstance(node, Stateful)
     loaded = _rebuild(tree, path, values)
+    load: Callable[[Any], object] = node.load_state_dict
+    if isinstance(loaded, NamedState):
+        load, loaded = loaded.make_load(node, values, join_path((*path, "param_groups")))
     with self_copies_left_out(), filled_tensors_kept(node, loaded):
         try:
-            node.load_state_dict(loaded)
+            load(loaded)
         except Exception as error:
             where = f"for {join_path(path)!r}" if path else "for the state"
             error.add_note(

@@ -1,4 +1,4 @@
-"""Mark keys that are no strings and empty dicts of a nested state, and rebuild the state from flat names.
+"""Mark keys that are no strings, empty dicts and optimizers of a nested state, and rebuild it from flat names.
 
 torch.distributed.checkpoint makes strings of all keys and drops empty dicts. Both are marked in its planner data by
 paths under names that no entry has. Every reader of checkpoints ignores such paths.
@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from stepkeeper_planners.errors import DuplicateNameError, SourceError
+from stepkeeper_planners.flat_names import mark_groups
+from stepkeeper_planners.state.named_optimizer import find_named_states
 from stepkeeper_planners.state.tree import Path, has_scalars_only, join_path
 
 __all__ = ["encode_nesting", "is_mark_of_empty", "is_mark_of_foreign_key", "rebuild_nesting"]
@@ -26,7 +28,7 @@ _MOST_UNNAMED: Final = 1_000_000
 
 
 def encode_nesting(state: Mapping[Any, object] | list[Any]) -> dict[str, Path]:
-    """Return the paths to add to a checkpoint's planner data, which mark keys that are no strings and empty dicts.
+    """Return what to add to a checkpoint's planner data: marks of keys that are no strings, of empty dicts and groups.
 
     Args:
         state: a nested state.
@@ -41,6 +43,8 @@ def encode_nesting(state: Mapping[Any, object] | list[Any]) -> dict[str, Path]:
             raise DuplicateNameError(
                 f"{below} and {other} are both named {join_path(below)!r} once keys are joined with dots; rename one"
             )
+    for path, optimizer in find_named_states(state):
+        marks |= mark_groups(join_path((*path, "param_groups")), optimizer.groups)
     return marks
 
 

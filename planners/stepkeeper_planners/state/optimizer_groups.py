@@ -1,20 +1,130 @@
-"""Find the optimizers that would refuse a checkpoint's parameter groups, before anything of it is in the state."""
+"""Give an optimizer's groups the options that the groups of their parameters have in a checkpoint."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final
 
+import torch
 from torch.optim import Optimizer
 
+from stepkeeper_planners.state.named_optimizer import ADDED
 from stepkeeper_planners.state.optimizer_tensors import has_torchs_load
 from stepkeeper_planners.state.per_rank import PerRank
-from stepkeeper_planners.state.tree import Path, join_path
+from stepkeeper_planners.state.tree import Path, has_scalars_only, join_path, list_leaves
+from stepkeeper_planners.state.values import encode_value
 from stepkeeper_planners.state.whole import Whole
 
-__all__ = ["find_other_groups"]
+__all__ = ["Given", "StoredGroup", "explain_sizes", "find_other_groups"]
+
+StoredGroup = tuple[list[Any], Mapping[str, Any]]
+"""The names or numbers of a group's parameters, and its entries: those in dicts under keys joined with dots."""
+
+_NOT_OPTIONS: Final = frozenset({"params", "param_names"})
+"""The entries of a group that list its parameters. A load leaves them as they are."""
+
+_SHOWN: Final = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class Given:
+    """The options that optimizers' groups are given, by their names in the state, and where they don't fit."""
+
+    selects: Callable[[str], bool]
+    """Returns whether a name is to be loaded."""
+
+    cast: bool
+    """Whether tensors may be converted to the state's dtypes."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    left_over: dict[str, str] = field(default_factory=dict)
+    """Differences that a load passes over if it isn't strict, by name."""
+
+    mismatched: dict[str, str] = field(default_factory=dict)
+    """Differences that every load refuses, by name."""
+
+    _of_tensors: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    """The option that each tensor of the state is given, with its name. Groups may share one."""
+
+    def give(
+        self,
+        below: str,
+        groups: Sequence[Mapping[str, Any]],
+        keys: Sequence[Sequence[object]],
+        stored: Sequence[StoredGroup],
+    ) -> None:
+        """Give each group the options of the stored groups that its parameters are in.
+
+        Args:
+            below: the groups' name.
+            groups: the present ones.
+            keys: the names or numbers that their parameters have in the checkpoint.
+            stored: the groups in the checkpoint.
+        """
+        place = {key: entries for params, entries in stored for key in params}
+        present = {key for params in keys for key in params}
+        differing = []
+        for side, lacking in (("checkpoint", present - place.keys()), ("state", place.keys() - present)):
+            names = sorted(map(str, lacking))
+            shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+            differing += [f"the {side} has no group with {shown}"] if names else []
+        if differing and self.selects(below):
+            self.left_over[below] = "; ".join(differing)
+        for number, (group, params) in enumerate(zip(groups, keys, strict=True)):
+            sources = {id(place[key]): place[key] for key in params if key in place}
+            if params:
+                self._give_group(f"{below}.{number}", group, list(sources.values()))
+
+    def _give_group(self, below: str, group: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]) -> None:
+        added: dict[str, object] = {}
+        own = dict(list_leaves(group))
+        for option in dict.fromkeys((*own, *chain(*sources))):
+            name, found = f"{below}.{option}", [each[option] for each in sources if option in each]
+            if option.partition(".")[0] in _NOT_OPTIONS or not self.selects(name):
+                continue
+            if not found:
+                self.left_over[name] = "the checkpoint's group has no such entry"
+            elif len(found) < len(sources) or not all(_is_same(found[0], other) for other in found[1:]):
+                shown = ", ".join(dict.fromkeys(map(repr, found)))
+                self.left_over[name] = (
+                    f"the checkpoint has this group's parameters in several, with different values: {shown}"
+                )
+            elif option in own:
+                self._give_option(name, own[option], found[0])
+            elif option.partition(".")[0] in group or "." in option:
+                self.left_over[name] = "the state's group has no such entry"
+            else:
+                added[option] = found[0]
+        self.values[f"{below}.{ADDED}"] = added
+
+    def _give_option(self, name: str, own: object, found: Any) -> None:
+        mine, theirs, other, given = _describe(own), _describe(found), name, found
+        if isinstance(own, torch.Tensor) and isinstance(found, torch.Tensor):
+            other, given = self._of_tensors.setdefault(id(own), (name, found))
+            if self.cast and found.shape == own.shape and torch.can_cast(found.dtype, own.dtype):
+                mine = theirs
+        if mine != theirs:
+            self.mismatched[name] = f"{theirs} in the checkpoint, {mine} in the state"
+        elif not _is_same(given, found):
+            self.mismatched[name] = f"one tensor in the state with {other}, another one in the checkpoint"
+        else:
+            self.values[name] = found
+
+
+def _describe(option: Any) -> str:
+    if isinstance(option, torch.Tensor):
+        return f"a tensor of {option.dtype} with shape {tuple(option.shape)}"
+    return "a plain value"
+
+
+def _is_same(one: object, other: object) -> bool:
+    if has_scalars_only([one, other]):
+        return type(one) is type(other) and repr(one) == repr(other)
+    return one is other or encode_value("", one) == encode_value("", other)
 
 
 def find_other_groups(state: Mapping[str, object], values: Mapping[str, object]) -> dict[str, str]:
-    """Find the optimizers whose load_state_dict() will raise: a group has another number of parameters.
+    """Find the optimizers in boxes whose load_state_dict() will raise: a group has another number of parameters.
 
     Those that load in a way of their own, or have a hook for it, may take any number.
 
@@ -26,56 +136,40 @@ def find_other_groups(state: Mapping[str, object], values: Mapping[str, object])
         The name of each such optimizer, and how its groups differ.
     """
     found = {}
-    for path, optimizer, groups in _iterate_optimizers(state, (), values):
-        present = [len(group["params"]) for group in optimizer.param_groups]
-        differing = [
-            f"group {number} has {n_stored} parameters in the checkpoint, {n_present} in the state"
-            for number, (n_stored, n_present) in enumerate(zip(groups, present, strict=False))
-            if n_stored not in {n_present, None}
-        ]
-        if len(groups) != len(present):
-            differing = [f"{len(groups)} groups in the checkpoint, {len(present)} in the state"]
-        if differing:
-            found[join_path(path) or "param_groups"] = "; ".join(differing)
+    for path, optimizer, groups in _iterate_boxed(state, (), values, None):
+        reason = explain_sizes(groups, [len(group["params"]) for group in optimizer.param_groups])
+        if reason is not None:
+            found[join_path(path)] = reason
     return found
 
 
-def _iterate_optimizers(
-    node: Any, path: Path, values: Mapping[str, object]
+def explain_sizes(stored: Sequence[int | None], present: Sequence[int]) -> str | None:
+    """Explain how the numbers of parameters of groups differ. A stored number that isn't known fits."""
+    if len(stored) != len(present):
+        return f"{len(stored)} groups in the checkpoint, {len(present)} in the state"
+    differing = [
+        f"group {number} has {n_stored} parameters in the checkpoint, {n_present} in the state"
+        for number, (n_stored, n_present) in enumerate(zip(stored, present, strict=True))
+        if n_stored not in {n_present, None}
+    ]
+    return "; ".join(differing) or None
+
+
+def _iterate_boxed(
+    node: Any, path: Path, values: Mapping[str, object], loaded: Any
 ) -> Iterator[tuple[Path, Optimizer, list[int | None]]]:
-    """Yield the optimizers in a state, with the number of parameters of each stored group; None: it isn't loaded."""
-    if isinstance(node, Optimizer):
-        optimizer = _unwrap(node)
-        if optimizer is not None:
-            names = (
-                join_path((*path, "param_groups", number, "params"))
-                for number in range(len(optimizer.param_groups))
-            )
-            yield path, optimizer, [_count(values.get(name)) for name in names]
-    elif isinstance(node, PerRank | Whole):
-        yield from _iterate_boxed(node, path, values.get(join_path(path)))
+    """Yield the optimizers in boxes, with the number of parameters of each group in `loaded`, the node's value."""
+    if isinstance(node, PerRank | Whole):
+        yield from _iterate_boxed(node.value, path, {}, values.get(join_path(path), loaded))
+    elif isinstance(node, Optimizer):
+        optimizer, groups = _unwrap(node), loaded.get("param_groups") if isinstance(loaded, Mapping) else None
+        if optimizer is not None and isinstance(groups, list):
+            lists = [group.get("params") for group in groups]
+            yield path, optimizer, [len(each) if isinstance(each, list) else None for each in lists]
     elif isinstance(node, Mapping | list):
         for key, part in node.items() if isinstance(node, Mapping) else enumerate(node):
-            yield from _iterate_optimizers(part, (*path, str(key)), values)
-
-
-def _iterate_boxed(node: Any, path: Path, loaded: Any) -> Iterator[tuple[Path, Optimizer, list[int | None]]]:
-    """Yield the optimizers in a box, of which `loaded` was loaded as one value."""
-    if not isinstance(loaded, Mapping):
-        return
-    if isinstance(node, PerRank | Whole):
-        yield from _iterate_boxed(node.value, path, loaded)
-    elif isinstance(node, Optimizer):
-        optimizer, groups = _unwrap(node), loaded.get("param_groups")
-        if optimizer is not None and isinstance(groups, list):
-            yield path, optimizer, [_count(group.get("params")) for group in groups]
-    elif isinstance(node, Mapping):
-        for key, part in node.items():
-            yield from _iterate_boxed(part, (*path, str(key)), loaded.get(key))
-
-
-def _count(params: object) -> int | None:
-    return len(params) if isinstance(params, list) else None
+            below = loaded.get(key) if isinstance(loaded, Mapping) else None
+            yield from _iterate_boxed(part, (*path, str(key)), values, below)
 
 
 def _unwrap(optimizer: Optimizer) -> Optimizer | None:

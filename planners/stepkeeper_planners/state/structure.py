@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 import torch
 
 from stepkeeper_planners import adapters
+from stepkeeper_planners.state.named_optimizer import NamedState
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.tree import (
     FlatState,
@@ -108,6 +109,8 @@ class _Contents:
             plain = has_plain_leaves_only(values)
             # The types of keys count, too: 1 and True are equal, but make different names.
             self.forms += (_PLAIN_DICT if plain else _DICT, list(node), list(map(type, node)))
+            if isinstance(node, NamedState):
+                self.forms.append(node.groups)
             if plain:
                 self.leaves += values
             else:

@@ -15,10 +15,12 @@ from torch.nn.parameter import is_lazy
 
 from stepkeeper_planners.adapters import identity
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
+from stepkeeper_planners.state.named_optimizer import NamedState, name_optimizers
 from stepkeeper_planners.state.per_rank import PerRank, Resize, parse_stored_name
 from stepkeeper_planners.state.whole import Whole
 
 Path = tuple[str | int, ...]
+_Found = list[tuple[Path, object]]
 
 _MAX_DEPTH: Final = 100
 _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -63,10 +65,17 @@ def flatten_state(state: Mapping[str, object]) -> FlatState:
 def resolve_state(state: Mapping[str, object]) -> Any:
     """Replace every Stateful in a nested state by what its state_dict() returns. Containers are copied.
 
+    The state of optimizers in its own dicts and lists is named by their parameters: see `name_optimizers`. Those in
+    boxes and in other objects' state_dict() have numbers, as torch gives them: code that isn't ours reads them.
+
     Raises:
+        DuplicateNameError: a parameter is named as another key of its optimizer's state.
         UnsupportedValueError: a Stateful holds itself, or is in a tuple, as a PerRank; or a parameter is lazy.
     """
-    return _resolve(state, (), None)
+    found: _Found = []
+    tree = _resolve(state, (), None, found)
+    name_optimizers(found, tree)
+    return tree
 
 
 def flatten_resolved(tree: Any) -> FlatState:
@@ -135,20 +144,25 @@ def _check_depth(path: Path) -> None:
         )
 
 
-def _resolve(node: object, path: Path, box: type | None) -> object:
-    """Replace Statefuls by their state, copy containers, and keep leaves. `box` is the kind of box around the node."""
+def _resolve(node: object, path: Path, box: type | None, found: _Found) -> object:
+    """Replace Statefuls by their state, copy containers, and keep leaves. `box` is the kind of box around the node.
+
+    `found` gets the modules, and the other Statefuls that are in no box, with the keys that lead to each.
+    """
     _check_depth(path)
     if is_stateful(node):
         assert isinstance(node, Stateful)
-        return _resolve(node.state_dict(), path, box)
+        if box is None or isinstance(node, torch.nn.Module):
+            found.append((path, node))
+        return _resolve(node.state_dict(), path, box, [])
     if isinstance(node, PerRank | Whole):
-        return _resolve_box(node, path, box)
+        return _resolve_box(node, path, box, found)
     if isinstance(node, Mapping):
-        return _resolve_items(node, path, box)
+        return _resolve_items(node, path, box, found)
     if isinstance(node, list):
         if has_scalars_only(node):
             return list(node)
-        return [_resolve(value, (*path, index), box) for index, value in enumerate(node)]
+        return [_resolve(value, (*path, index), box, found) for index, value in enumerate(node)]
     if isinstance(node, tuple):
         _refuse_objects(node, path)
     if isinstance(node, torch.Tensor) and is_lazy(node):
@@ -158,26 +172,26 @@ def _resolve(node: object, path: Path, box: type | None) -> object:
     return node
 
 
-def _resolve_box(box: PerRank | Whole, path: Path, outer: type | None) -> object:
+def _resolve_box(box: PerRank | Whole, path: Path, outer: type | None, found: _Found) -> object:
     """Resolve what is in a box. A box in another one makes no difference: the outer one is stored as one value."""
     if outer is Whole and isinstance(box, PerRank):
         raise UnsupportedValueError(
             f"{join_path(path)}: what each rank has of its own can't be in a Whole, which all ranks have alike; put it "
             "beside the Whole, or put the Whole into a PerRank"
         )
-    value = _resolve(box.value, path, outer or type(box))
+    value = _resolve(box.value, path, outer or type(box), found)
     if outer is not None:
         return value
     return PerRank(value, box.resize) if isinstance(box, PerRank) else Whole(value)
 
 
-def _resolve_items(node: Mapping[Any, Any], path: Path, box: type | None) -> dict[Any, Any]:
+def _resolve_items(node: Mapping[Any, Any], path: Path, box: type | None, found: _Found) -> dict[Any, Any]:
     resolved = empty_like(node)
     if type(node) in _PLAIN_DICTS and has_plain_leaves_only(node.values()):
         resolved.update(node)
     else:
         for key, value in node.items():
-            resolved[key] = _resolve(value, (*path, str(key)), box)
+            resolved[key] = _resolve(value, (*path, key), box, found)
     return resolved
 
 
@@ -264,6 +278,8 @@ def is_leaf(node: object) -> bool:
 
 def empty_like(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
     """Make an empty dict of the same kind. Stateful objects get back the kinds of dict that they gave."""
+    if isinstance(mapping, NamedState):
+        return mapping.with_content({})
     if isinstance(mapping, Counter):
         return Counter()
     if isinstance(mapping, defaultdict):

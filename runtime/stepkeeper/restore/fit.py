@@ -13,7 +13,7 @@ from stepkeeper_planners.loading.differences import (
 
 __all__ = ["check_refilled", "judge_mismatch", "tell_findings"]
 
-_LISTS: Final = ("missing", "unexpected", "castable", "asked", "changing", "primed")
+_LISTS: Final = ("missing", "unexpected", "castable", "asked", "changing", "optimizers", "primed")
 
 
 def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None:

@@ -28,6 +28,7 @@ from stepkeeper_planners.adapters.open_shardings import (
 )
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.loading.fitted_target import FittedTarget
 from stepkeeper_planners.loading.load_request import LoadRequest, LoadTarget, Path, build_load_request
 from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.saved_shardings import PresentSharding, SavedShardings, choose_shardings
@@ -37,7 +38,6 @@ from stepkeeper_planners.loading.stored_state import StoredState, read_key_paths
 from stepkeeper_planners.loading.tied_tensors import build_tied_copies, check_tied_copies
 from stepkeeper_planners.pickles.dcp_metadata import read_metadata
 from stepkeeper_planners.state.filling import finish_load
-from stepkeeper_planners.state.tree import FlatState
 from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["Loading"]
@@ -83,7 +83,7 @@ class Loading:
         self._half_filled = half_filled
         self._store, self._record, self._target, self._ranks = store, record, target, ranks
         self._exchange, self._rules = exchange, rules
-        self._flat = FlatState(tensors={}, values={})
+        self._fitted = FittedTarget(LoadTarget({}), StoredState(tensors={}), rules)
         self._request = LoadRequest(layouts=())
         self._shardings: Mapping[str, str] = {}
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
@@ -100,7 +100,7 @@ class Loading:
     @property
     def names(self) -> frozenset[str]:
         """Names of the tensors in the state that are filled; known after `compare_state`."""
-        return frozenset(piece.fqn for piece in self._reads.pieces)
+        return frozenset(piece.fqn for piece in self._reads.pieces) - self._fitted.of_groups
 
     def compare_state(self) -> dict[str, Any]:
         """Compare the state with the checkpoint, and find out what to read. Nothing in the state is changed.
@@ -117,9 +117,9 @@ class Loading:
 
         """
         self._content = content = self._open_content()
-        self._flat = self._target.flat
+        self._fitted = FittedTarget(self._target, content.stored, self._rules)
         self._shardings = self._choose_shardings(content.contents.shardings)
-        self._request = build_load_request(self._target, self._ranks, self._shardings)
+        self._request = build_load_request(self._fitted, self._ranks, self._shardings)
         self._reads, differences = compare(self._request, content.stored, self._ranks, self._rules)
         check_refilled(self._half_filled, self.names)
         if not differences.missing and not differences.mismatched:
@@ -144,17 +144,20 @@ class Loading:
 
     def _plan_filling(self, content: "_CommitContent | ForeignContent") -> None:
         """Find out where what is read goes. The state's names and shapes fit."""
-        contents = content.contents
+        contents, pieces, of_groups = content.contents, self._reads.pieces, self._fitted.of_groups
+        # Tensors of optimizers' groups are compared before the state is changed, as values are.
+        first = tuple(piece for piece in pieces if piece.fqn in of_groups)
+        second = tuple(piece for piece in pieces if piece.fqn not in of_groups)
         values, tensors = (
             Places.of(
                 contents,
                 reads,
                 self._request,
-                self._flat.tensors,
+                self._fitted.flat.tensors,
                 self._ranks,
                 shardings=self._shardings,
             )
-            for reads in (replace(self._reads, pieces=()), replace(self._reads, values=()))
+            for reads in (replace(self._reads, pieces=first), replace(self._reads, pieces=second, values=()))
         )
         if isinstance(content, ForeignContent):
             content.check_kinds((*values.by_block, *tensors.by_block))
@@ -184,7 +187,7 @@ class Loading:
 
     def _choose_shardings(self, saved: Shardings) -> Mapping[str, str]:
         """Choose shardings for tensors that have none; see `choose_shardings`."""
-        tensors = self._flat.tensors
+        tensors = self._fitted.flat.tensors
         if not saved.by_name:
             return {}
         present = {
@@ -241,7 +244,7 @@ class Loading:
         # Blocks that are held go as soon as they are read.
         self._values = None
         self._loaded, differences = self._reads.build_values(
-            read, self._target, self._ranks, strict=self._rules.strict
+            read, self._fitted, self._ranks, strict=self._rules.strict
         )
         return tell_findings(differences, self.stored_names, rank=self._ranks.rank)
 
@@ -274,11 +277,11 @@ class Loading:
             part = piece.wanted_box.relative_to(piece.stored_box.offsets)
             chunk = content.read_chunk(piece.stored_fqn, piece.stored_index)
             copies[piece.stored_fqn].resolve_memory(piece).copy_(chunk[part.slices])
-        check_tied_copies(copies.values(), self._flat.tensors, strict=self._rules.strict)
+        check_tied_copies(copies.values(), self._fitted.flat.tensors, strict=self._rules.strict)
 
     def scatter_values(self) -> dict[str, Any]:
         """Set the values in the state, and call load_state_dict() of every Stateful with its part."""
-        finish_load(self._target.state, self._flat, self._loaded)
+        finish_load(self._target.state, self._fitted.filled, self._loaded)
         return {}
 
 

@@ -33,7 +33,7 @@ from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
 from stepkeeper.save.snapshot.transfer import transfer_snapshot
 from stepkeeper.save.worker import Worker
-from stepkeeper_planners.loading.differences import list_with_state
+from stepkeeper_planners.loading.differences import find_optimizers, list_with_state
 from stepkeeper_planners.state.tree import FlatState
 
 __all__ = ["SavePipeline"]
@@ -99,7 +99,7 @@ class SavePipeline:
         if self.prepared:
             return
         self.prepared = True
-        self._primed = list_with_state(flat.tensors)
+        self._primed = list_with_state(flat.tensors, find_optimizers(flat.paths))
         size_bytes = self._snapshots.prepare(flat.tree)
         region = self.pending.next_region
         region.reserve(size_bytes)
@@ -204,7 +204,8 @@ class SavePipeline:
         primed, self._primed = self._primed, None
         if primed is None or self._rank_group.rank != 0:
             return
-        made = list_with_state(layout.fqn for layout in snapshot.plan.layouts) - primed
+        plan = snapshot.plan
+        made = list_with_state((layout.fqn for layout in plan.layouts), find_optimizers(plan.names)) - primed
         if made:
             _log.warning(
                 "step %d is saved with state of an optimizer that had none when this process restored (%s). If the "

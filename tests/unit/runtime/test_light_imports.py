@@ -17,6 +17,7 @@ LIBRARY = (
     "stepkeeper.dcp",
     "stepkeeper.dcp.folder",
     "stepkeeper.checkpoint.dcp_format.metadata",
+    "stepkeeper_planners.flat_names",
     "stepkeeper_planners.geometry.overlapping_pair",
     "stepkeeper.cli",
     "stepkeeper.cli.app",

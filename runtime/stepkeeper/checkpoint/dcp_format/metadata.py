@@ -10,6 +10,7 @@ from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Instanc
 from stepkeeper.checkpoint.inventory import ChunkRecord, TensorRecord, ValueRecord
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.errors import ManifestError
+from stepkeeper_planners.flat_names import make_flat_names
 from stepkeeper_planners.geometry.overlapping_pair import find_overlap
 
 __all__ = ["METADATA_NAME", "KeyPath", "encode_metadata", "merge_tensors", "merge_values"]
@@ -99,6 +100,11 @@ def encode_metadata(
     """
     tensors = merge_tensors(manifests)
     values = merge_values(manifests)
+    for name, of in make_flat_names(key_paths, {**tensors, **values}).items():
+        if of in tensors:
+            tensors[name] = replace(tensors[of], fqn=name)
+        else:
+            values[name] = replace(values[of], fqn=name)
     # Generated one by one: the pickle of all of them takes a tenth of the memory of the objects.
     state: Iterator[tuple[object, object]] = chain(
         ((fqn, _encode_tensor(tensor)) for fqn, tensor in tensors.items()),

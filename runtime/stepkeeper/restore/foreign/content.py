@@ -34,6 +34,7 @@ from stepkeeper_planners.errors import (
     UnknownNameError,
     ValueDecodeError,
 )
+from stepkeeper_planners.flat_names import find_flat_names
 from stepkeeper_planners.loading.stored_state import StoredState, read_key_paths
 from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
 from stepkeeper_planners.pickles.torch_archive import TorchArchive
@@ -129,6 +130,7 @@ class ForeignContent:
             # Names with other data may be one tensor that was stored twice.
             tensors={fqn: replace(stored_tensor(tensor), data=None) for fqn, tensor in tensors.items()},
             values=tuple(values),
+            further=find_flat_names(metadata.planner_data, metadata.state_dict_metadata),
             read_paths=lambda: read_key_paths(metadata),
         )
 

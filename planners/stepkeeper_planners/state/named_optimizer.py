@@ -1,0 +1,187 @@
+"""Hold an optimizer's state_dict() with its parameters' names in place of their numbers, as torch's DCP does."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import chain
+from operator import getitem
+from typing import Any, Final
+
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+
+from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
+from stepkeeper_planners.state.parameter_names import name_groups, name_parameters
+
+__all__ = ["ADDED", "NamedState", "find_named_states", "name_optimizers"]
+
+ADDED: Final = "\0added"
+"""The name, below a group's, of the options that a load adds to it. No entry has it."""
+
+
+class NamedState(dict[str, Any]):
+    """The state_dict() of an optimizer with names of parameters: the layout of get_optimizer_state_dict()."""
+
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        groups: list[list[str]],
+        numbers: Mapping[str, int],
+        *,
+        is_joint: bool = False,
+        load: Callable[[dict[str, Any]], object] | None = None,
+    ) -> None:
+        """Hold the content.
+
+        Args:
+            content: the state_dict(), with names.
+            groups: the names of the optimizer's parameters, by group.
+            numbers: the number that its own state_dict() has for each name.
+            is_joint: whether parameters have state together, in their order.
+            load: loads this layout; None for the optimizer's load_state_dict(), which takes numbers.
+        """
+        super().__init__(content)
+        self.groups: Final = groups
+        self.is_joint: Final = is_joint
+        self._numbers: Final = numbers
+        self._load: Final = load
+
+    @property
+    def numbers(self) -> list[list[int]]:
+        """The parameters' numbers, by group; none if only torch's functions can load the state."""
+        return [] if self._load else [[self._numbers[name] for name in names] for names in self.groups]
+
+    def with_content(self, content: Mapping[str, Any]) -> "NamedState":
+        """Make one of the same optimizer with other content."""
+        return NamedState(content, self.groups, self._numbers, is_joint=self.is_joint, load=self._load)
+
+    def with_numbers(self) -> "NamedState":
+        """Make one in which the parameters' state has their numbers."""
+        state = {self._numbers.get(key, key): entry for key, entry in self["state"].items()}
+        return self.with_content({**self, "state": state})
+
+    def make_load(
+        self, optimizer: Any, values: Mapping[str, Any], below: str
+    ) -> tuple[Callable[[dict[str, Any]], object], dict[str, Any]]:
+        """Return the function that loads this, and what it is to be called with.
+
+        Args:
+            optimizer: the optimizer.
+            values: what was loaded, with the options to add to groups.
+            below: the name of the groups in it.
+        """
+        content = dict(self if self._load else self.with_numbers())
+        content["param_groups"] = groups = [
+            {**group, **values.get(f"{below}.{number}.{ADDED}", {})}
+            for number, group in enumerate(self["param_groups"])
+        ]
+        for group, numbers in zip(groups, self.numbers, strict=False):
+            group["params"] = numbers
+        return self._load or optimizer.load_state_dict, content
+
+
+def find_named_states(
+    tree: object, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], NamedState]]:
+    """Yield the optimizers in a resolved state, with the keys that lead to each."""
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, item in items:
+        if isinstance(item, NamedState):
+            yield (*path, key), item
+        elif isinstance(item, Mapping | list):
+            yield from find_named_states(item, (*path, key))
+
+
+def name_optimizers(objects: Sequence[tuple[tuple[Any, ...], object]], tree: Any) -> None:
+    """Put names in place of the parameters' numbers in the states of optimizers.
+
+    A state_dict() of another form than torch's is left as it is, and so is a tree that is an optimizer's.
+
+    Args:
+        objects: the optimizers and modules of a state, with the keys that lead to each.
+        tree: the resolved state.
+
+    Raises:
+        DuplicateNameError: a parameter is named as another key of its optimizer's state.
+        UnsupportedValueError: FSDP1 wraps the parameters, and no module of the state tells their names.
+
+    Ranks: all call it, because FSDP1 exchanges data between them.
+    """
+    optimizers = [(path, item) for path, item in objects if path and isinstance(item, Optimizer)]
+    modules = {".".join(map(str, path)): item for path, item in objects if isinstance(item, nn.Module)}
+    names = {key: name_parameters(module) for key, module in modules.items()} if optimizers else {}
+    for (*above, key), optimizer in optimizers:
+        within = reduce(getitem, above, tree)
+        try:
+            named = _read_by_dcp(optimizer, modules, names) or _name_state(optimizer, within[key], names)
+        except (DuplicateNameError, UnsupportedValueError) as error:
+            error.add_note(f"raised for {'.'.join(map(str, (*above, key)))!r}")
+            raise
+        within[key] = within[key] if named is None else named
+
+
+def _name_state(
+    optimizer: Optimizer, content: Any, modules: Mapping[str, Mapping[int, str]]
+) -> NamedState | None:
+    numbers = _list_numbers(optimizer, content)
+    if numbers is None:
+        return None
+    groups = name_groups(optimizer, modules)
+    name_of = dict(zip(chain(*numbers), chain(*groups), strict=True))
+    state = {name_of.get(key, key): entry for key, entry in content["state"].items()}
+    if len(state) < len(content["state"]):
+        both = sorted(name for name in name_of.values() if name in content["state"])
+        raise DuplicateNameError(
+            f"{type(optimizer).__name__}: {', '.join(both[:8])}: a parameter's name, and a key of the optimizer's "
+            "state beside those of parameters; rename the parameter"
+        )
+    named = [{**group, "params": list(of)} for group, of in zip(content["param_groups"], groups, strict=True)]
+    return NamedState(
+        {**content, "state": state, "param_groups": named},
+        groups,
+        {name: number for number, name in name_of.items()},
+        # What stands beside the state, as the slow weights of Lookahead, may be by number.
+        is_joint=isinstance(optimizer, LBFGS) or len(content) > len(("state", "param_groups")),
+    )
+
+
+def _list_numbers(optimizer: Any, content: Any) -> list[list[int]] | None:
+    """Return the numbers of each group's parameters; None if this isn't what torch's state_dict() returns."""
+    groups = content.get("param_groups") if isinstance(content, Mapping) else None
+    if not isinstance(groups, list) or not isinstance(content.get("state"), Mapping):
+        return None
+    numbers: list[Any] = [group.get("params") if isinstance(group, Mapping) else None for group in groups]
+    if not all(isinstance(some, list) and {*map(type, some)} <= {int} for some in numbers):
+        return None
+    present = [len(group["params"]) for group in getattr(optimizer, "param_groups", ())]
+    # torch lets a parameter be there twice.
+    return numbers if list(map(len, numbers)) == present and len({*chain(*numbers)}) == sum(present) else None
+
+
+def _read_by_dcp(
+    optimizer: Optimizer, modules: Mapping[str, nn.Module], names: Mapping[str, Mapping[int, str]]
+) -> NamedState | None:
+    """Read by torch's DCP the state of an optimizer of a module that FSDP1 wraps; None for all others.
+
+    It has parts of flattened parameters, which only FSDP1 can name.
+    """
+    parameters = [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
+    # FSDP1 marks what it has flattened. To look for its modules takes longer than all else here.
+    if not any(getattr(p, "_fsdp_flattened", False) for p in parameters):
+        return None
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    ids = set(map(id, parameters))
+    holders = [module for key, module in modules.items() if not ids.isdisjoint(names[key])]
+    if len(holders) != 1 or not FullyShardedDataParallel.fsdp_modules(holders[0]):
+        raise UnsupportedValueError(
+            f"{type(optimizer).__name__}: its parameters, which FullyShardedDataParallel has flattened, have no names: "
+            "put the one module that it trains into the state, or use fully_shard()"
+        )
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    module = holders[0]
+    content: Any = get_optimizer_state_dict(module, optimizer)
+    groups = [list(group["params"]) for group in content["param_groups"]]
+    return NamedState(
+        content, groups, {}, load=lambda loaded: set_optimizer_state_dict(module, optimizer, loaded)
+    )

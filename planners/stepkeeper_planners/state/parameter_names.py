@@ -1,0 +1,84 @@
+"""Name an optimizer's parameters as the modules of the same state name them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, Final
+
+from torch import nn
+from torch.optim import Optimizer
+
+__all__ = ["name_groups", "name_parameters"]
+
+_WRAPPED: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""What torch.compile, FSDP1 and activation checkpointing call the module that they wrap."""
+
+
+def name_groups(optimizer: Optimizer, modules: Mapping[str, Mapping[int, str]]) -> list[list[str]]:
+    """Name an optimizer's parameters by identity, group by group. No name is there twice.
+
+    The names are those of torch's `get_optimizer_state_dict`. If the parameters are in several modules of the state,
+    each name begins with the module's. A parameter in no module has the name that the optimizer was given for it, or
+    else `#`, its number and its shape.
+
+    Args:
+        optimizer: the optimizer.
+        modules: the modules of the state by name, and what `name_parameters` returns for each.
+    """
+    groups = optimizer.param_groups
+    parameters = [p for group in groups for p in group["params"]]
+    known = _find_names(list(map(id, parameters)), modules)
+    given = chain.from_iterable(map(_list_given, groups))
+    names = [known.get(id(p), name) for p, name in zip(parameters, given, strict=True)]
+    times = Counter(names)
+    unique = iter(
+        name if name is not None and times[name] == 1 else f"#{number}({','.join(map(str, p.shape))})"
+        for number, (p, name) in enumerate(zip(parameters, names, strict=True))
+    )
+    return [list(islice(unique, len(group["params"]))) for group in groups]
+
+
+def _list_given(group: Mapping[str, Any]) -> Sequence[str | None]:
+    """List the names that the optimizer was given for a group; there are none of parameters that were added to it."""
+    names, length = group.get("param_names") or (), len(group["params"])
+    return names if len(names) == length else [None] * length
+
+
+def _find_names(wanted: Sequence[int], modules: Mapping[str, Mapping[int, str]]) -> dict[int, str]:
+    found = {key: [p for p in wanted if p in named] for key, named in modules.items()}
+    names: dict[int, tuple[str, str]] = {}
+    # The module that has most of them comes first: a part of it may be in the state as well.
+    for key in sorted(found, key=lambda key: (-len(found[key]), -len(modules[key]), key)):
+        for parameter in found[key]:
+            names.setdefault(parameter, (key, modules[key][parameter]))
+    is_one = len({key for key, _ in names.values()}) == 1
+    return {parameter: name if is_one else f"{key}.{name}" for parameter, (key, name) in names.items()}
+
+
+def name_parameters(module: nn.Module) -> dict[int, str]:
+    """Return the first name of each parameter, by its id(), without the parts of wrappers.
+
+    They are in the order of named_parameters(). A tensor's own hash takes several times as long as its id().
+    """
+    names: dict[int, str] = {}
+    seen: set[nn.Module] = set()
+
+    def walk(module: nn.Module, prefix: str) -> None:
+        if module in seen:
+            return
+        seen.add(module)
+        for name, parameter in module._parameters.items():  # noqa: SLF001 — named_parameters() costs several times as much
+            if parameter is not None:
+                names.setdefault(id(parameter), prefix + name)
+        for name, child in module._modules.items():  # noqa: SLF001
+            if child is not None:
+                walk(child, prefix if _is_wrapped(module, name) else f"{prefix}{name}.")
+
+    walk(module, "")
+    return names
+
+
+def _is_wrapped(wrapper: nn.Module, name: str) -> bool:
+    if name == "module":
+        return isinstance(wrapper, nn.parallel.DistributedDataParallel | nn.DataParallel)
+    return name in _WRAPPED
