@@ -12,8 +12,8 @@ import stepkeeper.ending.fence  # noqa: F401  # see above
 if TYPE_CHECKING:
     from stepkeeper import dcp, distributed, policy
     from stepkeeper.errors import (
-        BadUriError,
         FencedError,
+        PartlyRestoredError,
         PeerLostError,
         RestoreError,
         SaveError,
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from stepkeeper_planners.errors import LoadMismatchError, UnsupportedValueError
 
 __all__ = [
-    "BadUriError",
     "CheckpointManager",
     "FencedError",
     "InFlight",
     "LoadMismatchError",
     "Options",
+    "PartlyRestoredError",
     "PeerLostError",
     "PerRank",
     "RandomState",
@@ -71,8 +71,8 @@ __all__ = [
 _NAMES: Final = {
     "stepkeeper": ("dcp", "distributed", "policy"),
     "stepkeeper.errors": (
-        *("BadUriError", "FencedError", "PeerLostError", "RestoreError", "SaveError", "StepkeeperError"),
-        *("StorageError", "TornCheckpointError"),
+        *("FencedError", "PartlyRestoredError", "PeerLostError", "RestoreError", "SaveError"),
+        *("StepkeeperError", "StorageError", "TornCheckpointError"),
     ),
     "stepkeeper.follower": ("follow",),
     "stepkeeper.manager": ("CheckpointManager",),

@@ -32,6 +32,7 @@ __all__ = [
     "NoticeDeadlineError",
     "ObjectExistsError",
     "OtherJobsRootError",
+    "PartlyRestoredError",
     "PeerLostError",
     "PinFormatError",
     "PinLostError",
@@ -49,6 +50,7 @@ __all__ = [
     "VerifyError",
     "decode_error",
     "encode_error",
+    "text_with_notes",
 ]
 
 
@@ -232,6 +234,14 @@ class RestoreError(StepkeeperError, RuntimeError):
     """
 
 
+class PartlyRestoredError(RestoreError):
+    """Raised when a restore has failed after it had changed the state, in this rank or another one.
+
+    The cause is chained. `step` and `save` raise it too until a restore has filled all of the state: restore the same
+    step again, or another one.
+    """
+
+
 class BadNodeError(RestoreError):
     """Raised when a node reads bad bytes where another node reads good ones.
 
@@ -304,6 +314,11 @@ class DevicesFullError(SaveError, MemoryError):
     """
 
     next_save_mends = True
+
+
+def text_with_notes(error: BaseException) -> str:
+    """Return the text of `error` with the notes that were added to it."""
+    return ", ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def encode_error(error: BaseException, *, with_traceback: bool = False) -> dict[str, str]:

@@ -79,6 +79,7 @@ class FollowedCommit:
             cast: Convert tensors to the dtypes of `state`.
 
         Raises:
+            PartlyRestoredError: Something failed after `state` was changed; the cause is chained.
             TornCheckpointError: Bytes of the commit are bad. The commit is not quarantined for that.
             RestoreError: The commit was deleted while it was read: it has no pin, or the pin was lost.
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
@@ -88,6 +89,8 @@ class FollowedCommit:
         """
         check_target(state)
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
+        # Nothing is saved from here, and an earlier load was perhaps one into another state.
+        self._restorer.mixed_state.clear()
         self._restorer.restore(self._record, state, rules=rules, is_pinned=self._is_pinned)
 
     def close(self) -> None:

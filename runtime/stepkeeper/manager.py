@@ -22,12 +22,7 @@ from stepkeeper.quantities import check_whole
 from stepkeeper.restore.latest import restore_step
 from stepkeeper.restore.listing import record_uri
 from stepkeeper.results import RestoreResult, StepOutcome
-from stepkeeper.save.given_state import (
-    GivenState,
-    SaveRequest,
-    build_request,
-    check_target,
-)
+from stepkeeper.save.given_state import GivenState, SaveRequest, build_request, check_target
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.training.environment import PodPaths, check_world_size, read_environment
 from stepkeeper_planners.loading.load_request import LoadTarget
@@ -189,8 +184,10 @@ class CheckpointManager(ManagerInspection):
         Raises:
             FencedError: The root belongs to another job, or a later start of this job has begun.
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit. Nothing was changed.
+            PartlyRestoredError: It failed after it had changed `state`, in any rank; the cause is chained. Nothing is
+                saved before another restore succeeds. After all other errors `state` is as it was.
             RestoreError: No commit can be used, or there is none of `step`, and the message lists those that there are;
-                or it was deleted while it was read, and parts of it are in `state`: restore another one.
+                or it was deleted while it was read.
             TornCheckpointError: Bytes of the commit of `step` are bad.
             TypeError: `state` is no state, or a function; or `step` is no whole number.
             UnsupportedValueError: Nothing was ever committed, and something in `state` can't be saved.
@@ -262,6 +259,7 @@ class CheckpointManager(ManagerInspection):
 
         Raises:
             FencedError: Another claim owns the root.
+            PartlyRestoredError: A restore has failed half-way, and none has succeeded since.
             StepkeeperError: A save in the background failed since the last call.
             TypeError: `state` is neither a state nor a function. What a function raises is raised unchanged.
             UnsupportedValueError: Something in `state` can't be saved; the message names the key.
@@ -314,7 +312,7 @@ class CheckpointManager(ManagerInspection):
         Raises:
             FencedError: Another claim owns the root.
             StepkeeperError: A save in the background failed since the last call.
-            TypeError, UnsupportedValueError, ValueError: `step` raises them too.
+            PartlyRestoredError, TypeError, UnsupportedValueError, ValueError: `step` raises them too.
 
         Ranks:
             All ranks call this with the same arguments.

@@ -112,6 +112,7 @@ class ManagerParts:
             device_budget_bytes=given.options.device_budget_bytes,
             save_hooks=self.save_hooks,
             waits=self.waits,
+            mixed_state=self.restorer.mixed_state,
         )
 
     def _build_steps(self, given: ManagerArguments, meeting: StackMeeting) -> TrainSteps:

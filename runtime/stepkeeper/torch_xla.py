@@ -145,6 +145,7 @@ class CheckpointManager(manager.CheckpointManager):
             True if the step was due, or forced, and is committed. False if it wasn't due: nothing was saved.
 
         Raises:
+            PartlyRestoredError: A restore has failed half-way, and none has succeeded since. Nothing was saved.
             StepkeeperError: This save failed, or an earlier one in the background did.
 
         """
@@ -168,6 +169,7 @@ class CheckpointManager(manager.CheckpointManager):
             True if the step was due, or forced, and its snapshot is taken. False if it wasn't due: nothing is saved.
 
         Raises:
+            PartlyRestoredError: A restore has failed half-way, and none has succeeded since. Nothing was saved.
             StepkeeperError: A save in the background failed since the last call.
 
         """
@@ -192,6 +194,7 @@ class CheckpointManager(manager.CheckpointManager):
 
         Raises:
             LoadMismatchError: `state_dict` asks for other things than the commit holds. Nothing was changed.
+            PartlyRestoredError: It failed after it had changed `state_dict`. Nothing is saved before one succeeds.
             RestoreError: There is no such commit; the message lists those that there are.
             TornCheckpointError: Bytes of the commit are bad.
 

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper import RestoreResult
-from stepkeeper.errors import TornCheckpointError
+from stepkeeper.errors import PartlyRestoredError, TornCheckpointError
 from stepkeeper.log import BeginEntry, CommitEntry, Log
 from stepkeeper.storage import open_store
 from stepkeeper_testing.trainer import open_manager
@@ -98,8 +98,9 @@ def test_what_is_bad_is_read_again_and_the_older_one_is_gone_on_from(
     flip(root / "checkpoint_300" / "__0_0.distcp")
     state = state_at(0)
     with open_manager(root) as manager:
-        with pytest.raises(TornCheckpointError, match=r"checkpoint_300.*has another checksum"):
+        with pytest.raises(PartlyRestoredError, match=r"checkpoint_300.*has another checksum") as raised:
             manager.restore(state, 300)
+        assert isinstance(raised.value.__cause__, TornCheckpointError)
         result = manager.restore(state)
         assert result is not None
         assert result.step == state["step"] == 200

@@ -13,7 +13,13 @@ from functools import partial
 from typing import Final, NoReturn
 
 from stepkeeper.contract import Cause, ExitCode
-from stepkeeper.errors import UNANSWERED, FencedError, NoticeDeadlineError, PeerLostError
+from stepkeeper.errors import (
+    UNANSWERED,
+    FencedError,
+    NoticeDeadlineError,
+    PartlyRestoredError,
+    PeerLostError,
+)
 from stepkeeper.loggers import logger, tell_briefly
 
 __all__ = [
@@ -23,6 +29,7 @@ __all__ = [
     "end_now",
     "ending_in_time",
     "exit_code_of",
+    "find_end",
     "find_known_cause",
     "format_traceback",
     "has_own_code",
@@ -63,6 +70,12 @@ def exit_code_of(error: BaseException) -> int:
 def has_own_code(error: BaseException) -> bool:
     """Return True if the exit code of a process that `error` ends means something: Python's own is 1."""
     return isinstance(error, FencedError | PeerLostError | NoticeDeadlineError)
+
+
+def find_end(error: BaseException) -> BaseException:
+    """Return what ends the process that `error` ends: what has ended a restore half-way, if that has its own code."""
+    cause = error.__cause__ if isinstance(error, PartlyRestoredError) else None
+    return error if cause is None or not has_own_code(cause) else cause
 
 
 def format_traceback(error: BaseException) -> str | None:

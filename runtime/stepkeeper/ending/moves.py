@@ -190,7 +190,8 @@ class Moves:
     def _agree(self, ending: Ending) -> Change:
         skips = not ending.saves_at_stop and self._notices.first is not None
         last, stops = None if skips else self._find_unsaved_step(), ending.ends_itself
-        step, changed = None if last is None else last.step, self._steps.last_step.has_changed
+        step = None if last is None else last.step
+        changed = self._saver.mixed_state.is_mixed or self._steps.last_step.has_changed
         own = asdict(LastStepOfRank(step=step, changed=changed, stops=stops))
 
         def judge(by_rank: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from stepkeeper.contract import Directive, ExitCode, NoticeSource, ReportPhase
 from stepkeeper.ending.data_loaders import interrupts_a_step, is_end_of_workers, tolerate_worker_exits
-from stepkeeper.ending.exits import ending_in_time, exit_code_of, format_traceback, has_own_code
+from stepkeeper.ending.exits import ending_in_time, exit_code_of, find_end, format_traceback, has_own_code
 from stepkeeper.ending.fence import show_exception
 from stepkeeper.ending.machine import Ending, Move
 from stepkeeper.ending.moves import Moves
@@ -165,7 +165,7 @@ class EndingShell:
             except StepkeeperError as late:
                 failure = late
         assert failure is not None
-        failure = self._end_with(failure)
+        failure = self._end_with(find_end(failure))
         if has_own_code(failure):
             show_exception(failure)
             raise SystemExit(exit_code_of(failure)) from failure

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
-from stepkeeper.errors import RestoreError
+from stepkeeper.errors import PartlyRestoredError
 from stepkeeper_planners.loading.differences import (
     Differences,
     Findings,
@@ -17,16 +17,16 @@ _LISTS: Final = ("missing", "unexpected", "castable", "asked", "changing", "opti
 
 
 def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None:
-    """Check that nothing of a torn checkpoint stays in the state.
+    """Check that nothing of a checkpoint whose restore has failed stays in the state.
 
-    Raises RestoreError, which names what would stay.
+    Raises PartlyRestoredError, which names what would stay.
     """
     left = sorted(set(half_filled) - set(names))
     if left:
-        raise RestoreError(
-            f"{', '.join(left[:8])}{', …' if len(left) > 8 else ''}: filled in part from a checkpoint that turned out "
-            "to be torn, and the one before it has nothing in their place. Build the state anew and restore again: "
-            "the torn one isn't chosen any more"
+        raise PartlyRestoredError(
+            f"{', '.join(left[:8])}{', …' if len(left) > 8 else ''}: filled in part by a restore that failed, and this "
+            "one has nothing in their place, or leaves them out: restore all of the state. If no step has all of it, "
+            "start the program again; a commit that was found to be torn isn't chosen any more"
         )
 
 

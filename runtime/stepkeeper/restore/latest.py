@@ -50,17 +50,21 @@ class LatestRestore:
 
         Raises:
             FencedError: The root is another's.
+            PartlyRestoredError: It failed after it had changed the state.
             RestoreError: A commit was meant to be found and can't be used.
             BadNodeError: One node reads bad bytes where another one reads good ones.
             LoadMismatchError: The state asks for other things than the commit holds.
 
         """
+        with self._restorer.mixed_state.restoring():
+            return self._restore(target, rules)
+
+    def _restore(self, target: LoadTarget, rules: LoadRules) -> Restorable | None:
         choose_base = self._restorer.votes.choose_in_rank_0
-        half_filled: frozenset[str] = frozenset()
         base = choose_base(self._claim_and_choose)
         while base is not None:
-            torn = self._restorer.load(base, target, rules, half_filled=half_filled)
-            if torn is None:
+            reason = self._restorer.load(base, target, rules)
+            if reason is None:
                 if rules.is_whole:
                     # It counts as verified: all of it was read.
                     choose_base(partial(self._note_restored, base))
@@ -68,18 +72,17 @@ class LatestRestore:
             if self._condemned is not None:
                 raise RestoreError(
                     f"two checkpoints were read bad in one start: {self._condemned}; and {name_record(base)}: "
-                    f"{torn.reason}. More likely a node or its way to the store is broken than both of them; nothing "
+                    f"{reason}. More likely a node or its way to the store is broken than both of them; nothing "
                     "more was condemned"
                 )
-            self._condemned = f"{name_record(base)}: {torn.reason}"
+            self._condemned = f"{name_record(base)}: {reason}"
             _log.error(
                 "%s is torn, the one before it is loaded instead: %s",
                 name_record(base),
-                torn.reason,
+                reason,
                 extra={"step": base.step},
             )
-            half_filled = torn.half_filled
-            base = choose_base(partial(self._condemn, base, torn.reason))
+            base = choose_base(partial(self._condemn, base, reason))
         if self._condemned is not None:
             raise RestoreError(
                 f"there is no checkpoint before the one that was read bad, {self._condemned}. `stepkeeper ls --all` "
@@ -166,7 +169,8 @@ def restore_step(
         What was restored: the commit, or another writer's step.
 
     Raises:
-        RestoreError: There is no such commit; or it was deleted meanwhile, and parts of it are in `state`.
+        PartlyRestoredError: It failed after it had changed the state.
+        RestoreError: There is no such commit; or it was deleted meanwhile.
         TornCheckpointError: Bytes of it are bad.
         BadNodeError: One node reads bad bytes where another one reads good ones.
 

@@ -74,7 +74,7 @@ class Loading:
             ranks: This rank and its world.
             exchange: The way to the other ranks of this restore.
             rules: Which parts to load, and how strictly.
-            half_filled: Names of tensors that hold parts of another checkpoint, and must be filled by this one.
+            half_filled: Names of tensors that may hold parts of another checkpoint, and must be filled by this one.
             waits: Ends the waits for the store.
 
         """
@@ -112,8 +112,8 @@ class Loading:
             TornCheckpointError: Bytes of what describes the checkpoint are bad: of manifests, or of `.metadata`.
             UnsupportedShardingError: A tensor's placement doesn't say which device holds what.
             StorageError: The store gave no answer, or refused.
-            RestoreError: Tensors that hold parts of another checkpoint would not be filled, or something that is to
-                be loaded is of a kind that isn't read.
+            PartlyRestoredError: Tensors that hold parts of another checkpoint would not be filled.
+            RestoreError: Something that is to be loaded is of a kind that isn't read.
 
         """
         self._content = content = self._open_content()
@@ -121,9 +121,9 @@ class Loading:
         self._shardings = self._choose_shardings(content.contents.shardings)
         self._request = build_load_request(self._fitted, self._ranks, self._shardings)
         self._reads, differences = compare(self._request, content.stored, self._ranks, self._rules)
-        check_refilled(self._half_filled, self.names)
         if not differences.missing and not differences.mismatched:
             # Otherwise no rank goes on. Unexpected names are no reason: another rank may ask for them.
+            check_refilled(self._half_filled, self.names)
             self._plan_filling(content)
         return tell_findings(differences, self.stored_names, rank=self._ranks.rank)
 

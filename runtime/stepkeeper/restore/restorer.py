@@ -1,15 +1,15 @@
 """Load one checkpoint into the states of all ranks together. If its bytes are bad, say why (see second_read)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from stepkeeper.coordination.mixed_state import MixedState
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log import CommitRecord
-from stepkeeper.log.foreign_steps import Restorable
+from stepkeeper.log.foreign_steps import Restorable, name_record
 from stepkeeper.restore.fit import judge_mismatch
 from stepkeeper.restore.listing import was_deleted
 from stepkeeper.restore.loading import Loading
@@ -21,19 +21,10 @@ from stepkeeper.tier import CachedStore
 from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 
-__all__ = ["WHOLE", "Restorer", "TornLoad"]
+__all__ = ["WHOLE", "Restorer"]
 
 WHOLE: Final = LoadRules()
 """The rules of a restore that loads all of a checkpoint."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TornLoad:
-    """A load that failed because bytes of the checkpoint are bad."""
-
-    reason: str
-    half_filled: frozenset[str]
-    """Names of the tensors in this rank's state that hold parts of the torn checkpoint."""
 
 
 class Restorer:
@@ -58,6 +49,7 @@ class Restorer:
             waits: Ends the waits for the store and for other ranks.
 
         """
+        self.mixed_state: Final = MixedState()
         self.waits: Final = waits or Waits()
         self.store: Final = store
         self.rank_group: Final = rank_group
@@ -86,19 +78,17 @@ class Restorer:
                 deleted them then, and it is damage.
 
         Raises:
-            RestoreError: The commit was deleted meanwhile, and parts of it are in `state`.
+            PartlyRestoredError: It failed in any of the ways below, or another one, and parts of it are in `state`.
+            RestoreError: The commit was deleted meanwhile.
             TornCheckpointError: Bytes of it are bad.
             BadNodeError: One node reads bad bytes where another one reads good ones.
 
         """
-        torn = self.load(
-            record,
-            LoadTarget(state),
-            rules,
-            was_deleted=partial(was_deleted, self.store, record, is_pinned=is_pinned),
-        )
-        if torn is not None:
-            raise TornCheckpointError(torn.reason)
+        deleted = partial(was_deleted, self.store, record, is_pinned=is_pinned)
+        with self.mixed_state.restoring():
+            reason = self.load(record, LoadTarget(state), rules, was_deleted=deleted)
+            if reason is not None:
+                raise TornCheckpointError(reason)
 
     def load(
         self,
@@ -106,9 +96,8 @@ class Restorer:
         target: LoadTarget,
         rules: LoadRules,
         *,
-        half_filled: frozenset[str] = frozenset(),
         was_deleted: Callable[[], bool] = lambda: False,
-    ) -> TornLoad | None:
+    ) -> str | None:
         """Load `record` into the target's state, or find out why its bytes are bad.
 
         No rank changes anything in its state before all ranks have voted that the checkpoint fits theirs.
@@ -117,13 +106,11 @@ class Restorer:
             record: A checkpoint of the root, the same one on all ranks.
             target: This rank's state, filled in place.
             rules: Which parts to load, and how strictly.
-            half_filled: Names of tensors that hold parts of a torn checkpoint; this load must fill all of
-                them.
             was_deleted: Tells whether the log has deleted the commit. Rank 0 calls it if the only fault is that
                 objects are missing.
 
         Returns:
-            None if all ranks have loaded the checkpoint. Every failure other than bad bytes is raised.
+            None if all ranks have loaded the checkpoint, else why its bytes are bad. Other failures are raised.
 
         """
         name, together = self.votes.new_name(), self.votes.act_together
@@ -138,7 +125,7 @@ class Restorer:
                 self.rank_group.ranks,
                 exchange=exchange,
                 rules=rules,
-                half_filled=half_filled,
+                half_filled=self.mixed_state.names,
                 waits=self.waits,
             )
             judge = partial(judge_mismatch, lambda: loading.stored_names)
@@ -147,11 +134,12 @@ class Restorer:
                 loading.share_reading(f"{name}/values", of_values=True)
                 torn = together(f"{name}/read", loading.read_values, judge)
             if torn is None:
+                # Before other ranks send anything: it is put in place as it comes.
+                self.mixed_state.note_change(name_record(record), "reading its tensors", loading.names)
                 loading.share_reading(f"{name}/tensors", of_values=False)
                 torn = together(f"{name}/filled", loading.fill_tensors)
-                if torn is not None:
-                    half_filled = loading.names
             if torn is None:
+                self.mixed_state.note_change(name_record(record), "loading its values")
                 # Statefuls get nothing of a commit before all ranks have all of it.
                 given = together(
                     f"{name}/given",
@@ -160,9 +148,10 @@ class Restorer:
                 )
                 if given is not None:
                     raise TornCheckpointError(given.reason)
+                self.mixed_state.clear()
                 return None
             # The ranks are still connected here, so that one that is lost meanwhile is missed at once.
-            reason = confirm_bad(
+            return confirm_bad(
                 f"{name}/torn",
                 self.rank_group,
                 self.host,
@@ -171,7 +160,6 @@ class Restorer:
                 was_deleted=was_deleted,
                 waits=self.waits,
             )
-            return TornLoad(reason=reason, half_filled=half_filled)
 
     def _count_cached_bytes(self) -> dict[str, Any]:
         """Tell how many bytes this rank has read from its local disk since the last call."""

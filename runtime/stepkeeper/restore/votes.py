@@ -13,6 +13,7 @@ from stepkeeper.errors import (
     TornCheckpointError,
     decode_error,
     encode_error,
+    text_with_notes,
 )
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
@@ -143,7 +144,7 @@ def _encode_choice(choice: Restorable | None) -> dict[str, Any]:
 
 def encode_rank_error(error: Exception, rank: int) -> dict[str, Any]:
     """Encode the error that `rank` fails with, so that the other ranks can raise it."""
-    answer: dict[str, Any] = {**encode_error(error), "rank": rank}
+    answer: dict[str, Any] = {**encode_error(error), "message": text_with_notes(error), "rank": rank}
     if isinstance(error, LoadMismatchError):
         answer["mismatch"] = {name: getattr(error, name) for name in _MISMATCH}
     return answer

@@ -7,6 +7,7 @@ from typing import Final
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
+from stepkeeper.coordination.mixed_state import MixedState
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.root_check import RootProof
 from stepkeeper.coordination.upkeep_wait import UpkeepWait
@@ -45,8 +46,10 @@ class Saver:
         device_budget_bytes: int | None = None,
         save_hooks: SaveHooks | None = None,
         waits: Waits | None = None,
+        mixed_state: MixedState | None = None,
     ) -> None:
         self._waits = waits or Waits()
+        self.mixed_state: Final = mixed_state or MixedState()
         self._rank_group = rank_group
         self._progress = progress
         self._save_hooks = save_hooks or SaveHooks()
@@ -153,8 +156,10 @@ class Saver:
             StorageError: The root isn't the same for all ranks, can't hold a log, or gave no answer.
             NoticeDeadlineError: The time of a notice was over before.
             PeerLostError: Another rank is lost.
+            PartlyRestoredError: The state is mixed.
 
         """
+        self.mixed_state.check()
         clock = SaveClock()
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._waits.in_turn(self._turn, _STARTING, timeout_s):

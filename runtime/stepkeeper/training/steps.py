@@ -66,7 +66,8 @@ class TrainSteps:
         self.last_step: Final = LastStep()
 
     def record(self, request: SaveRequest) -> None:
-        """Record a finished step for reports."""
+        """Record a finished step for reports. Raises PartlyRestoredError if its state is mixed."""
+        self._saver.mixed_state.check()
         self._progress.record_step(request.step, request.metrics)
 
     def should_save(self, step: int, *, stopping: bool) -> bool:

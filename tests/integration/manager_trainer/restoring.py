@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stepkeeper import CheckpointManager, Options
+from stepkeeper import CheckpointManager, Options, PartlyRestoredError
 from stepkeeper.errors import RestoreError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
@@ -107,7 +107,49 @@ def one_reads_badly() -> None:
         assert manager.steps() == [1]
 
 
+def one_object_refuses() -> None:
+    """Rank 1's object refuses step 2: both ranks have a mixed state, and save none before both have restored one."""
+
+    class Refusing:
+        error: Exception | None = None
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"n": 1}
+
+        def load_state_dict(self, _: dict[str, Any]) -> None:
+            if self.error is not None:
+                raise self.error
+
+    refusing = Refusing()
+    state: dict[str, Any] = {"n": 0, "refusing": refusing}
+
+    def restore_mixed(manager: CheckpointManager, step: int) -> None:
+        refusing.error = ValueError("not this") if RANK == 1 else None
+        with pytest.raises(
+            PartlyRestoredError, match=rf"step {step} .*not this.*Refusing\.load_state_dict"
+        ) as raised:
+            manager.restore(state, step)
+        assert (raised.value.__cause__ is refusing.error) == (RANK == 1)
+        refusing.error = None
+
+    with CheckpointManager(URI, save=1000, options=Options(stop_on_notice=False)) as manager:
+        for step in (1, 2):
+            state["n"] = step
+            manager.save(step, state).result()
+        manager.step(3, state)
+        restore_mixed(manager, 2)
+        for call in (manager.step, manager.save):
+            with pytest.raises(PartlyRestoredError, match=r"step 2 .*not this"):
+                call(4, state)
+        manager.restore(state, 1)
+        assert state["n"] == 1
+        manager.save(4, state).result()
+        manager.step(5, state)
+        restore_mixed(manager, 4)
+    assert manager.steps() == [1, 4]
+
+
 join(RANK, WORLD_SIZE, FOLDER)
-scenarios = (one_does_not_fit, going_back, one_reads_badly)
+scenarios = (one_does_not_fit, going_back, one_reads_badly, one_object_refuses)
 {each.__name__: each for each in scenarios}[sys.argv[4]]()
 dist.destroy_process_group()

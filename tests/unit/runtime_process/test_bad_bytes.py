@@ -4,16 +4,25 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 
 from stepkeeper.checkpoint.reread import reread_bad_bytes
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import SoloRankGroup
-from stepkeeper.errors import BadBytes, BadNodeError, RestoreError, StorageError, TornCheckpointError
+from stepkeeper.errors import (
+    BadBytes,
+    BadNodeError,
+    PartlyRestoredError,
+    RestoreError,
+    StorageError,
+    TornCheckpointError,
+)
 from stepkeeper.restore.restorer import Restorer
 from stepkeeper.restore.second_read import Host, Question, Reading, confirm_bad, find_question, this_host
 from stepkeeper.restore.verify import verify_step
 from stepkeeper.storage.crc import crc32c
+from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.hooks import at
 from stepkeeper_testing.memory import MemoryBucket, MemoryStore, named_bucket
@@ -107,6 +116,7 @@ def test_no_answer_to_the_second_reading_condemns_nothing() -> None:
         confirm_bad("torn", SoloRankGroup(), this_host(), TornCheckpointError("bad", bad), reopen)
 
 
+@pytest.mark.parametrize("verifies", [True, False])
 @pytest.mark.parametrize(
     ("is_deleted", "log_answers", "error", "said"),
     [
@@ -118,10 +128,12 @@ def test_no_answer_to_the_second_reading_condemns_nothing() -> None:
     ],
 )
 def test_what_is_deleted_while_it_is_read_is_not_called_bad(
-    is_deleted: bool, log_answers: bool, error: type[Exception], said: str
+    *, verifies: bool, is_deleted: bool, log_answers: bool, error: type[Exception], said: str
 ) -> None:
     root = SmallRoot()
-    root.play("begin 1x2 2x2")
+    root.play("begin")
+    commit = root.save(1, world_size=2)
+    root.play("2x2")
     store = MemoryStore(named_bucket(root.url.removeprefix("memory://")))
 
     def delete() -> None:
@@ -135,5 +147,10 @@ def test_what_is_deleted_while_it_is_read_is_not_called_bad(
 
     store.hook = at("before read", delete, path=".distcp")
     restorer = Restorer(store, SoloRankGroup(), reopen=lambda: store)
-    with pytest.raises(error, match=said):
-        verify_step(restorer, cast(Companion, SimpleNamespace(claimed_root=None)), 1)
+    if verifies:
+        with pytest.raises(error, match=said):
+            verify_step(restorer, cast(Companion, SimpleNamespace(claimed_root=None)), 1)
+        return
+    with pytest.raises(PartlyRestoredError, match=said) as raised:
+        restorer.restore(commit, {"model": {"w": torch.zeros(2, 8)}}, rules=LoadRules(items=["model"]))
+    assert isinstance(raised.value.__cause__, error)

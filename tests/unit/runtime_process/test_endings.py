@@ -25,13 +25,14 @@ from stepkeeper.contract import (
     Termination,
 )
 from stepkeeper.ending import shell as ending_shell
-from stepkeeper.ending.exits import exit_code_of, find_known_cause
+from stepkeeper.ending.exits import exit_code_of, find_end, find_known_cause
 from stepkeeper.ending.shell import EndingShell
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
     NoticeDeadlineError,
     OtherJobsRootError,
+    PartlyRestoredError,
     PeerLostError,
     SaveError,
     StepkeeperError,
@@ -45,6 +46,12 @@ from stepkeeper.errors import (
 from stepkeeper.save.persist import _join_refusals
 from stepkeeper.training.environment import PodPaths
 from stepkeeper_testing.pod import pod_environ, pod_identity
+
+
+def partly_by(cause: BaseException) -> PartlyRestoredError:
+    error = PartlyRestoredError("the state has parts of step 2")
+    error.__cause__ = cause
+    return error
 
 
 @pytest.mark.parametrize(
@@ -61,10 +68,13 @@ from stepkeeper_testing.pod import pod_environ, pod_identity
         (ValueError("the loss is no number"), 1),
         (NoticeDeadlineError("the time to save is over"), ExitCode.SAVED),
         (KeyboardInterrupt(), 130),
+        (partly_by(PeerLostError("rank 1 is lost")), ExitCode.PEER_LOST),
+        (partly_by(ValueError("not this")), 1),
+        (partly_by(KeyboardInterrupt()), 1),
     ],
 )
 def test_exit_codes(error: BaseException, code: int) -> None:
-    assert exit_code_of(error) == code
+    assert exit_code_of(find_end(error)) == code
 
 
 FAILED = SaveError("a save in the background failed")

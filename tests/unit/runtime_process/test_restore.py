@@ -13,7 +13,7 @@ from stepkeeper.checkpoint.blocks import Block, BlockTable
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.checkpoint.reading import BlockReader
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.errors import PeerLostError, RestoreError, TornCheckpointError
+from stepkeeper.errors import PartlyRestoredError, PeerLostError, TornCheckpointError
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.fit import check_refilled
 from stepkeeper.restore.peers.exchange import Exchange
@@ -165,7 +165,7 @@ def test_only_what_a_rank_reads_itself_makes_a_manifest_bad() -> None:
 
 def test_nothing_of_a_torn_checkpoint_stays() -> None:
     check_refilled({"a", "b"}, {"a", "b", "c"})
-    with pytest.raises(RestoreError, match=r"^b, d: filled in part"):
+    with pytest.raises(PartlyRestoredError, match=r"^b, d: filled in part"):
         check_refilled({"a", "b", "d"}, {"a", "c"})
 
 

@@ -1,0 +1,79 @@
+"""Remember that a restore has failed half-way: the state is a mix then, which is never saved."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from stepkeeper.errors import FencedError, NoticeDeadlineError, PartlyRestoredError, text_with_notes
+
+__all__ = ["MixedState"]
+
+_KEPT: Final = (PartlyRestoredError, FencedError, NoticeDeadlineError)
+"""Errors that are raised as they are: the last two end the process with a code of their own."""
+
+
+class MixedState:
+    """Know whether the state holds parts of a checkpoint whose restore has failed, until another one succeeds.
+
+    A restore changes the state in all ranks, or in none, and ends in all of them alike. So all ranks know the same,
+    but for the names.
+    """
+
+    def __init__(self) -> None:
+        """Know of no failure."""
+        self._doing: str | None = None
+        """The checkpoint, and what is done with it; None if the state isn't mixed."""
+
+        self._end = ""
+        self._cause: BaseException | None = None
+        self._is_changed_now = False
+        self.names: frozenset[str] = frozenset()
+        """Tensors of this rank that may hold parts of the checkpoint. The next restore has to fill all of them."""
+
+    @property
+    def is_mixed(self) -> bool:
+        """True from the first change of the state to the end of a restore that succeeds."""
+        return self._doing is not None
+
+    def note_change(self, what: str, doing: str, names: frozenset[str] = frozenset()) -> None:
+        """Note that a restore changes the state from here on.
+
+        Args:
+            what: The checkpoint, for people.
+            doing: What is done now, for people.
+            names: Tensors that are filled.
+
+        """
+        self._doing, self._end = f"{what} only, since {doing}", "has not ended"
+        self._is_changed_now = True
+        self.names |= names
+
+    def clear(self) -> None:
+        """Note that a restore has filled the state."""
+        self._doing, self.names = None, frozenset()
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Raise PartlyRestoredError in place of an error of this restore, if the state was changed before it."""
+        # The trace of an earlier failure holds memory that this restore may need.
+        self._cause, self._is_changed_now = None, False
+        try:
+            yield
+        except BaseException as error:
+            if not (self.is_mixed and self._is_changed_now):
+                raise
+            self._cause, self._end = error, f"failed: {type(error).__name__}: {text_with_notes(error)}"
+            if isinstance(error, _KEPT) or not isinstance(error, Exception):
+                raise
+            raise self._build_error() from error
+
+    def check(self) -> None:
+        """Check that the state isn't mixed. Raises PartlyRestoredError."""
+        if self.is_mixed:
+            raise self._build_error() from self._cause
+
+    def _build_error(self) -> PartlyRestoredError:
+        return PartlyRestoredError(
+            f"the state holds parts of {self._doing} {self._end}. Nothing is saved before a restore of this or another "
+            "step has filled all of the state. If none can, start the program again"
+        )
