@@ -122,6 +122,8 @@ class Watched:
             self.manager = CheckpointManager.from_env(_places=self.places)
         self.parts = self.manager._parts
         self.watch = self.parts.ending._watch
+        # Its own thread would end this process, the tests', five times a second.
+        self.watch.notices.close()
 
     def end_stuck(self) -> None:
         self.watch.notices.hear(NoticeSource.SIGTERM)
