@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import stepkeeper.torch_xla as xc
 from stepkeeper import CheckpointManager, PartlyRestoredError, PerRank, Whole, prime_optimizer
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES
-from stepkeeper.errors import RestoreError, TornCheckpointError
+from stepkeeper.errors import RestoreError, StorageError, TornCheckpointError
 from stepkeeper_planners.errors import LoadMismatchError, PerRankError
 from stepkeeper_testing.left_behind import head_of
 from stepkeeper_testing.trainer import open_manager
@@ -250,19 +250,21 @@ def test_nothing_is_saved_of_a_state_that_a_failed_restore_has_left_mixed(
     with open_manager(tmp_path, save=1000) as manager:
         manager.step(3, state)
         picky.error = error
-        with pytest.raises(PartlyRestoredError, match=rf"commit of step 2 .*{said}"):
+        with pytest.raises(PartlyRestoredError, match=rf"parts of step 2 .*{said}"):
             manager.restore(state, 2)
         picky.error = None
         for call in (manager.step, manager.save):
-            with pytest.raises(PartlyRestoredError, match="commit of step 2 ") as raised:
+            with pytest.raises(PartlyRestoredError, match="parts of step 2 ") as raised:
                 call(4, state)
             assert raised.value.__cause__ is not None
-        with pytest.raises(PartlyRestoredError, match=r"last: .*restore all of the state"):
-            manager.restore(state, 1, items=["first", "part"])
+        for left, items, exclude in (("last", ["first", "part"], ()), ("part", None, ["part"])):
+            with pytest.raises(PartlyRestoredError, match=rf"{left}.*: .*restore all of the state"):
+                manager.restore(state, 1, items=items, exclude=exclude)
         with pytest.raises(RestoreError, match="no commit of step 7"):
             manager.restore(state, 7)
-        with pytest.raises(PartlyRestoredError):
+        with pytest.raises(PartlyRestoredError) as raised:
             manager.step(4, state)
+        assert raised.value.__cause__ is not None, "it has the exit code"
     with open_manager(tmp_path) as manager:
         assert manager.steps() == [1, 2], "the end of the block has saved the last step"
         manager.restore(state, 1)
@@ -284,6 +286,38 @@ def test_a_restore_that_succeeds_makes_good_for_one_that_failed(tmp_path: Path) 
         assert outcome.in_flight is not None
         outcome.in_flight.result()
     assert manager.steps() == [1, 2, 3]
+
+
+def test_what_a_step_does_not_have_keeps_a_state_mixed_also_without_strict(tmp_path: Path) -> None:
+    with open_manager(tmp_path) as manager:
+        manager.save(1, {"first": torch.ones(3)}).result()
+        manager.save(2, numbered(2)).result()
+    picky = Picky(ValueError("not this"))
+    state = numbered(3, picky)
+    with open_manager(tmp_path) as manager:
+        with pytest.raises(PartlyRestoredError):
+            manager.restore(state, 2)
+        picky.error = None
+        for given in (state, {"first": state["first"]}):
+            with pytest.raises(PartlyRestoredError, match=r"last, .*restore all of the state"):
+                manager.restore(given, 1, strict=False)
+        assert manager.restore(state, 2, strict=False) is not None
+        manager.step(3, state)
+
+
+def test_an_error_after_the_last_change_is_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the store is away")
+
+    save_numbered(tmp_path)
+    monkeypatch.setattr("stepkeeper.restore.latest.check_metadata", fail)
+    with open_manager(tmp_path) as manager:
+        with pytest.raises(PartlyRestoredError, match="the store is away"):
+            manager.restore(numbered(0))
+        with pytest.raises(PartlyRestoredError):
+            manager.step(3, numbered(3))
 
 
 def test_an_interrupted_restore_leaves_a_mixed_state(tmp_path: Path) -> None:
@@ -341,7 +375,7 @@ def test_torch_xlas_manager_never_saves_a_mixed_state(tmp_path: Path) -> None:
     with pytest.raises(PartlyRestoredError):
         manager.restore(2, state)
     for save_it in (manager.save, manager.save_async):
-        with pytest.raises(PartlyRestoredError, match="commit of step 2 "):
+        with pytest.raises(PartlyRestoredError, match="parts of step 2 "):
             save_it(4, state, force=True)
     picky.error = None
     manager.restore(1, state)

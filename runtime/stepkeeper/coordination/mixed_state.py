@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import clear_frames
 from typing import Final
 
 from stepkeeper.errors import FencedError, NoticeDeadlineError, PartlyRestoredError, text_with_notes
@@ -28,7 +29,7 @@ class MixedState:
         self._cause: BaseException | None = None
         self._is_changed_now = False
         self.names: frozenset[str] = frozenset()
-        """Tensors of this rank that may hold parts of the checkpoint. The next restore has to fill all of them."""
+        """Names of this rank's state that may hold parts of it. The next restore has to fill all of them."""
 
     @property
     def is_mixed(self) -> bool:
@@ -41,7 +42,7 @@ class MixedState:
         Args:
             what: The checkpoint, for people.
             doing: What is done now, for people.
-            names: Tensors that are filled.
+            names: Names of the state that are filled.
 
         """
         self._doing, self._end = f"{what} only, since {doing}", "has not ended"
@@ -50,13 +51,15 @@ class MixedState:
 
     def clear(self) -> None:
         """Note that a restore has filled the state."""
-        self._doing, self.names = None, frozenset()
+        self._doing, self._cause, self.names = None, None, frozenset()
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
         """Raise PartlyRestoredError in place of an error of this restore, if the state was changed before it."""
-        # The trace of an earlier failure holds memory that this restore may need.
-        self._cause, self._is_changed_now = None, False
+        if self._cause is not None:
+            # The trace of an earlier failure holds memory that this restore may need.
+            clear_frames(self._cause.__traceback__)
+        self._is_changed_now = False
         try:
             yield
         except BaseException as error:
@@ -74,6 +77,6 @@ class MixedState:
 
     def _build_error(self) -> PartlyRestoredError:
         return PartlyRestoredError(
-            f"the state holds parts of {self._doing} {self._end}. Nothing is saved before a restore of this or another "
-            "step has filled all of the state. If none can, start the program again"
+            f"the state holds parts of {self._doing} {self._end}. Restore all of the state, from this or another "
+            "step, or start the program again: nothing is saved before"
         )

@@ -191,7 +191,8 @@ class Moves:
         skips = not ending.saves_at_stop and self._notices.first is not None
         last, stops = None if skips else self._find_unsaved_step(), ending.ends_itself
         step = None if last is None else last.step
-        changed = self._saver.mixed_state.is_mixed or self._steps.last_step.has_changed
+        is_mixed = self._saver.mixed_state.is_mixed
+        changed = is_mixed or self._steps.last_step.has_changed
         own = asdict(LastStepOfRank(step=step, changed=changed, stops=stops))
 
         def judge(by_rank: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -199,6 +200,10 @@ class Moves:
 
         limit_s = self._notices.schedule.bound_s(_END_S) if stops else self._rank_group.limits.apart_s
         end = EndChoice(**self._exchange("done", own, judge, limit_s))
+        if end.loss is not None and is_mixed:
+            end = end._replace(
+                loss=f"step {step}, the last one, isn't saved: a restore has failed half-way since"
+            )
         if end.loss is not None and self._rank_group.rank == 0:
             _log.warning("%s", end.loss)
         if end.stops:

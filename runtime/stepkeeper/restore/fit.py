@@ -1,6 +1,7 @@
 """Judge whether the states of all ranks fit what is stored: each tells the others where its own doesn't."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 from stepkeeper.errors import PartlyRestoredError
@@ -21,13 +22,24 @@ def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None
 
     Raises PartlyRestoredError, which names what would stay.
     """
-    left = sorted(set(half_filled) - set(names))
+    filled = {above for name in names for above in _list_above(name)}
+    # What was empty before has names of its own once it is filled, and what has some may be empty in another step.
+    left = [
+        name
+        for name in sorted(half_filled)
+        if name not in filled and not any(above in names for above in _list_above(name))
+    ]
     if left:
         raise PartlyRestoredError(
             f"{', '.join(left[:8])}{', …' if len(left) > 8 else ''}: filled in part by a restore that failed, and this "
             "one has nothing in their place, or leaves them out: restore all of the state. If no step has all of it, "
             "start the program again; a commit that was found to be torn isn't chosen any more"
         )
+
+
+def _list_above(name: str) -> Iterable[str]:
+    """Return the name and all names above it."""
+    return accumulate(name.split("."), "{}.{}".format)
 
 
 def tell_findings(differences: Differences, stored_names: Iterable[str], *, rank: int) -> dict[str, Any]:

@@ -56,8 +56,12 @@ class LatestRestore:
             LoadMismatchError: The state asks for other things than the commit holds.
 
         """
-        with self._restorer.mixed_state.restoring():
-            return self._restore(target, rules)
+        mixed_state = self._restorer.mixed_state
+        with mixed_state.restoring():
+            restored = self._restore(target, rules)
+            if restored is not None:
+                mixed_state.clear()
+            return restored
 
     def _restore(self, target: LoadTarget, rules: LoadRules) -> Restorable | None:
         choose_base = self._restorer.votes.choose_in_rank_0

@@ -74,7 +74,7 @@ class Loading:
             ranks: This rank and its world.
             exchange: The way to the other ranks of this restore.
             rules: Which parts to load, and how strictly.
-            half_filled: Names of tensors that may hold parts of another checkpoint, and must be filled by this one.
+            half_filled: Names of the state that may hold parts of another checkpoint, and must be filled by this one.
             waits: Ends the waits for the store.
 
         """
@@ -99,8 +99,9 @@ class Loading:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the tensors in the state that are filled; known after `compare_state`."""
-        return frozenset(piece.fqn for piece in self._reads.pieces) - self._fitted.of_groups
+        """Names of the state that are filled; known after `compare_state`."""
+        tensors = frozenset(piece.fqn for piece in self._reads.pieces) - self._fitted.of_groups
+        return tensors | {value.fqn for value in self._reads.values}
 
     def compare_state(self) -> dict[str, Any]:
         """Compare the state with the checkpoint, and find out what to read. Nothing in the state is changed.
@@ -112,7 +113,7 @@ class Loading:
             TornCheckpointError: Bytes of what describes the checkpoint are bad: of manifests, or of `.metadata`.
             UnsupportedShardingError: A tensor's placement doesn't say which device holds what.
             StorageError: The store gave no answer, or refused.
-            PartlyRestoredError: Tensors that hold parts of another checkpoint would not be filled.
+            PartlyRestoredError: Names that hold parts of another checkpoint would not be filled.
             RestoreError: Something that is to be loaded is of a kind that isn't read.
 
         """
@@ -244,7 +245,7 @@ class Loading:
         # Blocks that are held go as soon as they are read.
         self._values = None
         self._loaded, differences = self._reads.build_values(
-            read, self._fitted, self._ranks, strict=self._rules.strict
+            read, self._fitted, self._ranks, strict=self._rules.strict or bool(self._half_filled)
         )
         return tell_findings(differences, self.stored_names, rank=self._ranks.rank)
 

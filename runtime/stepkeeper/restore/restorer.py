@@ -9,7 +9,7 @@ from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log import CommitRecord
-from stepkeeper.log.foreign_steps import Restorable, name_record
+from stepkeeper.log.foreign_steps import Restorable
 from stepkeeper.restore.fit import judge_mismatch
 from stepkeeper.restore.listing import was_deleted
 from stepkeeper.restore.loading import Loading
@@ -89,6 +89,7 @@ class Restorer:
             reason = self.load(record, LoadTarget(state), rules, was_deleted=deleted)
             if reason is not None:
                 raise TornCheckpointError(reason)
+            self.mixed_state.clear()
 
     def load(
         self,
@@ -100,7 +101,8 @@ class Restorer:
     ) -> str | None:
         """Load `record` into the target's state, or find out why its bytes are bad.
 
-        No rank changes anything in its state before all ranks have voted that the checkpoint fits theirs.
+        No rank changes anything in its state before all ranks have voted that the checkpoint fits theirs. Once it is
+        loaded, the caller clears `mixed_state`.
 
         Args:
             record: A checkpoint of the root, the same one on all ranks.
@@ -135,11 +137,11 @@ class Restorer:
                 torn = together(f"{name}/read", loading.read_values, judge)
             if torn is None:
                 # Before other ranks send anything: it is put in place as it comes.
-                self.mixed_state.note_change(name_record(record), "reading its tensors", loading.names)
+                self.mixed_state.note_change(f"step {record.step}", "reading its tensors", loading.names)
                 loading.share_reading(f"{name}/tensors", of_values=False)
                 torn = together(f"{name}/filled", loading.fill_tensors)
             if torn is None:
-                self.mixed_state.note_change(name_record(record), "loading its values")
+                self.mixed_state.note_change(f"step {record.step}", "loading its values")
                 # Statefuls get nothing of a commit before all ranks have all of it.
                 given = together(
                     f"{name}/given",
@@ -148,7 +150,6 @@ class Restorer:
                 )
                 if given is not None:
                     raise TornCheckpointError(given.reason)
-                self.mixed_state.clear()
                 return None
             # The ranks are still connected here, so that one that is lost meanwhile is missed at once.
             return confirm_bad(
