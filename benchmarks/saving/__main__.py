@@ -43,7 +43,7 @@ DEVICE_WAYS = (
 _DEVICES = {
     "PJRT_DEVICE": "CPU",
     "CPU_NUM_DEVICES": "4",
-    # Memory of "devices" is kept, as a device's own is: it isn't faulted in anew for each copy.
+    # Memory of "devices" is kept, as a device's own is: it isn't faulted in again for each copy.
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(2**35),
     "MALLOC_TRIM_THRESHOLD_": str(2**35),
@@ -91,7 +91,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _cases(sizes_mib: tuple[int, ...]) -> Iterator[tuple[str, str, str, int]]:
     """Yield the cases: place, way, shape and size in MiB.
 
-    Cases that take more than ten minutes or tell nothing new are left out: at 4,000 MiB the ways that take long for
+    Cases that take more than ten minutes or add nothing new are left out: at 4,000 MiB the ways that take long for
     each tensor, and on devices all shapes but the first; there, 16,000 tensors make a step itself last seconds, and
     its compilation minutes.
     """

@@ -1,4 +1,4 @@
-"""Ways to save tensors that torch_xla shards over four devices, from a training that goes on."""
+"""Ways to save tensors that torch_xla shards over four devices, while the training continues."""
 
 import os
 import statistics
@@ -32,7 +32,7 @@ _EVEN: Final = 1.3
 
 @dataclass(kw_only=True)
 class Times:
-    """Times, in seconds, of one training: by turns without a save, and with one behind it until that is done."""
+    """Times, in seconds, of one training: by turns without a save, and beside one until that is done."""
 
     alone_s: list[float] = field(default_factory=list)
     """Time of each step without a save."""
@@ -160,7 +160,7 @@ def measure(way: str, shape: str, size_mib: int, folder: Path, *, saves: int, ev
 def _is_done(manager: Any) -> bool:
     if isinstance(manager, CheckpointManager):
         return manager.in_flight is None
-    return all(future.done() for future in manager._async_futures)  # noqa: SLF001 — theirs has no other way to tell
+    return all(future.done() for future in manager._async_futures)  # noqa: SLF001 — theirs has no other sign
 
 
 def _device_copy_s(training: Training) -> float:

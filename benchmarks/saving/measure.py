@@ -100,7 +100,7 @@ def main() -> None:
             saves, every = int(sys.argv[6]), int(sys.argv[7])
             found = devices.measure(way, shape, size_mib, Path(name), saves=saves, every=every)
     print(json.dumps({"where": where, "way": way, "shape": shape, "size_mib": size_mib, **found}), flush=True)
-    os._exit(0)  # torch_xla's manager and torch's pools leave threads behind
+    os._exit(0)  # torch_xla's manager and torch's pools leave threads running
 
 
 if __name__ == "__main__":

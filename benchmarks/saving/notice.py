@@ -32,7 +32,7 @@ State = dict[str, torch.Tensor]
 
 
 def stepkeeper(folder: Path, state: State) -> tuple[float, float]:
-    """Train until the manager says stop; return when that was, and how long the save took."""
+    """Train until `step` returns stop; return when that was, and how long the save took."""
     reports: list[SaveReport] = []
     manager = CheckpointManager(folder / "root", save=10**9)
     manager.save(1, state).result()
@@ -49,16 +49,16 @@ def stepkeeper(folder: Path, state: State) -> tuple[float, float]:
 
 
 def stock(folder: Path, state: State) -> tuple[float, float]:
-    """Tell each other after each step whether a signal has come, and save with dcp.save then."""
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    """Exchange after each step whether a signal has come, and then save with dcp.save."""
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     dcp.save(state, checkpoint_id=folder / "1")  # type: ignore[attr-defined]  # torch does not list it
     print("trains", flush=True)
     while True:
         time.sleep(_STEP_S)
-        any_told = torch.tensor(len(told))
-        dist.all_reduce(any_told)
-        if any_told:
+        any_signal = torch.tensor(len(signals))
+        dist.all_reduce(any_signal)
+        if any_signal:
             break
     began_s = time.monotonic()
     dcp.save(state, checkpoint_id=folder / "2")  # type: ignore[attr-defined]  # torch does not list it
@@ -76,9 +76,9 @@ def measure(way: str, shape: str, size_mib: int, folder: Path) -> dict[str, Any]
     """Start the ranks several times, and send SIGTERM to the last one each time."""
     found = [_measure_start(way, shape, size_mib, folder / str(number), number) for number in range(_STARTS)]
     return {
-        "told_to_commit_s": [told_s for told_s, _ in found],
+        "told_to_commit_s": [signaled_s for signaled_s, _ in found],
         "own_s": [own_s for _, own_s in found],
-        "beside_s": [told_s - own_s for told_s, own_s in found],
+        "beside_s": [signaled_s - own_s for signaled_s, own_s in found],
     }
 
 
@@ -97,7 +97,7 @@ def _measure_start(way: str, shape: str, size_mib: int, folder: Path, number: in
                 if rank.poll() is not None:
                     raise RuntimeError(f"a rank ended with {rank.returncode}")
         time.sleep(_SETTLE_S + number * _STEP_S / 10)
-        told_s = time.monotonic()
+        signaled_s = time.monotonic()
         ranks[-1].send_signal(signal.SIGTERM)
         said = [json.loads(rank.communicate()[0].splitlines()[0]) for rank in ranks]
     finally:
@@ -105,11 +105,11 @@ def _measure_start(way: str, shape: str, size_mib: int, folder: Path, number: in
             rank.kill()
             rank.wait()
     ended_s, own_s = max((each["ended_s"], each["own_s"]) for each in said)
-    return ended_s - told_s, own_s
+    return ended_s - signaled_s, own_s
 
 
 def main() -> None:
-    """Be a rank, and say what it has measured."""
+    """Run one rank, and print its measurements."""
     folder, rank, way, shape, size_mib = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5], int(sys.argv[5])
     dist.init_process_group("gloo", init_method=(folder / "ranks").as_uri(), rank=rank, world_size=_N_RANKS)
     ended_s, own_s = _RANKS[way](folder, new_state(shape, size_mib))

@@ -1,4 +1,4 @@
-"""Measure training steps while a save goes on behind them, and while none does."""
+"""Measure training steps beside a save, and without one."""
 
 import math
 import os

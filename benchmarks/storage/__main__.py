@@ -1,4 +1,4 @@
-"""Bulk data to and from a bucket: `python -m benchmarks.storage`, against an emulator behind a long line."""
+"""Bulk data to and from a bucket: `python -m benchmarks.storage`, against an emulator over a long line."""
 
 import argparse
 import json

@@ -36,7 +36,7 @@ class _Pace:
 
 
 async def serve(target_port: int, rate_bytes_s: float, delay_s: float) -> None:
-    """Print the port that it listens on, and go on until it is killed."""
+    """Print the port that it listens on, and run until it is killed."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = _Pace(rate_bytes_s), _Pace(rate_bytes_s)

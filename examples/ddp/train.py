@@ -1,8 +1,8 @@
-"""Train a replicated model on any number of processes, and go on with any other number.
+"""Train a replicated model on any number of processes, and continue with any other number.
 
     torchrun --standalone --nproc-per-node 4 train.py --checkpoint-uri file:///var/tmp/ddp --steps 200
 
-In a CheckpointedTrainingJob (job.yaml) the flag --checkpoint-uri is left out: the operator says where checkpoints go.
+In a CheckpointedTrainingJob (job.yaml) the flag --checkpoint-uri isn't needed: the operator sets the root.
 Every process runs every line: there is no map_location, no barrier, and nothing that only rank 0 does.
 """
 
@@ -34,7 +34,7 @@ def build_model() -> nn.Module:
 
 
 def batch_of(step: int) -> tuple[Tensor, Tensor]:
-    """Return this process's part of the step's batch: points to be told apart by a rule that no line can draw."""
+    """Return this process's part of the step's batch: points whose classes no line separates."""
     generator = torch.Generator().manual_seed(SEED + step)
     points = torch.randn(BATCH_SIZE, INPUTS, generator=generator)
     labels = (points[:, 0] * points[:, 1] * 4).long().remainder(CLASSES)

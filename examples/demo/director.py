@@ -1,4 +1,4 @@
-"""Follows a job, tells what happens as it happens, and brings about the faults when their time has come."""
+"""Follow a job, print its events as they happen, and cause the faults when their time has come."""
 
 import contextlib
 import queue
@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from demo.line_printer import LinePrinter
 from demo.story import Attempt, Commit, Disruption, Resume, StepSeen, Story, lost_steps
-from demo.teller import Teller
 from demo.watch import Event, LogGrew, PodStarted, StatusChanged, StepPrinted
 from stepkeeper.log import LogState
 
@@ -21,7 +21,7 @@ _LAST_LINES_S = 5
 
 
 class DemoError(RuntimeError):
-    """The job came to no good end; the message says what was seen last."""
+    """Raised when the job does not end well; the message has the last observation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Act:
     """A fault, and when its time has come."""
 
     name: str
-    told: str
+    explanation: str
     cause: Callable[[str], None]
     """Called with the name of the node where the job runs."""
 
@@ -58,7 +58,7 @@ class Director:
         also: Callable[[Event], None] | None = None,
     ) -> None:
         self.story = Story(total_steps=total_steps)
-        self.tell = Teller(started_unix_s)
+        self.print_line = LinePrinter(started_unix_s)
         self._acts = list(acts)
         self._also = also
         self._t0 = started_unix_s
@@ -70,7 +70,7 @@ class Director:
         self._resumed = 1
         """Number of the newest attempt whose resume was seen; the first begins from scratch."""
         self._to_redo: list[StepSeen] = []
-        # Lines are told while a fault takes its time.
+        # Lines are printed while a fault is being caused.
         self._executor = ThreadPoolExecutor(max_workers=1)
         self._fault: Future[None] = self._executor.submit(lambda: None)
 
@@ -85,14 +85,14 @@ class Director:
             DemoError: The job failed, or nothing happened for `quiet_s`.
 
         """
-        heard_s = time.monotonic()
+        newest_s = time.monotonic()
         try:
             while not self._ended():
-                if time.monotonic() > heard_s + quiet_s:
+                if time.monotonic() > newest_s + quiet_s:
                     raise DemoError(f"nothing has happened for {quiet_s:.0f} s; the phase is {self._phase!r}")
                 with contextlib.suppress(queue.Empty):
                     self._see(events.get(timeout=_TICK_S))
-                    heard_s = time.monotonic()
+                    newest_s = time.monotonic()
                 if self._fault.done():
                     self._fault.result()
                     self._act()
@@ -128,7 +128,7 @@ class Director:
         phase = status.get("phase", "")
         if phase != self._phase:
             self._phase = phase
-            self.tell(f"phase {phase}", at_unix_s)
+            self.print_line(f"phase {phase}", at_unix_s)
         if phase == "Failed":
             raise DemoError(f"the job failed: {status.get('conditions')}")
         if phase == "Complete" and self.story.complete_at_s is None:
@@ -142,7 +142,7 @@ class Director:
             # It was started on a machine that was about to go, and never came to train.
             self.story.attempts.pop()
         self.story.attempts.append(Attempt(pod=event.pod, node=event.node))
-        self.tell(f"pod {event.pod} runs on {event.node}", event.at_s)
+        self.print_line(f"pod {event.pod} runs on {event.node}", event.at_s)
 
     def _see_restored(self, status: dict[str, Any]) -> None:
         restored = status.get("checkpoint", {}).get("restored")
@@ -161,7 +161,7 @@ class Director:
         self.story.attempts[index].resume = Resume(restored=commit, named=named)
         self._to_redo = lost_steps(self.story, index - 1)
         same = "as the log named" if commit == named else f"although the log named entry {named.sequence}"
-        self.tell(
+        self.print_line(
             f"RESUMED from step {step}: restored.sequence is {sequence}, {same}. {_lost(self._to_redo)}"
         )
 
@@ -174,12 +174,12 @@ class Director:
         )
         attempt.steps.append(seen)
         if event.step % _STEPS_BETWEEN_LINES == 0 or len(attempt.steps) == 1:
-            self.tell(f"step {event.step:4d}  epoch {event.epoch}  loss {event.loss:.4f}", event.at_s)
+            self.print_line(f"step {event.step:4d}  epoch {event.epoch}  loss {event.loss:.4f}", event.at_s)
         if self._to_redo and event.step == self._to_redo[-1].step:
             again = {s.step: s.exact for s in attempt.steps}
             equal = all(again.get(s.step) == s.exact for s in self._to_redo)
             steps = f"steps {self._to_redo[0].step} to {event.step}"
-            self.tell(
+            self.print_line(
                 f"{steps} done again: their losses are {'equal to the last bit' if equal else 'DIFFERENT'}"
             )
             self._to_redo = []
@@ -190,14 +190,14 @@ class Director:
             if record.slot not in known:
                 commit = Commit(at_s=at_unix_s - self._t0, sequence=record.slot, step=record.step)
                 self.story.commits.append(commit)
-                self.tell(f"committed step {record.step} as entry {record.slot} of the log", at_unix_s)
+                self.print_line(f"committed step {record.step} as entry {record.slot} of the log", at_unix_s)
         if state.claim is not None and state.claim not in self._claims:
             index = len(self.story.attempts) - 1
             self._claims[state.claim] = index
             before = [c for c in self.story.commits if c.sequence < state.claim]
             if before:
                 self._named[index] = before[-1]
-                self.tell(
+                self.print_line(
                     f"a new start claims the root; the log names step {before[-1].step}, entry {before[-1].sequence}"
                 )
 
@@ -216,8 +216,8 @@ class Director:
         )
         newest = self.story.commits[-1] if self.story.commits else None
         named = f"step {newest.step}, entry {newest.sequence}" if newest else "no commit"
-        self.tell(f"{act.name.upper()} of {attempt.node}: {act.told}")
-        self.tell(f"  the job is at step {attempt.last_step}, the log names {named}")
+        self.print_line(f"{act.name.upper()} of {attempt.node}: {act.explanation}")
+        self.print_line(f"  the job is at step {attempt.last_step}, the log names {named}")
         self._fault = self._executor.submit(act.cause, attempt.node)
 
 

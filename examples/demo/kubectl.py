@@ -12,7 +12,7 @@ _TIMEOUT_S = 60
 
 
 class KubectlError(RuntimeError):
-    """kubectl ended with an error; the message is what it said."""
+    """Raised when kubectl fails; the message is its error output."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What all demos do around their stories: how they end, and how they say whether they bear out what they claim."""
+"""Run a demo: how it ends, and the check of its claims."""
 
 import signal
 import sys
@@ -12,7 +12,7 @@ __all__ = ["describe_attempts", "judge", "perform"]
 
 
 def perform(play: Callable[[], int]) -> int:
-    """Play, and return the exit code. Whatever ends a demo ends it as Ctrl-C does: with nothing left behind."""
+    """Play, and return the exit code. A demo ends as by Ctrl-C in any case: nothing keeps running."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -26,7 +26,7 @@ def perform(play: Callable[[], int]) -> int:
 
 
 def judge(broken: Sequence[str], *, as_claimed: str) -> int:
-    """Say which claims the run does not bear out, or what all of it showed; return the exit code."""
+    """Print the claims that the run does not support, or what it showed; return the exit code."""
     for line in broken:
         print(f"NOT AS CLAIMED: {line}", file=sys.stderr)
     if not broken:

@@ -45,7 +45,9 @@ def _play_on(cluster: Cluster, job: dict[str, Any]) -> int:
     began_s = time.time()
     kubectl.run("apply", "-f", "-", stdin=json.dumps(job))
     director = Director(acts=_acts(cluster, spec), total_steps=spec["totalSteps"], started_unix_s=began_s)
-    director.tell(f"kubectl apply -f {_JOB_FILE.relative_to(ROOT)}, with this cluster's bucket and torch")
+    director.print_line(
+        f"kubectl apply -f {_JOB_FILE.relative_to(ROOT)}, with this cluster's bucket and torch"
+    )
     with Watch(kubectl, job=name, uri=spec["checkpoint"]["uri"]) as watch:
         story = director.follow(watch.events, quiet_s=_QUIET_S)
     return _show(story, kubectl, name)
@@ -60,14 +62,14 @@ def _acts(cluster: Cluster, spec: dict[str, Any]) -> list[Act]:
     return [
         Act(
             name=_SPOT,
-            told="its pods get SIGTERM and 15 s, then the machine is gone; another comes",
+            explanation="its pods get SIGTERM and 15 s, then the machine is gone; another comes",
             cause=lambda node: cluster.faults.spot_preemption(node, back_after_s=3),
             at_step=midway(total_steps * 3 // 10, interval),
             uncommitted_steps=at_stake,
         ),
         Act(
             name=_POWER,
-            told="everything on it ends in one moment, and nobody is told",
+            explanation="everything on it ends at once, without a notice",
             cause=cluster.faults.power_cut,
             at_step=midway(total_steps * 6 // 10, interval),
             uncommitted_steps=at_stake,

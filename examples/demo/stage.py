@@ -16,7 +16,7 @@ _NAME = "demo"
 def open_stage(*, image: str, keep: bool) -> Iterator[Cluster]:
     """Start a cluster with the operator and an image of the trainer under this name, and take it down afterwards.
 
-    With `keep` it goes on running, and a message says how to use it and how to end it.
+    With `keep` it keeps running, and a message shows how to use it and how to end it.
     """
     began_s = time.monotonic()
     say("starting a cluster: API server, a system node, two nodes with four TPU chips each, object storage")
@@ -26,5 +26,5 @@ def open_stage(*, image: str, keep: bool) -> Iterator[Cluster]:
         furnish(cluster, image=image)
         yield cluster
     if keep:
-        say(f'the cluster goes on: eval "$(.venv/bin/python -m stepcluster env --name {_NAME})"')
+        say(f'the cluster keeps running: eval "$(.venv/bin/python -m stepcluster env --name {_NAME})"')
         say(f"to end it: make cluster-down NAME={_NAME}")

@@ -38,7 +38,7 @@ class Disruption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """The commit that an attempt reported to go on from, and the one that the log named when it began."""
+    """The commit from which an attempt reported to resume, and the one that the log named when it began."""
 
     restored: Commit
     """The commit that the job's status names."""
@@ -109,7 +109,7 @@ def _wrong_resume(attempt: Attempt) -> list[str]:
         broken.append(f"{attempt.pod} resumed from {resume.restored}; the log named {resume.named}")
     if attempt.steps and attempt.steps[0].step != resume.restored.step + 1:
         broken.append(
-            f"{attempt.pod} resumed from step {resume.restored.step} and went on with {attempt.steps[0].step}"
+            f"{attempt.pod} resumed from step {resume.restored.step} and continued with {attempt.steps[0].step}"
         )
     return broken
 

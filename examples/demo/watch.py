@@ -114,7 +114,7 @@ class Watch:
         thread.start()
 
     def _again_and_again(self, source: Source) -> None:
-        # A watch ends now and then; what it lists when it begins anew is the present state.
+        # A watch ends now and then; the next one begins by listing the present state.
         while not self._kubectl.closed:
             for event in source(self._kubectl):
                 self.events.put(event)
@@ -177,7 +177,7 @@ class Watch:
 def watch_json(kubectl: Kubectl, *selection: str) -> Iterator[Any]:
     """Yield a part of objects, itself an object and the last of the words, each time one of them changes.
 
-    A watch that breaks ends with an object of another kind, which tells why: its `.status` is a word, "Failure".
+    A watch that breaks ends with an object of another kind, which has the reason: its `.status` is a word, "Failure".
     """
     *words, part = selection
     for line in kubectl.lines("get", *words, "--watch", "-o", f'jsonpath={part}{{"\\n"}}'):

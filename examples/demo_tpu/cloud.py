@@ -1,4 +1,4 @@
-"""What the demo does behind the operator's back: it decides when the cloud has room, and when it wants it back."""
+"""Control the cloud, unknown to the operator: when it has room, and when it takes the room back."""
 
 from dataclasses import dataclass
 from typing import Any

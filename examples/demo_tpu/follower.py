@@ -1,10 +1,10 @@
-"""Follows the machines beside the job: tells what happens to them, and writes their part of the story."""
+"""Follow the machines beside the job: print their events, and write their part of the story."""
 
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from demo.teller import Teller
+from demo.line_printer import LinePrinter
 from demo.watch import Event, StatusChanged
 from demo_tpu.story import Answer, MachinesStory, MachinesView, Restarts, Wait, Window
 from demo_tpu.watch import MachinesChanged, UndisturbedStep
@@ -20,33 +20,35 @@ class Follower:
     """Sees all events of a run.
 
     Args:
-        tell: Prints a line.
+        print_line: Prints a line.
         when_waiting: Called once, when the job waits for its machines and their request stands in the queue.
 
     """
 
-    def __init__(self, tell: Teller, *, when_waiting: Callable[[], None]) -> None:
+    def __init__(self, print_line: LinePrinter, *, when_waiting: Callable[[], None]) -> None:
         self.story = MachinesStory()
-        self._tell = tell
+        self._print_line = print_line
         self._when_waiting: Callable[[], None] | None = when_waiting
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
         self._announced_s = 0.0
 
     def see(self, event: Event) -> None:
-        """Take note of an event, and tell what it says of the machines."""
+        """Record an event, and print what it shows of the machines."""
         match event:
             case MachinesChanged():
                 self._see_machines(event.at_s, event.status)
             case StatusChanged():
                 self._see_job(event.at_s, event.status)
             case UndisturbedStep() if event.step % _STEPS_BETWEEN_LINES == 0:
-                self._tell(f"meanwhile, the same training undisturbed on this machine: step {event.step}")
+                self._print_line(
+                    f"meanwhile, the same training undisturbed on this machine: step {event.step}"
+                )
             case _:
                 pass  # The director's.
         self._call_when_waiting()
 
     def note_announcement(self, at_unix_s: float) -> None:
-        """Take note of when the cloud was told to announce maintenance."""
+        """Record when the cloud was asked to announce maintenance."""
         self._announced_s = self._since(at_unix_s)
 
     def _see_machines(self, at_unix_s: float, status: dict[str, Any]) -> None:
@@ -61,18 +63,20 @@ class Follower:
         before = self.story.views[-1] if self.story.views else None
         self.story.views.append(view)
         if before is None or (view.state, view.cloud_id) != (before.state, before.cloud_id):
-            self._tell(f"queued resource {view.cloud_id or '(not asked for yet)'}: {view.state}", at_unix_s)
+            self._print_line(
+                f"queued resource {view.cloud_id or '(not asked for yet)'}: {view.state}", at_unix_s
+            )
         if view.joined and (before is None or not before.joined):
-            self._tell(
+            self._print_line(
                 f"queued resource {view.cloud_id}: {joined} of {hosts} hosts joined the cluster", at_unix_s
             )
         if _is_maintained(status):
-            self._tell_once(
+            self._print_once(
                 "the window begins: the cloud sends SIGTERM and waits for the training", at_unix_s
             )
         if view.lost and (before is None or not before.lost):
             nodes = ", ".join(f"{node['name']} is {node['state']}" for node in status.get("slices", []))
-            self._tell(f"THE MACHINES ARE TAKEN AWAY: {nodes or view.state}", at_unix_s)
+            self._print_line(f"THE MACHINES ARE TAKEN AWAY: {nodes or view.state}", at_unix_s)
         self._see_window(at_unix_s, status)
 
     def _see_window(self, at_unix_s: float, status: dict[str, Any]) -> None:
@@ -81,7 +85,7 @@ class Follower:
             return
         begin_unix_s = datetime.fromisoformat(begin).timestamp()
         self.story.window = Window(announced_s=self._announced_s, begin_s=self._since(begin_unix_s))
-        self._tell(f"the operator knows of maintenance in {begin_unix_s - at_unix_s:.0f} s", at_unix_s)
+        self._print_line(f"the operator knows of maintenance in {begin_unix_s - at_unix_s:.0f} s", at_unix_s)
 
     def _see_job(self, at_unix_s: float, status: dict[str, Any]) -> None:
         phase = status.get("phase", "")
@@ -98,20 +102,22 @@ class Follower:
         waits = self.story.waits
         if not waits or waits[-1].reason != condition["reason"]:
             waits.append(Wait(at_s=self._since(at_unix_s), reason=condition["reason"]))
-            self._tell(f"the job is suspended ({condition['reason']}): {condition['message']}", at_unix_s)
+            self._print_line(
+                f"the job is suspended ({condition['reason']}): {condition['message']}", at_unix_s
+            )
 
     def _see_request(self, at_unix_s: float, request: dict[str, Any]) -> None:
-        self._tell_once(f"the operator asks the job to save: {request['reason']}", at_unix_s)
+        self._print_once(f"the operator asks the job to save: {request['reason']}", at_unix_s)
         if "sequence" in request and self.story.answer is None:
             self.story.answer = Answer(sequence=request["sequence"], step=request["step"])
-            self._tell(
+            self._print_line(
                 f"SAVED AHEAD: step {request['step']}, entry {request['sequence']} of the log", at_unix_s
             )
 
-    def _tell_once(self, text: str, at_unix_s: float) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._tell(text, at_unix_s)
+    def _print_once(self, text: str, at_unix_s: float) -> None:
+        if text not in self._printed:
+            self._printed.add(text)
+            self._print_line(text, at_unix_s)
 
     def _call_when_waiting(self) -> None:
         if self._when_waiting is None or not self.story.waits or not self.story.views:
@@ -121,7 +127,7 @@ class Follower:
             call()
 
     def _since(self, at_unix_s: float) -> float:
-        return at_unix_s - self._tell.started_unix_s
+        return at_unix_s - self._print_line.started_unix_s
 
 
 def _is_lost(status: dict[str, Any]) -> bool:

@@ -11,9 +11,9 @@ import yaml
 from demo.director import Act, DemoError, Director
 from demo.furnishing import ROOT
 from demo.kubectl import Kubectl
+from demo.line_printer import LinePrinter
 from demo.performance import describe_attempts, judge, perform
 from demo.story import Story, broken_claims
-from demo.teller import Teller
 from demo.watch import Watch
 from demo_tpu.cloud import Cloud
 from demo_tpu.follower import Follower
@@ -32,7 +32,7 @@ _QUIET_S = 240
 _AGAIN_S = 0.5
 _MAINTENANCE = "Maintenance"
 _AT_STEP = 70
-_TOLD = "the cloud announces it, and the machine won't come back"
+_EXPLANATION = "the cloud announces it, and the machine won't come back"
 _CAUSE = "SpotPreemption"
 
 
@@ -51,29 +51,31 @@ def _play_on(stage: Stage) -> int:
     kubectl = Kubectl(environment=stage.cluster.environment)
     cloud = Cloud(remote=stage.cloud, resource=resource)
     cloud.take_room()
-    tell = Teller(time.time())
+    print_line = LinePrinter(time.time())
     for path in (_RESOURCE_FILE, _JOB_FILE):
         kubectl.run("apply", "-f", str(path))
-        tell(f"kubectl apply -f {path.relative_to(ROOT)}")
-    story, machines = _follow(cloud, kubectl, job, tell)
+        print_line(f"kubectl apply -f {path.relative_to(ROOT)}")
+    story, machines = _follow(cloud, kubectl, job, print_line)
     name, resource_name = job["metadata"]["name"], resource["metadata"]["name"]
     print("\n$ kubectl get qr,ctj\n" + kubectl.run("get", "qr,ctj"), flush=True)
     print(f"$ kubectl describe ctj {name}\n{describe_attempts(kubectl, name)}\n", flush=True)
-    tell(f"kubectl delete qr {resource_name}")
+    print_line(f"kubectl delete qr {resource_name}")
     _delete(kubectl, resource_name)
-    machines.left_behind = cloud.names()
-    tell(f"the cloud has {', '.join(machines.left_behind) or 'nothing of it any more'}\n")
+    machines.leftovers = cloud.names()
+    print_line(f"the cloud has {', '.join(machines.leftovers) or 'nothing of it any more'}\n")
     return _judge(story, machines, name)
 
 
-def _follow(cloud: Cloud, kubectl: Kubectl, job: dict[str, Any], tell: Teller) -> tuple[Story, MachinesStory]:
+def _follow(
+    cloud: Cloud, kubectl: Kubectl, job: dict[str, Any], print_line: LinePrinter
+) -> tuple[Story, MachinesStory]:
     """Follow the job to its end. While it waits in the queue, the same training runs undisturbed on this machine."""
     n_steps, uri = job["spec"]["totalSteps"], job["spec"]["checkpoint"]["uri"]
     sources = [watch_machines(cloud.resource["metadata"]["name"])]
 
     def make_room(losses: Future[dict[int, str]]) -> None:
         if losses.exception() is None:
-            tell("the cloud has room now")
+            print_line("the cloud has room now")
         cloud.make_room()
 
     def announce(_node: str) -> None:
@@ -89,11 +91,11 @@ def _follow(cloud: Cloud, kubectl: Kubectl, job: dict[str, Any], tell: Teller) -
         losses = executor.submit(
             run.losses, each=lambda step: watch.events.put(UndisturbedStep(at_s=time.time(), step=step))
         )
-        follower = Follower(tell, when_waiting=lambda: losses.add_done_callback(make_room))
+        follower = Follower(print_line, when_waiting=lambda: losses.add_done_callback(make_room))
         director = Director(
-            acts=[Act(name=_MAINTENANCE, told=_TOLD, cause=announce, at_step=_AT_STEP)],
+            acts=[Act(name=_MAINTENANCE, explanation=_EXPLANATION, cause=announce, at_step=_AT_STEP)],
             total_steps=n_steps,
-            started_unix_s=tell.started_unix_s,
+            started_unix_s=print_line.started_unix_s,
             also=follower.see,
         )
         story = director.follow(watch.events, quiet_s=_QUIET_S)

@@ -28,7 +28,7 @@ _SHORTEST_NOTICE_S, _LONGEST_NOTICE_S = 30.0, 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinesView:
-    """What the QueuedResource's status said."""
+    """The status of the QueuedResource at one time."""
 
     at_s: float
     """Seconds since the job was applied, here and below."""
@@ -44,7 +44,7 @@ class MachinesView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """The job is suspended, and its condition says for what."""
+    """The job is suspended, and its condition has the reason."""
 
     at_s: float
     reason: str
@@ -88,7 +88,7 @@ class MachinesStory:
     undisturbed: Mapping[int, str] = field(default_factory=dict)
     """The exact losses of the same training that nothing happened to, by steps."""
 
-    left_behind: list[str] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
     """What was in the cloud after the QueuedResource had been deleted."""
 
 
@@ -126,16 +126,16 @@ def broken_machine_claims(story: Story, machines: MachinesStory, *, cause: str) 
     """Return those claims about the machines that this run does not bear out; empty if all of them hold."""
     return [
         *_start_without_machines(story, machines),
-        *_not_made_anew(story, machines),
+        *_not_recreated(story, machines),
         *_not_saved_ahead(story, machines),
         *_miscounted(machines, cause),
         *_unlike_undisturbed(story, machines),
-        *(f"the cloud still has {name}" for name in machines.left_behind),
+        *(f"the cloud still has {name}" for name in machines.leftovers),
     ]
 
 
 def _start_without_machines(story: Story, machines: MachinesStory) -> Iterator[str]:
-    """Check that the job waited, and said for what, until all hosts had joined."""
+    """Check that the job waited with a reason until all hosts had joined."""
     first_pod_s = story.attempts[0].steps[0].at_s if story.attempts and story.attempts[0].steps else 0.0
     if not any(wait.reason == WAITS_FOR_MACHINES and wait.at_s < first_pod_s for wait in machines.waits):
         yield f"the job did not wait, suspended, for its machines: {machines.waits}"
@@ -145,7 +145,7 @@ def _start_without_machines(story: Story, machines: MachinesStory) -> Iterator[s
         yield "the job ran before its hosts had joined"
 
 
-def _not_made_anew(story: Story, machines: MachinesStory) -> Iterator[str]:
+def _not_recreated(story: Story, machines: MachinesStory) -> Iterator[str]:
     ids = list(
         dict.fromkeys(view.cloud_id for view in machines.views if view.state == ACTIVE and view.joined)
     )
@@ -155,7 +155,7 @@ def _not_made_anew(story: Story, machines: MachinesStory) -> Iterator[str]:
         yield "no machine was seen to be taken away"
     nodes = [attempt.node for attempt in story.attempts]
     if len(set(nodes)) != len(nodes):
-        yield f"the job did not go on on another machine: {nodes}"
+        yield f"the job did not continue on another machine: {nodes}"
 
 
 def _not_saved_ahead(story: Story, machines: MachinesStory) -> Iterator[str]:
@@ -175,7 +175,7 @@ def _not_saved_ahead(story: Story, machines: MachinesStory) -> Iterator[str]:
             f"({window.announced_s:.1f} s) and the window ({window.begin_s:.1f} s)"
         )
     if story.attempts and story.attempts[0].last_step <= answer.step:
-        yield f"the training did not go on after the save of step {answer.step}"
+        yield f"the training did not continue after the save of step {answer.step}"
 
 
 def _miscounted(machines: MachinesStory, cause: str) -> Iterator[str]:

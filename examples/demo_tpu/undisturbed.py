@@ -1,4 +1,4 @@
-"""The same training in one process on this machine, which nothing happens to."""
+"""Run the same training in one process on this machine, without any fault."""
 
 import os
 import re
@@ -19,7 +19,7 @@ _LAST_LINES = 20
 
 
 class UndisturbedRun:
-    """Begins with its block, and is killed at the block's end if it still goes on.
+    """An undisturbed run. It begins with its block, and is killed at the block's end if it still runs.
 
     Args:
         folder: Where it saves.
@@ -52,7 +52,7 @@ class UndisturbedRun:
             each: Called with each step that it does.
 
         Raises:
-            DemoError: It failed; the message has what it said last.
+            DemoError: It failed; the message has its last lines.
 
         """
         assert self._process is not None
@@ -66,8 +66,8 @@ class UndisturbedRun:
                     losses[int(found[1])] = found[2]
                     each(int(found[1]))
         if self._process.wait() != 0:
-            said = "".join(last)
-            raise DemoError(f"the undisturbed run ended with {self._process.returncode}: {said}")
+            lines_at_end = "".join(last)
+            raise DemoError(f"the undisturbed run ended with {self._process.returncode}: {lines_at_end}")
         return losses
 
     def __exit__(self, *_: object) -> None:

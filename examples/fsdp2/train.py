@@ -1,8 +1,8 @@
-"""Train a model that is divided among all processes (FSDP2, DTensor), and go on with any other number of them.
+"""Train a model that is divided among all processes (FSDP2, DTensor), and continue with any other number.
 
     torchrun --standalone --nproc-per-node 2 train.py --checkpoint-uri file:///var/tmp/fsdp2 --steps 100
 
-In a CheckpointedTrainingJob (job.yaml) the flag --checkpoint-uri is left out: the operator says where checkpoints go.
+In a CheckpointedTrainingJob (job.yaml) the flag --checkpoint-uri isn't needed: the operator sets the root.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def build_model(device: torch.device) -> nn.Sequential:
 
 
 def batch_of(step: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return this process's part of the step's batch: points to be told apart by a rule that no line can draw."""
+    """Return this process's part of the step's batch: points whose classes no line separates."""
     generator = torch.Generator().manual_seed(SEED + step)
     points = torch.randn(BATCH_SIZE, INPUTS, generator=generator)
     labels = (points[:, 0] * points[:, 1] * 4).long().remainder(CLASSES)

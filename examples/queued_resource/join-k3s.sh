@@ -41,7 +41,7 @@ retry() {
   "$@"
 }
 
-# Without the operator's labels no job would find this node, and nobody would remove it: it is better not to join.
+# Without the operator's labels no job would find this node, and it would never be removed: it is better not to join.
 labels=$(attribute stepkeeper-node-labels)
 slice=$(attribute instance-id)
 labels+=",stepkeeper.dev/slice=${slice##*/}"

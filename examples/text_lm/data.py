@@ -116,7 +116,7 @@ class Loader:
         return self._state.copy()
 
     def load_state_dict(self, state: LoaderState) -> None:
-        """Let the next iteration go on behind the saved position.
+        """Let the next iteration continue after the saved position.
 
         Raises:
             ValueError: The position is one in another text, or of another seed.

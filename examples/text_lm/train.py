@@ -2,8 +2,8 @@
 
     python -m text_lm --checkpoint-uri file:///somewhere --preset demo
 
-In a CheckpointedTrainingJob the flag is left out: the operator says where checkpoints go and how often. What a
-training needs to go on exactly where it stopped stands in `Training.state`, and `main` is the whole loop.
+In a CheckpointedTrainingJob the flag isn't needed: the operator sets the root and the interval. `Training.state` has
+everything that a training needs to continue exactly where it stopped, and `main` is the whole loop.
 """
 
 import argparse
@@ -105,7 +105,7 @@ class Training:
 
     @property
     def state(self) -> dict[str, object]:
-        """All that a later process needs to go on as if nothing had happened."""
+        """Everything that a later process needs to continue as if nothing had happened."""
         return {
             "model": self.model,
             "optimizer": self.optimizer,

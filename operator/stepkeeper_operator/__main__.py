@@ -1,6 +1,6 @@
 """Run the operator until it is stopped: `python -m stepkeeper_operator`.
 
-With the argument `check-uninstall`, say whether the operator may be uninstalled.
+With the argument `check-uninstall`, check whether the operator may be uninstalled.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from stepkeeper_operator.startup import run_operator
 CHECK_UNINSTALL: Final = "check-uninstall"
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "settings"}
 _LIBRARY_PREFIXES: Final = ("k8s_",)
-"""kopf's own extras: whole object references, which its text names already."""
+"""kopf's own extras: whole object references, which its messages name already."""
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Run the operator, or the check that `arguments` ask for. Return the exit status."""
+    """Run the operator, or the check that `arguments` name. Return the exit status."""
     if not arguments:
         return _run()
     if list(arguments) == [CHECK_UNINSTALL]:
@@ -60,7 +60,7 @@ def _run() -> int:
 
 
 class KeyValueFormatter(logging.Formatter):
-    """Format a record as time=… level=… event="…" and its extras, each as a pair that can be searched for."""
+    """Format a record as time=… level=… event="…" and its extras, each as key=value."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -81,7 +81,7 @@ def _set_up_logging(level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(KeyValueFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # kopf writes one line per object and event; our own lines say more.
+    # kopf logs one line per object and event; the operator's own lines have more detail.
     logging.getLogger("kopf").setLevel(logging.WARNING)
 
 

@@ -2,12 +2,12 @@
 
 OperatorError
 ├── GenerationError (ValueError)        the CRD can't be generated from the types
-├── ApiError (OSError)                  the API server refused a request
+├── ApiError (OSError)                  the API server rejected a request
 │   ├── AlreadyExistsError              another object has that name
-│   ├── ConflictError                   the object has another uid or version than we read
-│   └── InvalidObjectError              validation or admission refused what we wrote
-├── CertificateError (ValueError)       the Secret of the endpoint's certificate can't be used; a person has to act
-├── ReportRefusedError                  a pod's report isn't accepted; carries the HTTP status
+│   ├── ConflictError                   the object's uid or version differs from the one that was read
+│   └── InvalidObjectError              validation or admission rejected the object
+├── CertificateError (ValueError)       the Secret of the endpoint's certificate is unusable; a person has to act
+├── ReportRefusedError                  a pod's report is rejected; carries the HTTP status
 └── LeaseLostError                      another operator may act now
 """
 
@@ -33,7 +33,7 @@ class OperatorError(Exception):
 
 
 class GenerationError(OperatorError, ValueError):
-    """A type has no place in a structural schema, or a rule names a field that isn't there."""
+    """A type has no structural schema, or a rule names a field that doesn't exist."""
 
 
 class ApiError(OperatorError, OSError):
@@ -44,8 +44,8 @@ class ApiError(OperatorError, OSError):
         self.status = status
 
     @property
-    def lasts(self) -> bool:
-        """True where the same request is refused again until a person changes something: a right, a webhook."""
+    def is_permanent(self) -> bool:
+        """True if the same request fails until a person changes something: a permission or a webhook."""
         passes = self.status in {HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS}
         refused = HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR and not passes
         return refused or "webhook" in str(self)
@@ -56,19 +56,19 @@ class AlreadyExistsError(ApiError):
 
 
 class ConflictError(ApiError):
-    """The object has another uid or resourceVersion than the request said."""
+    """The object's uid or resourceVersion differs from that in the request."""
 
 
 class InvalidObjectError(ApiError):
-    """Validation or an admission webhook refused the object: the same request is refused again."""
+    """Validation or an admission webhook rejected the object: the same request would fail again."""
 
 
 class CertificateError(OperatorError, ValueError):
-    """The Secret of the endpoint's certificate is damaged, or somebody else's. It is left as it is."""
+    """The Secret of the endpoint's certificate is damaged, or not the operator's own. It is not changed."""
 
 
 class ReportRefusedError(OperatorError):
-    """The endpoint doesn't accept a report; `status` is the HTTP status of the answer."""
+    """The endpoint rejects a report; `status` is the HTTP status of the answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -76,11 +76,11 @@ class ReportRefusedError(OperatorError):
 
 
 class LeaseLostError(OperatorError):
-    """This operator must not write any more: another one may act."""
+    """This operator must stop writing: another one may act."""
 
 
 def api_error(status: int, body: bytes, method: str, path: str) -> ApiError:
-    """Make the error that an answer of the API server stands for."""
+    """Convert an error answer of the API server to an exception."""
     try:
         answer = json.loads(body)
         reason, text = str(answer.get("reason", "")), str(answer.get("message", ""))

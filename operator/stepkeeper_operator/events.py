@@ -1,4 +1,4 @@
-"""Define the Kubernetes event that a controller tells people something with."""
+"""Define the Kubernetes event that a controller creates for people."""
 
 from dataclasses import dataclass
 

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
-"""Prefix of the labels by which Kueue is told what to do with a JobSet."""
+"""Prefix of the labels that configure Kueue for a JobSet."""
 
 QUEUE_LABEL: Final = f"{KUEUE_PREFIX}queue-name"
 """Label on a JobSet: the LocalQueue that it waits in. Kueue's webhook may add it."""
@@ -41,14 +41,14 @@ QUEUE_LABEL: Final = f"{KUEUE_PREFIX}queue-name"
 FIELD_OWNER: Final = "stepkeeper"
 
 JOB_UID_LABEL: Final = "stepkeeper.dev/job-uid"
-"""Label on JobSet, Jobs and pods: uid of the CheckpointedTrainingJob. It selects what is watched; it proves nothing."""
+"""Label on JobSet, Jobs and pods: uid of the CheckpointedTrainingJob. It selects watched objects; it proves nothing."""
 
 JOB_NAME_LABEL: Final = "stepkeeper.dev/job-name"
 JOBSET_NUMBER_LABEL: Final = "stepkeeper.dev/jobset-number"
-"""Label on JobSet, Jobs and pods: number of JobSets that the job had before this one."""
+"""Label on JobSet, Jobs and pods: number of the job's earlier JobSets."""
 
 QUEUED_RESOURCE_UID_LABEL: Final = "stepkeeper.dev/queued-resource-uid"
-"""Label on a node: uid of the QueuedResource that it is a Cloud TPU VM of. Its own kubelet sets it."""
+"""Label on a node: uid of the QueuedResource that its Cloud TPU VM belongs to. Its own kubelet sets it."""
 
 TEMPLATE_HASH_ANNOTATION: Final = "stepkeeper.dev/template-hash"
 """Annotation on the JobSet: digest of the spec.template and spec.placement that it was made from."""
@@ -57,10 +57,10 @@ MACHINES_HASH_ANNOTATION: Final = "stepkeeper.dev/machines-hash"
 """Annotation on the JobSet: digest of the facts about the QueuedResource's machines that it was made from."""
 
 ADOPT_ANNOTATION: Final = "stepkeeper.dev/adopt"
-"""Annotation on a QueuedResource, by its user: id of the cloud resource of its name that it takes over."""
+"""Annotation that a user sets on a QueuedResource: id of the cloud resource of its name to take over."""
 
 CORDONED_BY_ANNOTATION: Final = "stepkeeper.dev/cordoned-by"
-"""Annotation on a node: uid of the QueuedResource for whose removal the operator has cordoned it."""
+"""Annotation on a node: uid of the QueuedResource whose removal made the operator cordon it."""
 
 HANG_CONDITION: Final = "stepkeeper.dev/Hang"
 """Pod condition: the pod is deleted because its training made no progress."""
@@ -76,20 +76,20 @@ JOB_INDEX_LABEL: Final = "jobset.sigs.k8s.io/job-index"
 COMPLETION_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 
 NODE_POOL_LABEL: Final = "cloud.google.com/gke-nodepool"
-"""Label of GKE's nodes: those of one value are one slice, where it has several hosts."""
+"""Label of GKE's nodes: all hosts of a multi-host slice have the same value."""
 
 SPOT_LABEL: Final = "cloud.google.com/gke-spot"
 ACCELERATOR_LABEL: Final = "cloud.google.com/gke-tpu-accelerator"
 TOPOLOGY_LABEL: Final = "cloud.google.com/gke-tpu-topology"
 TPU_RESOURCE: Final = "google.com/tpu"
 QUEUED_RESOURCE_LABEL: Final = "stepkeeper.dev/queued-resource"
-"""Label on nodes: name of the QueuedResource whose machine it is. Its kubelet sets it when it joins."""
+"""Label on nodes: name of the QueuedResource that the machine belongs to. Its kubelet sets it when it joins."""
 
 QUEUED_RESOURCE_NAMESPACE_LABEL: Final = "stepkeeper.dev/queued-resource-namespace"
 """Label on nodes: namespace of that QueuedResource."""
 
 SLICE_LABEL: Final = "stepkeeper.dev/slice"
-"""Label on nodes: id of the slice that the host belongs to, in the cloud."""
+"""Label on nodes: cloud id of the slice that the host belongs to."""
 
 NOT_READY_TAINT: Final = "node.kubernetes.io/not-ready"
 UNREACHABLE_TAINT: Final = "node.kubernetes.io/unreachable"

@@ -20,14 +20,14 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _RENEWALS_PER_DURATION = 5
-"""A request of the Lease gets as long as lies between two renewals: two may fail before the lease is over."""
+"""A Lease request may take as long as the pause between two renewals: two can fail before the Lease expires."""
 
 _HELD_SHARE = 2 / 3
-"""The share of the Lease's duration for which its holder acts after a renewal. The rest is for requests under way."""
+"""The share of the Lease's duration for which its holder acts after a renewal. The rest is for pending requests."""
 
 _OPERATOR_LABEL = "stepkeeper.dev/operator"
 _ACTING_ANNOTATION = "stepkeeper.dev/acting"
-"""On the Lease of an operator that has found no other one acting."""
+"""Marks the Lease of an operator that found no other one acting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class _Rival:
 
 
 class LeaseGuard:
-    """Acquire and renew the Lease. `held` says whether this process may write.
+    """Acquire and renew the Lease. `held` shows whether this process may write.
 
-    Clocks of two operators are never compared: a waiting one measures on its own how long a foreign Lease
+    The clocks of two operators are never compared: a waiting one measures by its own clock how long a foreign Lease
     stays unchanged.
 
-    Installations in one cluster have Leases of their own and would undo each other's work. So each looks for the
-    others' before it acts, marks its own as acting, and looks again: of two that start at once one sees the other.
+    Two installations in one cluster have separate Leases, and would undo each other's work. So each looks for other
+    Leases before it acts, marks its own as acting, and looks again: of two that start at once, one sees the other.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class LeaseGuard:
         """Version of each other Lease, by uid, and when it was first seen by time.monotonic()."""
 
         self.waits_for = ""
-        """The operator that this one waits for, for people; empty if it waits for none."""
+        """Description of the operator that this one waits for; empty if there is none."""
 
     @property
     def held(self) -> bool:
@@ -82,9 +82,9 @@ class LeaseGuard:
                 if rival is None:
                     self.waits_for = ""
                     return
-                self._tell_rival(rival)
+                self._report_rival(rival)
             except ApiError as error:
-                self.waits_for = f"Leases can't be listed, which show other installations: {error}"
+                self.waits_for = f"cannot list the Leases of other installations: {error}"
                 _log.warning("cannot look for other operators", extra={"error": str(error)})
             await asyncio.sleep(self._pause_s)
             with contextlib.suppress(ApiError):
@@ -102,12 +102,12 @@ class LeaseGuard:
                     await self._write(lease)
                     _log.info("acquired lease", extra={"lease": self._name, "identity": self._identity})
                     return
-                self.waits_for = f"lease {self._namespace}/{self._name}, which {_holder(lease)} holds"
+                self.waits_for = f"lease {self._namespace}/{self._name}, held by {_holder(lease)}"
                 _log.info("waiting for lease", extra={"lease": self._name, "holder": _holder(lease)})
             except (ConflictError, AlreadyExistsError):
                 continue  # another operator was faster: look again
             except ApiError as error:
-                _log.warning("cannot ask for lease", extra={"lease": self._name, "error": str(error)})
+                _log.warning("cannot acquire lease", extra={"lease": self._name, "error": str(error)})
             await asyncio.sleep(self._pause_s)
 
     async def keep_renewing(self) -> None:
@@ -118,7 +118,7 @@ class LeaseGuard:
         """
         while True:
             await asyncio.sleep(self._pause_s)
-            # A process that stood still meanwhile must not go on either: others may have looked for it in vain.
+            # A process that was frozen must stop as well: another operator may have taken over.
             self._check_held()
             try:
                 await self._renew()
@@ -131,11 +131,11 @@ class LeaseGuard:
             held_s = self._duration_s * _HELD_SHARE
             raise LeaseLostError(
                 f"lease {self._namespace}/{self._name} could not be renewed for {held_s:.0f} s; this operator stops, "
-                "another one may act"
+                "because another one may act"
             )
 
     async def release(self) -> None:
-        """Give the Lease back, if it is held, so that the next operator need not wait."""
+        """Release the Lease if it is held, so that the next operator need not wait."""
         if not self.held or self._lease is None:
             return
         self._renewed_at, self._acting = float("-inf"), False
@@ -143,14 +143,14 @@ class LeaseGuard:
             body = self._body(self._lease, holder="")
             await self._ask(self._cluster.replace(LEASES, self._namespace, body))
         except ApiError as error:
-            _log.warning("cannot give lease back", extra={"lease": self._name, "error": str(error)})
+            _log.warning("cannot release lease", extra={"lease": self._name, "error": str(error)})
 
     @property
     def _pause_s(self) -> float:
         return self._duration_s / _RENEWALS_PER_DURATION
 
     async def _ask(self, request: Awaitable[T]) -> T:
-        """Give the request less time than the lease has. Raises ApiError."""
+        """Await the request with a limit shorter than the Lease's duration. Raises ApiError."""
         try:
             async with asyncio.timeout(self._pause_s):
                 return await request
@@ -158,7 +158,7 @@ class LeaseGuard:
             raise ApiError(0, f"no answer about lease {self._name} within {self._pause_s:.1f} s") from error
 
     async def _find_obstacle(self) -> _Rival | None:
-        """Find another installation that acts, or that goes before this one. Else mark this one as acting."""
+        """Find another installation that acts or takes precedence. If there is none, mark this one as acting."""
         own = (self._namespace, self._name)
         for rival in await self._list_rivals():
             if rival.acting or rival.place < own:
@@ -188,10 +188,10 @@ class LeaseGuard:
             found.append(_Rival(place, _holder(lease), acting))
         return sorted(found, key=lambda rival: rival.place)
 
-    def _tell_rival(self, rival: _Rival) -> None:
+    def _report_rival(self, rival: _Rival) -> None:
         text = (
-            f"operator {rival.holder} of lease {'/'.join(rival.place)} is in this cluster already. Two would undo each "
-            "other's work, so this one does nothing: uninstall one of them (helm list -A)"
+            f"operator {rival.holder} with lease {'/'.join(rival.place)} is already in this cluster. Two operators "
+            "would undo each other's work, so this one does nothing: uninstall one of them (helm list -A)"
         )
         if text != self.waits_for:
             _log.error(text, extra={"lease": self._name})
@@ -201,17 +201,17 @@ class LeaseGuard:
         try:
             await self._write(self._lease)
         except ConflictError:
-            # Either an edit left us the holder, and the next renewal starts from it, or another operator took over.
+            # Either the edit left us as the holder, and the next renewal uses its version, or another took over.
             lease = await self._ask(self._cluster.get(LEASES, self._namespace, self._name))
             if lease is not None and _holder(lease) not in {"", self._identity}:
                 self._renewed_at = float("-inf")
                 raise LeaseLostError(
-                    f"lease {self._namespace}/{self._name} was taken by {_holder(lease)!r}"
+                    f"lease {self._namespace}/{self._name} was taken over by {_holder(lease)!r}"
                 ) from None
             self._lease = lease
 
     async def _write(self, lease: RawObject | None) -> None:
-        # Taken before the request: the renewal on the server can only be later than that.
+        # Read the clock before the request: the renewal on the server can only be later.
         started = time.monotonic()
         body = self._body(lease, holder=self._identity)
         if lease is None:

@@ -1,4 +1,4 @@
-"""Hold the counters and gauges that /metrics shows."""
+"""Define the counters and gauges of /metrics."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -6,7 +6,7 @@ __all__ = ["Metrics", "QueuedResourceMetrics"]
 
 
 class QueuedResourceMetrics:
-    """Hold the figures of QueuedResources and of the requests to the cloud. Those of an object go with it."""
+    """Hold the metrics of QueuedResources and of the requests to the cloud. Those of an object are removed with it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         one, place = ["namespace", "queued_resource"], ["project", "zone"]
@@ -19,7 +19,7 @@ class QueuedResourceMetrics:
         )
         self._hosts = gauge(
             "queued_resource_hosts",
-            "Hosts of a QueuedResource's machines; absent while the cloud doesn't tell.",
+            "Hosts of a QueuedResource's machines; absent while the cloud doesn't report them.",
             one,
         )
         self._joined_hosts = gauge(
@@ -32,7 +32,7 @@ class QueuedResourceMetrics:
         )
         self._quota_exhausted = gauge(
             "queued_resource_quota_exhausted",
-            "1 while the project's quota doesn't suffice for a QueuedResource.",
+            "1 while the project's quota is insufficient for a QueuedResource.",
             one,
         )
         self._requests = Counter(
@@ -46,7 +46,7 @@ class QueuedResourceMetrics:
         )
         self._orphans = gauge(
             "queued_resource_orphans",
-            "Cloud resources of this cluster in a project's zone whose QueuedResource is gone.",
+            "Cloud resources of this cluster in a project's zone without a QueuedResource.",
             place,
         )
         self._states: dict[tuple[str, str], str] = {}
@@ -63,7 +63,7 @@ class QueuedResourceMetrics:
         recreations: int,
         quota_exhausted: bool,
     ) -> None:
-        """Record the figures of one object. `hosts` is None while nobody knows how many there are."""
+        """Record the metrics of one object. `hosts` is None while their number is unknown."""
         before = self._states.get((namespace, name))
         if before is not None and before != state:
             self._state.remove(namespace, name, before)
@@ -78,7 +78,7 @@ class QueuedResourceMetrics:
         self._quota_exhausted.labels(namespace, name).set(quota_exhausted)
 
     def forget(self, namespace: str, name: str) -> None:
-        """Remove the figures of an object that is gone."""
+        """Remove the metrics of an object that no longer exists."""
         self._states.pop((namespace, name), None)
         gauges = (self._state, self._hosts, self._joined_hosts, self._recreations, self._quota_exhausted)
         for gauge in gauges:
@@ -93,23 +93,23 @@ class QueuedResourceMetrics:
         self._listed_at[project, zone] = max(listed_at, self._listed_at.get((project, zone), listed_at))
 
     def record_orphans(self, project: str, zone: str, count: int) -> None:
-        """Record how many cloud resources of the place have no object any more."""
+        """Record the number of cloud resources of the place without an object."""
         self._orphans.labels(project, zone).set(count)
 
     def forget_place(self, project: str, zone: str) -> None:
-        """Remove the figures of a place that no object is in any more."""
+        """Remove the metrics of a place that has no more objects."""
         self._listed_at.pop((project, zone), None)
         for gauge in (self._list_age_seconds, self._orphans):
             gauge.remove_by_labels({"project": project, "zone": zone})
 
     def update_list_ages(self, now: float) -> None:
-        """Set the ages of all lists. Called before the metrics are read."""
+        """Set the ages of all lists. Call it before the metrics are read."""
         for (project, zone), listed_at in self._listed_at.items():
             self._list_age_seconds.labels(project, zone).set(now - listed_at)
 
 
 class Metrics:
-    """Hold the operator's metrics in a registry of their own; nothing is global."""
+    """Hold the operator's metrics in its own registry; nothing is global."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
@@ -131,17 +131,17 @@ class Metrics:
             ["kind"],
             registry=registry,
         )
-        text = "Writes to the API server, by the kind that they were for and by what was written."
+        text = "Writes to the API server, by the kind that they concern and by what was written."
         self.writes = counter("writes", text, "kind", "what")
         self.restarts = counter("restarts", "Ended attempts, by cause.", "cause")
         self.step = gauge("step", "Last step that a job reported.", *job)
         self.committed_step = gauge("committed_step", "Step of the newest commit of a job.", *job)
-        text = "Starts of a job in a row, with the newest, of which none has committed a checkpoint."
+        text = "Consecutive starts of a job, up to the newest, without a committed checkpoint."
         self.starts_without_checkpoint = gauge("starts_without_checkpoint", text, *job)
-        text = "1 while a job's condition Progressing is False: no step and no commit for long."
+        text = "1 while a job's condition Progressing is False: no step and no commit for a long time."
         self.stalled = gauge("stalled", text, *job)
         text = (
-            "1 while a job's condition PodStuck is True: a pod that was asked to end long ago is still there."
+            "1 while a job's condition PodStuck is True: a pod still exists long after it was asked to end."
         )
         self.pod_stuck = gauge("pod_stuck", text, *job)
         self.queue_length = gauge("queue_length", "Objects that wait for a worker, by kind.", "kind")
@@ -150,13 +150,13 @@ class Metrics:
         self.queued_resources = QueuedResourceMetrics(registry)
 
     def forget_job(self, namespace: str, job: str) -> None:
-        """Remove the gauges of a job that is gone."""
+        """Remove the gauges of a job that no longer exists."""
         self.forget_judgements(namespace, job)
         for gauge in (self.step, self.committed_step, self.starts_without_checkpoint):
             gauge.remove_by_labels({"namespace": namespace, "job": job})
 
     def forget_judgements(self, namespace: str, job: str) -> None:
-        """Remove the gauges that tell what is wrong with a job: nobody can judge that now."""
+        """Remove the gauges that show what is wrong with a job: it can't be judged now."""
         for gauge in (self.stalled, self.pod_stuck):
             gauge.remove_by_labels({"namespace": namespace, "job": job})
 

@@ -1,4 +1,4 @@
-"""Wait for all that an operator needs before it may work, and tell people what it waits for."""
+"""Wait for everything that the operator needs at its start, and report what it waits for."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ _CHECK_S: Final = 5.0
 
 
 class Readiness:
-    """Wait for the CRDs, the Lease and a certificate, in this order, and keep the Lease from then on."""
+    """Wait for the CRDs, the Lease and a certificate, in this order, then keep the Lease."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Readiness:
 
     @property
     def waits_for(self) -> str:
-        """The obstacle that keeps the operator from its work, for people; empty if there is none."""
+        """Description of the obstacle to the operator's start; empty if there is none."""
         return self._lease.waits_for or self._waits_for
 
     async def get_ready(self) -> None:
@@ -58,11 +58,11 @@ class Readiness:
 
     async def wait_until_lost(self) -> None:
         """Wait until the Lease is lost. Raises LeaseLostError."""
-        assert self._renewing is not None  # it got ready before
+        assert self._renewing is not None  # set by get_ready
         await asyncio.shield(self._renewing)
 
     async def give_up(self) -> None:
-        """End the renewals, and give the Lease back."""
+        """End the renewals, and release the Lease."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
@@ -78,14 +78,12 @@ class Readiness:
                 except ApiError as error:
                     extra = {"kind": kind.resource.kind, "error": str(error)}
                     _log.warning("cannot list kind; is its CRD installed?", extra=extra)
-                    self._waits_for = (
-                        f"kind {kind.resource.kind} can't be listed; is its CRD installed? {error}"
-                    )
+                    self._waits_for = f"cannot list kind {kind.resource.kind}; is its CRD installed? {error}"
                     await asyncio.sleep(_CHECK_S)
         self._waits_for = ""
 
     async def _wait_for_certificate(self) -> None:
-        """Wait until there is a certificate to serve. Nothing starts before: a ConfigMap names the CA."""
+        """Wait until there is a certificate to serve. Jobs' ConfigMaps need its CA."""
         while True:
             try:
                 await self._certificate.renew()
@@ -100,12 +98,12 @@ class Readiness:
 
 
 async def is_kueue_installed(cluster: Cluster) -> bool:
-    """Return True if the API server knows Kueue's Workloads. Where nobody can tell, False, and the log says so."""
+    """Return True if the API server knows Kueue's Workloads. If it can't be asked, log that and return False."""
     try:
         await cluster.list_uids(WORKLOADS, "")
     except ApiError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             extra = {"kind": WORKLOADS.kind, "error": str(error)}
-            _log.warning("cannot list kind; QuotaReserved is not known", extra=extra)
+            _log.warning("cannot list kind; QuotaReserved stays unknown", extra=extra)
         return False
     return True

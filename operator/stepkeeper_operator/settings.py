@@ -11,8 +11,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 __all__ = ["OperatorSettings"]
 
-_SLOWEST_LOOK: Final = Fraction(6, 5)
-"""Share of the time between two looks after which a loss has been seen: a tenth of spread, and the list itself."""
+_SLOWEST_POLL: Final = Fraction(6, 5)
+"""Share of the poll interval within which a loss is seen: it includes a tenth of jitter, and the list itself."""
 
 
 class OperatorSettings(BaseSettings):
@@ -26,13 +26,13 @@ class OperatorSettings(BaseSettings):
     """Namespace of the operator's own Lease and Secret."""
 
     identity: str = ""
-    """Identity of the Lease's holder. Unset: the pod's name, else the host's."""
+    """This operator's identity as holder of the Lease. Unset: the host name, which in a pod is the pod's name."""
 
     kubeconfig: Path | None = None
-    """Kubeconfig of an operator outside of the cluster. Unset: the pod's service account."""
+    """Kubeconfig for an operator outside of the cluster. Unset: the pod's service account."""
 
     service_name: str = "stepkeeper-operator"
-    """Service in front of the endpoint. Its DNS names are in the certificate."""
+    """Service of the endpoint. Its DNS names are in the certificate."""
 
     endpoint_url: str | None = None
     """Base URL that pods report to. Unset: the Service's."""
@@ -46,30 +46,30 @@ class OperatorSettings(BaseSettings):
 
     lease_name: str = "stepkeeper-operator"
     lease_duration_s: int = Field(default=15, ge=3)
-    """Seconds that a dead operator keeps the next one waiting. The Lease is renewed three times as often."""
+    """Seconds after which another operator can take over from a dead one. The Lease is renewed five times as often."""
 
     workers: int = Field(default=8, ge=1)
     resync_s: int = Field(default=600, ge=10)
-    """Seconds between two looks at a job without any event."""
+    """Seconds between two reconciles of a job without events."""
 
     report_interval_s: int = Field(default=10, ge=1)
     unreachable_toleration_s: int = Field(default=30, ge=0)
     """Seconds that a pod stays on a node that is not ready or unreachable."""
 
     reattribution_s: int = Field(default=120, ge=0)
-    """Seconds for which better evidence can still change the cause of an ended attempt."""
+    """Seconds for which new evidence can still change the cause of an ended attempt."""
 
     lost_node_uptime_s: int = Field(default=60, ge=0)
-    """Seconds that the operator has to be up before it fails a pod as lost with its node."""
+    """Seconds that the operator has to be up before it marks a pod as lost with its node."""
 
     progress_interval_s: int = Field(default=60, ge=1)
-    """Least seconds between two writes of a job's status that only change its progress."""
+    """Minimum seconds between two writes of a job's status that only change its progress."""
 
     silence_s: int = Field(default=90, ge=10)
     """Seconds without a report after which condition Reporting is False."""
 
     kueue_enabled: bool = True
-    """Watch Kueue's Workloads where the API server knows them."""
+    """Watch Kueue's Workloads if Kueue is installed."""
 
     cloud_tpu_enabled: bool = False
     """Watch and reconcile QueuedResources."""
@@ -78,44 +78,44 @@ class OperatorSettings(BaseSettings):
     """Address of the Cloud TPU API, host or host:port. Unset: Google's own."""
 
     cloud_tpu_insecure: bool = False
-    """Send plaintext without credentials to `cloud_tpu_endpoint`: to a test's server, never to Google's."""
+    """Send plaintext without credentials to `cloud_tpu_endpoint`: only for a test server."""
 
     cloud_tpu_poll_s: int = Field(default=10, ge=1)
-    """Seconds between two looks at a queued resource while something happens to it."""
+    """Seconds between two polls of a queued resource that is changing."""
 
     cloud_tpu_idle_poll_s: int = Field(default=60, ge=1, le=100)
-    """Seconds between two looks at a queued resource that is active; twice as long while it waits for machines.
+    """Seconds between two polls of an active queued resource; twice as long while it waits for machines.
 
-    Losses have to be seen, with the time of a list, within `reattribution_s`.
+    A loss has to be seen within `reattribution_s`, including the time of a list.
     """
 
     cloud_tpu_quota_retry_s: int = Field(default=300, ge=1)
-    """Seconds after a first refusal for lack of quota. The wait doubles with each further one, to half an hour."""
+    """Seconds until the retry after a first refusal for lack of quota. It doubles each time, up to half an hour."""
 
     log_level: str = "INFO"
 
     @model_validator(mode="after")
-    def _name_the_server_of_plaintext(self) -> Self:
+    def _check_insecure_endpoint(self) -> Self:
         if self.cloud_tpu_insecure and not self.cloud_tpu_endpoint:
             raise ValueError(
-                "STEPKEEPER_OPERATOR_CLOUD_TPU_INSECURE is for a test's server only: name it in"
-                " STEPKEEPER_OPERATOR_CLOUD_TPU_ENDPOINT (chart: cloudTPU.endpoint), or leave it out"
+                "STEPKEEPER_OPERATOR_CLOUD_TPU_INSECURE is only for a test server: set its address in"
+                " STEPKEEPER_OPERATOR_CLOUD_TPU_ENDPOINT (chart: cloudTPU.endpoint), or unset the variable"
             )
         return self
 
     @model_validator(mode="after")
-    def _see_losses_in_time(self) -> Self:
-        least_s = math.ceil(self.cloud_tpu_idle_poll_s * _SLOWEST_LOOK)
+    def _check_poll_interval(self) -> Self:
+        least_s = math.ceil(self.cloud_tpu_idle_poll_s * _SLOWEST_POLL)
         if self.cloud_tpu_enabled and self.reattribution_s < least_s:
             raise ValueError(
-                f"STEPKEEPER_OPERATOR_REATTRIBUTION_S has to be at least {least_s}, {float(_SLOWEST_LOOK)} times"
+                f"STEPKEEPER_OPERATOR_REATTRIBUTION_S has to be at least {least_s}, {float(_SLOWEST_POLL)} times"
                 " STEPKEEPER_OPERATOR_CLOUD_TPU_IDLE_POLL_S (chart: settings.reattributionSeconds and"
-                " cloudTPU.idlePollSeconds): a loss of machines that is seen later explains no failure any more"
+                " cloudTPU.idlePollSeconds): a loss of machines that is seen later can't explain a failure"
             )
         return self
 
     def certificate_names(self) -> tuple[str, ...]:
-        """Return the DNS names and addresses that the endpoint answers to."""
+        """Return the DNS names and addresses of the endpoint."""
         service = f"{self.service_name}.{self.namespace}"
         names = (f"{service}.svc", f"{service}.svc.cluster.local", service)
         host = None if self.endpoint_url is None else urlsplit(self.endpoint_url).hostname

@@ -1,4 +1,4 @@
-"""Put the parts of the operator together and run them until the first of them ends."""
+"""Build the parts of the operator and run them until the first one ends."""
 
 import asyncio
 import logging
@@ -65,7 +65,7 @@ class Operator:
         self._cloud_settings = CloudSettings.from_settings(settings)
         n_workers = {
             TRAINING_JOBS.kind: settings.workers,
-            QUEUED_RESOURCES.kind: self._cloud_settings.n_at_once,
+            QUEUED_RESOURCES.kind: self._cloud_settings.n_workers,
         }
         names = [kind.resource.kind for kind in self._kinds if kind.reconciled]
         self._queues = KindQueues({name: n_workers[name] for name in names})
@@ -112,7 +112,7 @@ class Operator:
         await self._look_for_kueue()
 
     async def _look_for_kueue(self) -> bool:
-        """Watch Workloads if the API server knows them. Return True if it has come to know them since the last look."""
+        """Watch Workloads if the API server knows them. Return True if they are new since the last call."""
         if self._kueue_found or not self._settings.kueue_enabled:
             return False
         self._kueue_found = await is_kueue_installed(self._cluster)
@@ -156,7 +156,7 @@ class Operator:
             await asyncio.gather(watches, return_exceptions=True)
 
     def _make_controllers(self, cloud: CloudTPU | None) -> dict[str, Controller]:
-        """Make the controllers, by the kind that each reconciles. A new kind gets its controller here."""
+        """Make the controllers, by the kind that each reconciles. Add the controller of a new kind here."""
         jobs = JobController(
             cluster=self._cluster,
             cache=self._cache,
@@ -188,10 +188,10 @@ class Operator:
         await self._queues.run(reconciler.reconcile)
 
     async def _resync_objects(self, controllers: Mapping[str, Controller]) -> None:
-        """Look at every object from time to time. Run until cancelled, or until there is one more kind to watch."""
+        """Reconcile every object periodically. Run until cancelled, or until there is one more kind to watch."""
         await self._make_resync().run(controllers, until=self._look_for_kueue)
-        # A watch can't be added to the running ones. The next start has it; nothing waits meanwhile.
-        _log.info("Kueue was installed: ending, to be started again with a watch of its Workloads")
+        # kopf can't add a watch while it runs: the next start has it.
+        _log.info("Kueue was installed: stopping, so that the next start watches its Workloads")
         self._stop.set()
 
     def _make_resync(self) -> Resync:

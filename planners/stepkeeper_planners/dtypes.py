@@ -57,15 +57,17 @@ def cast_elements(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch
         )
     if not fits:
         raise CastError(
-            f"{fqn}: an element stored as {elements.dtype} is beyond {dtype}. Load it as it was stored, or exclude it"
+            f"{fqn}: an element stored as {elements.dtype} is out of the range of {dtype}. Load it as it was stored, "
+            "or exclude it"
         )
     return cast
 
 
 def _in_range(elements: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Tell whether the elements are in the range of a float dtype of 8 bits, of others by what became of them.
+    """Return whether the elements are in the range of an 8-bit float dtype; True for other dtypes.
 
-    torch 2.15 makes the largest number of most that is beyond such a dtype, of infinity too, where it has none.
+    torch 2.15 saturates most of these: numbers out of range become the largest one, and so does infinity in a dtype
+    without it. So the converted elements don't show that they were out of range.
     """
     if dtype.itemsize > 1 or elements.is_complex():
         return True

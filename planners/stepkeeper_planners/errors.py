@@ -1,4 +1,4 @@
-"""Define what the planners raise. Each error is also the builtin that a caller without this package would expect."""
+"""Define the errors of the planners. Each is also the builtin error that a caller without this package would expect."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,7 +21,7 @@ class LayoutError(PlannerError, ValueError):
 
 
 class UnsupportedShardingError(PlannerError, ValueError):
-    """A tensor's placement doesn't tell which device holds which part of it."""
+    """A tensor's placement doesn't determine which device holds which part of it."""
 
 
 class UnsupportedValueError(PlannerError, TypeError):
@@ -29,11 +29,11 @@ class UnsupportedValueError(PlannerError, TypeError):
 
 
 class PickleRefusedError(PlannerError, ValueError):
-    """A pickle names something that data has no use for, or is damaged. Nothing in it was run."""
+    """A pickle names something that plain data doesn't need, or is damaged. Nothing in it was run."""
 
 
 class UnknownNameError(PickleRefusedError):
-    """A pickle names something that this reader doesn't know. The file may be whole, and of a kind that isn't read."""
+    """A pickle names something that this reader doesn't know. The file may be intact, but of an unsupported kind."""
 
 
 class MetadataDecodeError(PlannerError, ValueError):
@@ -49,15 +49,15 @@ class DuplicateNameError(PlannerError, ValueError):
 
 
 class PerRankError(PlannerError, ValueError):
-    """Another number of ranks saved the `PerRank` values, and nothing tells how to convert them."""
+    """Another number of ranks saved the `PerRank` values, and there is no function that converts them."""
 
 
 class PatternError(PlannerError, TypeError):
-    """The patterns of a load would select something other than what is probably meant."""
+    """The patterns of a load would probably select something other than intended."""
 
 
 class CastError(PlannerError, OverflowError):
-    """Elements don't fit the dtype that a load was asked to convert them to."""
+    """Elements don't fit the dtype that a load should convert them to."""
 
 
 class RanksDifferError(PlannerError, ValueError):
@@ -92,7 +92,7 @@ class RanksDifferError(PlannerError, ValueError):
             ]
         )
         if self.n_unseen:
-            lines.append(f"{self.n_unseen} more ranks differ in yet other ways")
+            lines.append(f"{self.n_unseen} more ranks differ in other ways")
         return lines
 
 
@@ -109,7 +109,7 @@ class ReleasesDifferError(PlannerError, RuntimeError):
 
 
 class UnsupportedWriterError(PlannerError, ValueError):
-    """The storage writer can't hold what is to be saved; it would silently lose some of it."""
+    """The storage writer can't hold the whole state; it would silently lose some of it."""
 
 
 class LoadMismatchError(PlannerError, ValueError):
@@ -137,7 +137,7 @@ class LoadMismatchError(PlannerError, ValueError):
         self.ranks = {name: tuple(those) for name, those in (ranks or {}).items()}
         """For names that only some of the ranks report: which ranks."""
         self.advice = tuple(advice)
-        """The probable causes, and what to write instead."""
+        """The probable causes, and suggested changes."""
         self.loaded = loaded
         """How much was loaded before the mismatch was found."""
         super().__init__("\n".join(self._lines()))
@@ -189,7 +189,7 @@ class PrimeError(PlannerError, TypeError):
 
 
 class SourceError(PlannerError, ValueError):
-    """A file or folder to convert is damaged, of another kind, or holds what can't be converted."""
+    """A file or folder to convert is damaged, of another kind, or holds unsupported data."""
 
 
 class DestinationExistsError(PlannerError, FileExistsError):

@@ -1,12 +1,12 @@
 """Save checkpoints that survive preemption.
 
-The import costs nothing: each name is loaded when it is first used, and only the names that need torch load it.
+The import is cheap: each name is loaded at its first use, and only names that need torch load it.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-# First of all, so that it decides last at the end of the process: what is registered first is called last.
+# Imported first, so that it decides last at the process's end: exit functions run in reverse order.
 import stepkeeper.ending.fence  # noqa: F401  # see above
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Define every error that stepkeeper raises by design, and carry errors from one process to another.
 
-All of them derive from StepkeeperError, and each also from the builtin exception that it is a case of. The classes that
-a training may want to catch are names of `stepkeeper` itself.
+All of them derive from StepkeeperError, and each also from the matching builtin exception. The classes that a training
+may want to catch are names of `stepkeeper` itself.
 """
 
 import traceback
@@ -57,63 +57,62 @@ __all__ = [
 class StepkeeperError(Exception):
     """The base class of all errors that stepkeeper raises by design."""
 
-    next_save_mends: ClassVar[bool] = False
-    """True if the next save is expected to succeed after one failed with this error: training needn't end for it."""
+    next_save_recovers: ClassVar[bool] = False
+    """True if the next save is expected to succeed after this error, so that training need not end."""
 
 
 class BadUriError(StepkeeperError, ValueError):
-    """Raised when a checkpoint URI or path names no store. The message says what to write instead."""
+    """Raised when a checkpoint URI or path names no store. The message has the correct form."""
 
 
 class StorageError(StepkeeperError, OSError):
-    """Raised when a store refuses for good: no permission, no space, no such bucket.
+    """Raised when a store refuses permanently: no permission, no space, no such bucket.
 
-    Trying again changes nothing: mend what the message names.
+    A retry doesn't help: fix the cause that the message names.
     """
 
 
 class TransientStorageError(StorageError):
-    """Raised when a store gave no answer, or asked to try later. Operations that retry raise it when their patience
-    ends.
+    """Raised when a store didn't answer, or asked to retry later. Operations with retries raise it at their time limit.
 
-    After a put the outcome is unknown. This error never means bad bytes. Try again later.
+    After a put the outcome is unknown. This error never means bad bytes. Retry later.
     """
 
 
 class NoAccessError(StorageError, PermissionError):
-    """Raised when a bucket can't be used as things are: no credentials, no permission, or no bucket of that name.
+    """Raised when a bucket can't be used: no credentials, no permission, or no bucket of that name.
 
-    It is raised at once, since waiting changes nothing. The message names the bucket, and says what to do.
+    It is raised at once, since a retry doesn't help. The message names the bucket and the fix.
     """
 
 
 class MissingObjectError(StorageError, FileNotFoundError):
-    """Raised when a store says that an object isn't there."""
+    """Raised when an object isn't in the store."""
 
 
 class ObjectExistsError(StorageError, FileExistsError):
-    """Raised when a write meets other bytes under its name. Nothing was overwritten; use another folder."""
+    """Raised when a write finds other bytes under its name. Nothing was overwritten; use another folder."""
 
 
 class NotExclusiveError(StorageError):
-    """Raised when a store may tell two writers of one name that both created it.
+    """Raised when a store may let two writers both create one name.
 
-    No log can live there: use another store.
+    No log can work there: use another store.
     """
 
 
 class UnsharedRootError(StorageError):
-    """Raised when the hosts of a job don't see one root, but each its own.
+    """Raised when the hosts of a job don't share the root.
 
-    Nothing was claimed; the message names the hosts.
+    Nothing was claimed. The message names the hosts.
     """
 
 
 class FencedError(StepkeeperError, RuntimeError):
     """Raised when another claim owns the root: this process may write nothing more to it.
 
-    A later start of the job, or another job that took the root over, goes on in its place. A process that this
-    error ends exits with code 77.
+    A later start of the job, or another job that took over the root, continues in its place. A process that this error
+    ends exits with code 77.
     """
 
 
@@ -125,29 +124,29 @@ class OtherJobsRootError(FencedError):
 
 
 class LogGapError(StepkeeperError, RuntimeError):
-    """Raised when a slot of the log is gone. The log can't be trusted before the object is put back."""
+    """Raised when a slot of the log is missing. The log can't be trusted until the object is restored."""
 
 
 class LogFormatError(StepkeeperError, ValueError):
-    """Raised when a log entry is of an unknown format, or contradicts the entries before it.
+    """Raised when a log entry has an unknown format, or contradicts earlier entries.
 
     Use the newest release.
     """
 
 
 class DamagedEntryError(LogFormatError):
-    """Raised when a log entry isn't what was written, in several readings over fresh connections.
+    """Raised when a log entry is corrupt, in several reads over fresh connections.
 
-    The message names root, slot, object and fault. Put the object back from object versions or a copy, or let
-    `stepkeeper repair` rebuild what can be proven.
+    The message names the root, slot, object and fault. Restore the object from object versions or a copy, or run
+    `stepkeeper repair` to rebuild the provable part.
     """
 
 
 class ContradictedEntryError(DamagedEntryError):
-    """Raised when a log entry contradicts those before it: one of them took the place of an entry that was removed.
+    """Raised when a log entry contradicts earlier ones: one of them replaced an entry that was removed.
 
     Attributes:
-        slot: The slot of the entry that contradicts. The one before it is most likely not its own slot's.
+        slot: The slot of the contradicting entry. The entry before it is most likely the wrong one.
     """
 
     def __init__(self, message: str, slot: int) -> None:
@@ -156,13 +155,13 @@ class ContradictedEntryError(DamagedEntryError):
 
 
 class PinFormatError(StepkeeperError, ValueError):
-    """Raised when a pin is of an unknown format, or doesn't match its name. It holds its commit all the same."""
+    """Raised when a pin has an unknown format, or doesn't match its name. It protects its commit all the same."""
 
 
 class PinLostError(StepkeeperError, RuntimeError):
-    """Raised when a pin that is to be renewed or removed is gone: its lease was over, or a person removed it.
+    """Raised when a pin to renew or remove is gone: its lease had expired, or a user removed it.
 
-    The commit's data may be gone too. A reader chooses a commit anew.
+    The commit's data may be gone too. Choose a commit again.
     """
 
 
@@ -178,40 +177,40 @@ class ManifestError(StepkeeperError, ValueError):
 
 
 class VerifyError(StepkeeperError, RuntimeError):
-    """Raised when, after a commit, an object in the store has another size or checksum than what was written."""
+    """Raised when, after a commit, an object in the store has another size or checksum than the written bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadBytes:
-    """Bytes that were read and aren't what was written, or that aren't there."""
+    """Bytes that differ from the written ones, or are missing."""
 
     path: str
     """Path of the object, relative to the root."""
 
     length_bytes: int
     crc32c: int
-    """Checksum of these bytes as they were written."""
+    """Checksum of the written bytes."""
 
     offset_bytes: int = 0
     block: int | None = None
-    """Number of the block in the object. None: the object as a whole, which has no other bytes."""
+    """Number of the block in the object; None for the whole object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadItem:
-    """A damaged part of another writer's checkpoint, which only a reader of that format can check."""
+    """A corrupt part of another writer's checkpoint, which only a reader of that format can check."""
 
     folder: str
     name: str
     chunk: int | None = None
-    """Number of the chunk, if the part is a tensor's."""
+    """Number of the chunk, if the part belongs to a tensor."""
 
 
 class TornCheckpointError(StepkeeperError, RuntimeError):
     """Raised when bytes of a committed checkpoint are bad, in several fresh reads.
 
-    The message names the object and the block. A restore of the latest commit continues with an older one by itself;
-    elsewhere, restore another step.
+    The message names the object and the block. A restore of the latest commit falls back to an older one by itself.
+    After other calls, restore another step.
     """
 
     def __init__(self, message: str, bad: BadBytes | BadItem | None = None, *, missing: bool = False) -> None:
@@ -220,24 +219,24 @@ class TornCheckpointError(StepkeeperError, RuntimeError):
         """The bad bytes; None if another process read them."""
 
         self.missing = missing
-        """True if the object isn't there, as after a deletion."""
+        """True if the object is missing, as after a deletion."""
 
 
 class ForeignStepsError(StepkeeperError, RuntimeError):
-    """Raised when a root has no commit but steps of another writer, and none of them was chosen to go on from."""
+    """Raised when a root has another writer's steps but no commit, and no step was chosen to continue from."""
 
 
 class RestoreError(StepkeeperError, RuntimeError):
-    """Raised when a commit that should be there is not, or can't be used.
+    """Raised when an expected commit is missing or can't be used.
 
-    If a step was asked for, the message lists the steps that there are.
+    If a step was requested, the message lists the existing steps.
     """
 
 
 class PartlyRestoredError(RestoreError):
-    """Raised when a restore has failed after it had changed the state, in this rank or another one.
+    """Raised when a restore failed after it had changed the state, in this rank or another one.
 
-    The cause is chained. `step` and `save` raise it too until a restore has filled all of the state: restore the same
+    The cause is chained. `step` and `save` raise it too until a restore has filled all of the state. Restore the same
     step again, or another one.
     """
 
@@ -245,25 +244,25 @@ class PartlyRestoredError(RestoreError):
 class BadNodeError(RestoreError):
     """Raised when a node reads bad bytes where another node reads good ones.
 
-    The checkpoint is whole, and nothing was quarantined: replace the node.
+    The checkpoint is intact, and nothing was quarantined. Replace the node.
     """
 
 
 class RefusedError(StepkeeperError, RuntimeError):
-    """Raised when a person asked for something that isn't safe.
+    """Raised when a requested operation isn't safe.
 
-    Nothing was done; the message says why, and what would be safe.
+    Nothing was done. The message has the reason and a safe alternative.
     """
 
 
 class NotInPodError(StepkeeperError, RuntimeError):
-    """Raised when `CheckpointManager.from_env` is called in a process that no operator has started."""
+    """Raised when `CheckpointManager.from_env` is called in a process that the operator didn't start."""
 
 
 class ProcessGroupError(StepkeeperError, RuntimeError):
     """Raised when a job of several hosts has no process group over all of them.
 
-    Call `stepkeeper.distributed.init` on all hosts first. It raises this too, if they don't find each other.
+    Call `stepkeeper.distributed.init` on all hosts first. It raises this too if the hosts can't connect.
     """
 
 
@@ -272,48 +271,48 @@ class ClosedError(StepkeeperError, RuntimeError):
 
 
 class CompanionError(StepkeeperError, RuntimeError):
-    """Raised when the companion process fails with an error of no known class. The message carries its traceback."""
+    """Raised when the companion process fails with an error of an unknown class. The message has its traceback."""
 
 
 class CompanionLostError(StepkeeperError, ConnectionError):
-    """Raised when the companion process went away. The request to it failed; the next save starts another process."""
+    """Raised when the companion process is lost. The request failed; the next save starts another process."""
 
-    next_save_mends = True
+    next_save_recovers = True
 
 
 class PeerLostError(StepkeeperError, ConnectionError):
-    """Raised when another rank did not answer in time: it is lost, or far behind."""
+    """Raised when another rank did not answer in time: it is lost or far behind."""
 
 
 class NoticeDeadlineError(StepkeeperError, TimeoutError):
-    """Raised when this process was told to stop, and the time for that is over before a call could end.
+    """Raised when a notice's deadline comes before a call has ended.
 
-    What was committed stays. A process that this error ends exits with code 75.
+    Committed data stays. A process that this error ends exits with code 75.
     """
 
 
 class SaveError(StepkeeperError, RuntimeError):
-    """Raised when a save in the background failed. The message says which step and why, and the cause is chained."""
+    """Raised when a background save failed. The message names the step and the reason, and the cause is chained."""
 
 
 class StorageAwayError(SaveError):
-    """Raised when a save was given up because the store gave no answer for longer than its requests are tried again.
+    """Raised when a save was given up because the store didn't answer within the time for retries.
 
-    Nothing is wrong with the training: start it again once the store answers.
+    The training isn't at fault: restart it once the store answers.
     """
 
 
 UNANSWERED = (TransientStorageError, UnknownOutcomeError, StorageAwayError)
-"""The errors of a store that gave no answer, however often it was asked."""
+"""The errors of a store that didn't answer in spite of retries."""
 
 
 class DevicesFullError(SaveError, MemoryError):
-    """Raised when the devices had no room for a save's copies, which was found out late.
+    """Raised when the devices turned out to have no room for a save's copies.
 
     The next save makes fewer copies there.
     """
 
-    next_save_mends = True
+    next_save_recovers = True
 
 
 def text_with_notes(error: BaseException) -> str:

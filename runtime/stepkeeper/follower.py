@@ -1,6 +1,6 @@
-"""Follow a root from another process, as an evaluator does: read each new commit while a pin keeps it from deletion.
+"""Follow a root from another process, such as an evaluator: read each new commit while a pin prevents its deletion.
 
-Following appends nothing to the log and claims nothing: the training doesn't notice it.
+Following doesn't append to the log or claim the root, and doesn't disturb the training.
 """
 
 import os
@@ -29,20 +29,20 @@ __all__ = ["FollowedCommit", "Follower", "follow"]
 
 _log: Final = logger(__name__)
 _SIGTERM_S: Final = 5.0
-"""How long the end by SIGTERM may wait for the store. Pods usually have 30 s."""
+"""Seconds that the cleanup at SIGTERM may wait for the store. Pods usually have 30 s."""
 
 
 class FollowedCommit:
     """Read one commit of a followed root.
 
-    The commit isn't deleted while it is in use: until the next commit is requested, or `close`.
+    The commit isn't deleted until the next one is requested, or until `close`.
     """
 
     def __init__(self, store: Store, restorer: Restorer, record: CommitRecord, pin: HeldPin | None) -> None:
         self._restorer, self._record, self._pin = restorer, record, pin
         if pin is not None:
-            # Also if nobody closes this: a loop that was left by an exception, a generator that is dropped.
-            finalize(self, pin.let_go).atexit = False
+            # This also covers objects that are never closed, after an exception or with a dropped generator.
+            finalize(self, pin.request_release).atexit = False
         self.sequence: Final = record.slot
         """Slot in the log."""
 
@@ -68,35 +68,35 @@ class FollowedCommit:
         strict: bool = True,
         cast: bool = False,
     ) -> None:
-        """Fill `state` in place from this commit, or with the part of it that is selected. Every block is verified.
+        """Fill `state` in place from this commit, or from the selected part of it. Every block is verified.
 
         Args:
             state: A tree of tensors, objects with state_dict() and load_state_dict(), and plain values, as
                 `CheckpointManager.restore` takes it.
             items: Patterns of flat names to load, which also select everything below them; None loads all.
             exclude: Patterns of flat names to leave out.
-            strict: If False, fill the names that both have and leave the rest of `state` as it is.
+            strict: If False, fill the common names and leave the rest of `state` unchanged.
             cast: Convert tensors to the dtypes of `state`.
 
         Raises:
-            PartlyRestoredError: Something failed after `state` was changed; the cause is chained.
-            TornCheckpointError: Bytes of the commit are bad. The commit is not quarantined for that.
-            RestoreError: The commit was deleted while it was read: it has no pin, or the pin was lost.
+            PartlyRestoredError: The load failed after it had changed `state`. The cause is chained.
+            TornCheckpointError: Bytes of the commit are bad. The commit isn't quarantined.
+            RestoreError: The commit was deleted while it was read, because it has no pin or the pin was lost.
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
-            TypeError: `state` is no state, or a function.
+            TypeError: `state` isn't a state, or is a function.
             ValueError: `state` is empty.
 
         """
         check_target(state)
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        # Nothing is saved from here, and an earlier load was perhaps one into another state.
+        # A follower saves nothing, and an earlier load may have been into another state.
         self._restorer.mixed_state.clear()
         self._restorer.restore(self._record, state, rules=rules, is_pinned=self._is_pinned)
 
     def close(self) -> None:
-        """Remove the pin: the commit may be deleted now.
+        """Remove the pin, so that the commit may be deleted.
 
-        If the store doesn't answer, the pin stays until its lease is over, and a warning is logged.
+        If the store doesn't answer, the pin stays until its lease expires, and a warning is logged.
         """
         pin, self._pin = self._pin, None
         if pin is not None:
@@ -115,10 +115,10 @@ class FollowedCommit:
 
 
 class Follower:
-    """Iterate over the new commits of HEAD's line, in the order in which they were committed.
+    """Iterate over the new commits of HEAD's line, in commit order.
 
-    The iteration ends when `close` is called, from any thread, or when no commit came for the timeout. `follow`
-    makes one; as a context manager it closes itself and its store.
+    The iteration ends when `close` is called, from any thread, or when no commit came within the timeout. `follow`
+    makes a follower. As a context manager it closes itself and its store.
     """
 
     def __init__(
@@ -131,19 +131,19 @@ class Follower:
         every: bool,
     ) -> None:
         if not poll_s > 0:
-            raise ValueError(f"poll_s is longer than 0 s, not {poll_s}")
+            raise ValueError(f"poll_s must be greater than 0, not {poll_s}")
         self._store = open_store(root_uri(uri))
         self._log = Log(self._store)
         self._restorer = Restorer(self._store, SoloRankGroup())
         self._poll_s, self._timeout_s, self._every = poll_s, timeout_s, every
         self._seen = -1 if after is None else after
         self._current: FollowedCommit | None = None
-        self._is_silence_told = False
+        self._has_warned_of_empty_root = False
         self._closed = threading.Event()
         self._pinning = threading.RLock()
-        """Held while a commit is pinned: a thread that closes the iteration then waits, and finds the pin.
+        """Held while a commit is pinned, so that a thread that closes the iteration waits and finds the pin.
 
-        A signal handler that closes it in between, in this very thread, goes on without waiting.
+        A signal handler that closes it in the same thread doesn't wait.
         """
 
         self._sigterm = clean_up_at_sigterm(self._end_process, limit_s=_SIGTERM_S)
@@ -158,12 +158,12 @@ class Follower:
         return self
 
     def __next__(self) -> FollowedCommit:
-        """Wait for the next commit and return it. The commit returned before may be deleted from now on.
+        """Wait for the next commit and return it. The previous commit may be deleted from now on.
 
-        If the store doesn't answer, it is asked again at the next poll.
+        If the store doesn't answer, the next poll retries.
 
         Raises:
-            StopIteration: `close` was called, or no commit came for the timeout.
+            StopIteration: `close` was called, or no commit came within the timeout.
             StorageError: The store refuses.
 
         """
@@ -183,7 +183,7 @@ class Follower:
         raise StopIteration
 
     def close(self) -> None:
-        """End the iteration and release the last commit. A thread that waits for the next commit goes on."""
+        """End the iteration and release the last commit. A thread that waits for the next commit continues."""
         self._closed.set()
         with self._pinning:
             current = self._current
@@ -201,7 +201,7 @@ class Follower:
         self._store.close()
 
     def _end_process(self) -> None:
-        """Remove the pins of all readers of this process, which SIGTERM ends now."""
+        """Remove the pins of all readers of this process before SIGTERM ends it."""
         self.close()
         release_all_pins()
 
@@ -224,7 +224,7 @@ class Follower:
     def _find_next(self) -> FollowedCommit | None:
         try:
             state = self._log.refresh() if self._log.state.tail >= 0 else self._log.open()
-            self._tell_silence(state)
+            self._warn_of_empty_root(state)
             if self._next_commit(state) is None:
                 return None
             pin, record = hold_commit(
@@ -236,7 +236,7 @@ class Follower:
                 reason="follow",
             )
         except TransientStorageError as error:
-            _log.warning("%s gave no answer, it is asked again: %s", self._store.uri, error)
+            _log.warning("%s did not answer, retrying: %s", self._store.uri, error)
             return None
         except RestoreError:
             # The chosen commit was deleted, and there is no newer one.
@@ -244,20 +244,20 @@ class Follower:
         self._seen = record.slot
         return FollowedCommit(self._store, self._restorer, record, pin)
 
-    def _tell_silence(self, state: LogState) -> None:
-        """Say once that there is no log yet: the evaluator may be early, and the root may be mistyped."""
-        if state.tail < 0 and not self._is_silence_told:
-            self._is_silence_told = True
-            _log.warning("%s: nothing has been saved here yet; a first commit is waited for", self._store.uri)
+    def _warn_of_empty_root(self, state: LogState) -> None:
+        """Warn once that there is no log yet: the evaluator may be early, or the root may be mistyped."""
+        if state.tail < 0 and not self._has_warned_of_empty_root:
+            self._has_warned_of_empty_root = True
+            _log.warning("%s: no commit here yet; waiting for the first one", self._store.uri)
 
     def _choose_next(self, state: LogState) -> CommitRecord:
         record = self._next_commit(state)
         if record is None:
-            raise RestoreError(f"{self._store.uri}: what was new is gone")
+            raise RestoreError(f"{self._store.uri}: the new commits were deleted")
         return record
 
     def _next_commit(self, state: LogState) -> CommitRecord | None:
-        """Select from the new commits of HEAD's line the newest, or the oldest if every commit is wanted."""
+        """Select the newest of the new commits of HEAD's line, or the oldest if every commit is wanted."""
         new = [record for record in state.line if record.slot > self._seen]
         if not new:
             return None
@@ -272,7 +272,7 @@ def follow(
     after: int | None = None,
     every: bool = False,
 ) -> Follower:
-    """Follow the commits of a root as they come, starting with the newest. Made for evaluation beside a training.
+    """Follow the commits of a root as they come, starting with the newest, for evaluation beside a training.
 
     ::
 
@@ -281,16 +281,15 @@ def follow(
                 commit.load({"model": model})
                 write(commit.step, evaluate(model))
 
-    A root that has nothing yet is waited for, which one warning says. A reader that is slower than the training skips
-    to the newest commit. Each commit is pinned while it is in use. The pin is removed when the loop is left, however it
-    is left, and when SIGTERM ends the process. A process that is killed leaves its pin, which counts no more once the
-    training has gone on for a while without the reader.
+    An empty root is waited for, with one warning. A reader that is slower than the training skips to the newest commit.
+    Each commit is pinned while it is in use. The pin is removed when the loop ends for any reason, and when SIGTERM
+    ends the process. A killed process leaves its pin, which expires after the training has continued for a while.
 
     Args:
         uri: The root: a URI (file://…, gs://…) or the path of a folder.
-        poll_s: Seconds between two looks at the log; greater than 0.
-        timeout_s: End the iteration when no commit came for so many seconds; None never ends it.
-        after: Sequence of the last commit that was handled before; only later commits come.
+        poll_s: Seconds between checks of the log; greater than 0.
+        timeout_s: Seconds without a commit after which the iteration ends; None never ends it.
+        after: Sequence of the last commit that was handled before. Only later commits are returned.
         every: Yield every new commit that isn't deleted yet, in order, instead of skipping to the newest.
 
     Returns:
@@ -301,7 +300,7 @@ def follow(
         ValueError: `poll_s` isn't greater than 0.
 
     Ranks:
-        One process on its own. No other rank takes part, and no process group is used.
+        One process on its own, without a process group.
 
     """
     return Follower(uri, poll_s=poll_s, timeout_s=timeout_s, after=after, every=every)

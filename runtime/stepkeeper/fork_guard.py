@@ -1,10 +1,10 @@
-"""Keep what the manager has open from the processes that the training forks.
+"""Keep the manager's open descriptors out of processes that the training forks.
 
-A forked data-loader worker inherits every open descriptor, and keeps its copies for as long as it lives. So
-descriptors are made while no thread can fork, and each object that has some lets go of them in a forked child.
+A forked data-loader worker inherits every open descriptor, and keeps its copies for as long as it lives. So descriptors
+are created while no thread can fork, and each owner closes its copies in a forked child.
 
-Only forks by Python are seen. A worker that C code forks inherits everything, so nothing may wait for the other end of
-a socket or pipe to be closed: see `companion.processes`.
+This covers only forks by Python. A worker that C code forks inherits everything, so no code may wait for the other end
+of a socket or pipe to be closed: see `companion.processes`.
 """
 
 import os
@@ -17,23 +17,23 @@ from typing import Final, Protocol
 __all__ = ["ForkAware", "MemoryFile", "forget_in_forks", "forks_held_back"]
 
 _PATIENCE_S: Final = 5.0
-"""Seconds that a fork and the making of descriptors wait for each other. Then they go on unguarded: a worker that
-inherits descriptors costs memory only, and a training that is stuck costs everything."""
+"""Seconds that a fork and the creation of descriptors wait for each other. Then they continue unguarded: a worker that
+inherits descriptors only costs memory, which is better than a stuck training."""
 
 
 class ForkAware(Protocol):
-    """An object with descriptors or threads that a forked child has no use for, or doesn't have."""
+    """An object with descriptors that a forked child must close, or threads that it doesn't have."""
 
     def forget_after_fork(self) -> None:
-        """Close this copy of the descriptors, and do nothing from then on. Called in a forked child."""
+        """Close this copy of the descriptors, and become inactive. Called in a forked child."""
         ...
 
 
 class _Guard:
-    """Let forks and the making of descriptors exclude each other; there is one guard in a process."""
+    """Make forks and the creation of descriptors exclude each other. There is one guard per process."""
 
     def __init__(self) -> None:
-        # Reentrant: a signal handler may fork, or drop a manager, where its thread holds the lock already.
+        # Reentrant: a signal handler may fork, or drop a manager, while its thread holds the lock.
         self._lock = threading.RLock()
         self._forking = threading.local()
         self._objects: weakref.WeakSet[ForkAware] = weakref.WeakSet()
@@ -55,12 +55,12 @@ class _Guard:
         self._forking.is_held = self._lock.acquire(timeout=_PATIENCE_S)
 
     def after_fork_in_parent(self) -> None:
-        # Not there if this module was imported between the two.
+        # It is missing if this module was imported between the two.
         if getattr(self._forking, "is_held", False):
             self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        # The thread that held the old lock may not be there.
+        # The thread that held the old lock may not exist here.
         self._lock = threading.RLock()
         objects, self._objects = list(self._objects), weakref.WeakSet()
         for each in objects:
@@ -72,24 +72,24 @@ _guard: Final = _Guard()
 
 @contextmanager
 def forks_held_back() -> Iterator[None]:
-    """Hold back forks by other threads, for the few system calls in which a descriptor is made and given to its owner.
+    """Hold back forks by other threads during the few system calls that create a descriptor and store it in its owner.
 
-    Nothing in there may take a lock, log, or import: the thread that waits to fork may hold any lock.
+    The block must not take a lock, log, or import: the thread that waits to fork may hold any lock.
     """
     with _guard.held():
         yield
 
 
 def forget_in_forks(owner: ForkAware) -> None:
-    """Call `owner.forget_after_fork()` in every child that is forked from now on, for as long as the owner is there."""
+    """Call `owner.forget_after_fork()` in every child that is forked from now on, as long as the owner exists."""
     _guard.add(owner)
 
 
 class MemoryFile:
-    """An anonymous file, to share memory with another process by its descriptor."""
+    """An anonymous file that shares memory with another process by its descriptor."""
 
     def __init__(self, name: str, size_bytes: int = 0) -> None:
-        """Make the file, with `size_bytes` zeros."""
+        """Create the file, with `size_bytes` zeros."""
         with forks_held_back():
             self.fd = os.memfd_create(name)
             forget_in_forks(self)
@@ -101,7 +101,7 @@ class MemoryFile:
         os.close(fd)
 
     def forget_after_fork(self) -> None:
-        """Close this copy, in a forked child, which would keep the memory for as long as it lives."""
+        """Close this copy in a forked child, which would keep the memory for as long as it lives."""
         if self.fd >= 0:
             self.close()
 

@@ -1,4 +1,4 @@
-"""Read what the kernel knows of another process: whether it runs, and which signal has ended it."""
+"""Read the kernel's record of another process: whether it runs, and which signal ended it."""
 
 from pathlib import Path
 from typing import Final
@@ -8,36 +8,36 @@ __all__ = ["KernelRecord"]
 _STATE: Final = 0
 _STARTED: Final = 19
 _EXIT: Final = 49
-"""Places in /proc/PID/stat, counted from behind the program's name (proc(5): fields 3, 22 and 52)."""
+"""Positions in /proc/PID/stat, counted after the program's name (proc(5): fields 3, 22 and 52)."""
 
 _STOPPED: Final = frozenset("Tt")
-"""States in which the last place names the signal that stopped the process."""
+"""States in which the last field is the signal that stopped the process."""
 
 _SIGNAL_MASK: Final = 0x7F
 
 _GONE: Final = frozenset("ZX")
-"""States of a process that has ended, also of one that its parent hasn't waited for."""
+"""States of a process that has ended, including one that its parent hasn't reaped."""
 
 
 class KernelRecord:
     """The kernel's record of one process of this user."""
 
     def __init__(self, pid: int) -> None:
-        """Know the process `pid`, which runs. Another one may get its number later."""
+        """Record the running process `pid`. Another process may get its pid later."""
         self._pid = pid
         fields = self._read()
         self.started: Final = None if fields is None else fields[_STARTED]
-        """When it began, as the kernel writes it; None if there is no such process."""
+        """Its start time, as the kernel writes it; None if there is no such process."""
 
     def has_ended(self) -> bool:
-        """Return True if it has ended, also if its parent hasn't waited for it yet."""
+        """Return True if it has ended, even if its parent hasn't reaped it yet."""
         fields = self._read()
         return fields is None or fields[_STARTED] != self.started or fields[_STATE] in _GONE
 
     def read_end_signal(self) -> int | None:
         """Return the number of the signal that ended the process.
 
-        None if it runs, or ended otherwise; or if its parent has waited for it already, or nobody may look.
+        None if it runs or ended otherwise, if its parent has reaped it already, or if /proc can't be read.
         """
         fields = self._read()
         if fields is None or fields[_STARTED] != self.started or fields[_STATE] in _STOPPED:
@@ -49,6 +49,6 @@ class KernelRecord:
             text = Path(f"/proc/{self._pid}/stat").read_text(errors="replace")
         except OSError:
             return None
-        # The program's name stands in parentheses, and may have any characters, these too.
+        # The program's name is in parentheses, and may contain any characters, including parentheses.
         fields = text.rpartition(")")[2].split()
         return fields if len(fields) > _EXIT else None

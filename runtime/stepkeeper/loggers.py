@@ -1,6 +1,6 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""Make this package's loggers: Python's own, below `stepkeeper`, whose records name the attempt and the rank."""
+"""Make this package's loggers: Python's own, below `stepkeeper`, with the attempt and the rank in their records."""
 
 import logging
 import sys
@@ -9,18 +9,18 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TextIO
 
-__all__ = ["identify", "logger", "show_by_default", "tell_briefly"]
+__all__ = ["identify", "logger", "run_briefly", "show_by_default"]
 
 _PACKAGE: Final = "stepkeeper"
 _FORMAT: Final = "%(asctime)s %(levelname)s stepkeeper (rank %(rank)s, start %(attempt)s): %(message)s"
-_TELL_S: Final = 0.2
+_BRIEF_S: Final = 0.2
 _identity: Final[dict[str, Any]] = {"attempt": None, "rank": None}
 
 
 def logger(name: str) -> logging.Logger:
-    """Return Python's logger `name`, whose records have `step`, `attempt` and `rank` for handlers that write them.
+    """Return Python's logger `name`, whose records have `step`, `attempt` and `rank`.
 
-    `step` is the step that the record is about if the call passes one in `extra`, else None.
+    `step` is the record's step if the call passes one in `extra`, else None.
     """
     named = logging.getLogger(name)
     named.addFilter(_add_identity)
@@ -44,7 +44,7 @@ def identify(*, rank: int, attempt: str | None) -> None:
 def show_by_default() -> None:
     """Write this package's records, from INFO on, to stderr, unless the program has configured logging itself.
 
-    A handler or a level of one's own, on the root logger or on `stepkeeper`, decides alone, also if it comes later.
+    A handler or a level of the program, on the root logger or on `stepkeeper`, takes precedence, even if set later.
     """
     package = logging.getLogger(_PACKAGE)
     if package.level != logging.NOTSET or package.hasHandlers():
@@ -55,14 +55,14 @@ def show_by_default() -> None:
     package.setLevel(logging.INFO)
 
 
-def tell_briefly(*tells: Callable[[], object]) -> None:
-    """Run each of `tells` in a thread of its own, and go on after a fifth of a second even if one of them hangs.
+def run_briefly(*calls: Callable[[], object]) -> None:
+    """Run each of `calls` in its own thread, and continue after a fifth of a second even if one hangs.
 
-    The program chooses what handlers of the log write to, and that may be a file system that stands still. Threads
-    that watch over the process, or end it, must not stand still with it.
+    The program chooses the outputs of log handlers, and one may be on a hanging file system. Threads that watch or end
+    the process must not hang with it.
     """
-    ends_s = time.monotonic() + _TELL_S
-    threads = [threading.Thread(target=tell, name="stepkeeper-tells", daemon=True) for tell in tells]
+    ends_s = time.monotonic() + _BRIEF_S
+    threads = [threading.Thread(target=call, name="stepkeeper-brief", daemon=True) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -70,7 +70,7 @@ def tell_briefly(*tells: Callable[[], object]) -> None:
 
 
 class _DefaultHandler(logging.StreamHandler[TextIO]):
-    """Writes to stderr as long as the root logger has no handler."""
+    """Write to stderr as long as the root logger has no handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
@@ -86,7 +86,7 @@ def _add_identity(record: logging.LogRecord) -> bool:
 
 
 def _process_group_rank() -> int | None:
-    """Read the rank from torch's default process group, where no manager was made; None if there is no group."""
+    """Read the rank from torch's default process group, if there is no manager; None without a group."""
     group = sys.modules.get("torch.distributed")
     is_there = group is not None and group.is_available() and group.is_initialized()
     return int(group.get_rank()) if group is not None and is_there else None

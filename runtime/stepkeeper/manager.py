@@ -32,7 +32,7 @@ __all__ = ["CheckpointManager"]
 
 
 class CheckpointManager(ManagerInspection):
-    """Save the state of a training to a root, restore it, and end the process in order when it is told to stop.
+    """Save the state of a training to a root, restore it, and end the process in order after a notice.
 
     With an operator::
 
@@ -43,12 +43,12 @@ class CheckpointManager(ManagerInspection):
                 if manager.step(step, state, {"loss": loss}).stop:
                     break
 
-    `state` is a tree of tensors, objects with state_dict() and load_state_dict(), and plain values. The manager looks
-    at it only when it saves or restores. Leaving the block ends the process with the exit code that tells how the
-    training ended, except when the training is simply done.
+    `state` is a tree of tensors, objects with state_dict() and load_state_dict(), and plain values. The manager reads
+    it only when it saves or restores. When the block is left, the process exits with a code that reports how the
+    training ended, unless the training is done.
 
     Ranks:
-        All ranks call every method at the same steps, unless the method says otherwise.
+        All ranks call every method at the same steps, except where noted.
 
     """
 
@@ -70,14 +70,14 @@ class CheckpointManager(ManagerInspection):
             path: The root: a URI (file://…, gs://…) or the path of a folder.
             save: Number of steps between saves, or a policy of `stepkeeper.policy.save`.
             keep: Number of newest commits to keep, or a policy of `stepkeeper.policy.keep`; None keeps all.
-            total_steps: Number of the training's last step, which is saved whatever `save` says. Without it, `close`
-                and the end of the block save the last step that was finished.
+            total_steps: Number of the training's last step, which is saved in any case. Without it, `close` and the end
+                of the block save the last finished step.
             process_group: The ranks that save together; by default torch's default group, if there is one.
-            options: What few trainings need to change.
+            options: Settings that few trainings need to change.
 
         Raises:
             BadUriError: `path` names no store.
-            TypeError, ValueError: An argument is of the wrong type or out of its range, or two contradict each other.
+            TypeError, ValueError: An argument has the wrong type or is out of its range, or two contradict each other.
 
         Ranks:
             All ranks call this with the same arguments.
@@ -111,23 +111,23 @@ class CheckpointManager(ManagerInspection):
         options: Options = Options(),
         _places: PodPaths | None = None,
     ) -> Self:
-        """Construct the manager that this container's CheckpointedTrainingJob asks for.
+        """Construct the manager with the settings of this container's CheckpointedTrainingJob.
 
-        The job says when to save and what to keep. One line for each save, restore and notice goes to stderr, unless
+        The job defines when to save and what to keep. Each save, restore and notice writes one line to stderr, unless
         the program has configured logging. A subclass's own `__init__` isn't called.
 
         Args:
-            save: Number of steps, or a policy, that saves steps besides those that the job asks for.
-            keep: Number of commits, or a policy, that keeps commits besides those that the job keeps.
+            save: Number of steps, or a policy, that saves further steps besides the job's.
+            keep: Number of commits, or a policy, that keeps further commits besides the job's.
             process_group: The ranks that save together; by default torch's default group, if there is one.
-            options: What a job has no field for. `local_tier_bytes` limits a volume that the job mounts, too.
+            options: Settings that a job has no field for. `local_tier_bytes` also limits a volume that the job mounts.
             _places: Paths of the pod's files, for tests.
 
         Raises:
-            NotInPodError: No operator made this container; the message says what to write instead.
-            ContractError: The operator's settings are of another version.
-            ProcessGroupError: The job has several hosts, and they don't form a process group yet.
-            TypeError, ValueError: An argument is of the wrong type or out of its range, or two contradict each other.
+            NotInPodError: The operator didn't make this container. The message has the code to write instead.
+            ContractError: The operator's settings have an unknown format.
+            ProcessGroupError: The job has several hosts that don't form a process group yet.
+            TypeError, ValueError: An argument has the wrong type or is out of its range, or two contradict each other.
 
         Ranks:
             All ranks call this with the same arguments.
@@ -144,9 +144,9 @@ class CheckpointManager(ManagerInspection):
             options=options,
             environment=environment,
         )
-        # Not by the constructor, whose parameters a subclass may change.
+        # Without the constructor, whose parameters a subclass may change.
         manager = cls.__new__(cls)
-        manager._open(arguments)  # noqa: SLF001  # it is one of these
+        manager._open(arguments)  # noqa: SLF001  # it is this class's own instance
         return manager
 
     @training_call
@@ -162,12 +162,12 @@ class CheckpointManager(ManagerInspection):
     ) -> RestoreResult | None:
         """Claim the root and restore its latest commit into `state`, or restore the newest commit of `step`.
 
-        Every block that is read is verified. Saves in flight are awaited first. The latest commit is quarantined if it
-        is torn, and its parent is restored instead.
+        Every block is verified when it is read. The restore waits for saves in flight first. A torn latest commit is
+        quarantined, and its parent is restored instead.
 
-        With `step`, nothing is claimed, and the log is left as it is. The next save continues from the restored commit,
-        and newer commits become an abandoned branch. If only a part of the commit is restored, the next save continues
-        from what was restored or saved before, if anything was.
+        With `step`, nothing is claimed or written to the log. The next save continues from the restored commit, and
+        newer commits become an abandoned branch. If only a part of the commit is restored, the next save continues from
+        the state's earlier origin, if it has one.
 
         Args:
             state: A tree of tensors, objects with load_state_dict(), and plain values; tensors are filled in place.
@@ -175,22 +175,22 @@ class CheckpointManager(ManagerInspection):
             items: Patterns of flat names to restore, which also select everything below them: "model" selects all
                 of "model.…". None restores all.
             exclude: Patterns of flat names to leave out.
-            strict: If False, fill the names that both have and leave the rest of `state` as it is.
+            strict: If False, fill the common names and leave the rest of `state` unchanged.
             cast: Convert tensors to the dtypes of `state`.
 
         Returns:
-            The commit that was restored. None, without `step`, if nothing was ever committed in the root.
+            The restored commit. None, without `step`, if the root never had a commit.
 
         Raises:
             FencedError: The root belongs to another job, or a later start of this job has begun.
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit. Nothing was changed.
-            PartlyRestoredError: It failed after it had changed `state`, in any rank; the cause is chained. Nothing is
-                saved before another restore succeeds. After all other errors `state` is as it was.
-            RestoreError: No commit can be used, or there is none of `step`, and the message lists those that there are;
-                or it was deleted while it was read.
+            PartlyRestoredError: The restore failed after it had changed `state`, in any rank. The cause is chained.
+                Nothing is saved until another restore succeeds. After all other errors `state` is unchanged.
+            RestoreError: No commit can be used; or there is none of `step`, and the message lists the existing ones; or
+                it was deleted while it was read.
             TornCheckpointError: Bytes of the commit of `step` are bad.
-            TypeError: `state` is no state, or a function; or `step` is no whole number.
-            UnsupportedValueError: Nothing was ever committed, and something in `state` can't be saved.
+            TypeError: `state` isn't a state, or is a function; or `step` isn't a whole number.
+            UnsupportedValueError: The root never had a commit, and a value in `state` can't be saved.
             ValueError: `state` is empty.
 
         Ranks:
@@ -242,14 +242,14 @@ class CheckpointManager(ManagerInspection):
 
     @training_call
     def step(self, step: int, state: GivenState, metrics: Mapping[str, object] | None = None) -> StepOutcome:
-        """Finish `step`: save it in the background if it is due, and stop here if all ranks were told to.
+        """Finish `step`: save it in the background if it is due, and stop here if all ranks agreed to.
 
         Call this after every step, after the loop's own `torch_xla.sync()`. If nothing is due, it takes microseconds
-        and doesn't use the network. After a notice, it returns `stop` once this step is committed; where the job says
-        Skip, once the saves in flight are committed.
+        and doesn't use the network. After a notice, it returns `stop` once this step is committed, or, if the job's
+        setting is Skip, once the saves in flight are committed.
 
         Args:
-            step: Number of the step that was just finished, at least 0.
+            step: Number of the finished step, at least 0.
             state: A tree of tensors, objects with state_dict() and load_state_dict(), and plain values; or a function
                 that returns one. The function is called once for each save, and only then.
             metrics: Numbers to store with the commit and to report, by name.
@@ -259,10 +259,10 @@ class CheckpointManager(ManagerInspection):
 
         Raises:
             FencedError: Another claim owns the root.
-            PartlyRestoredError: A restore has failed half-way, and none has succeeded since.
-            StepkeeperError: A save in the background failed since the last call.
-            TypeError: `state` is neither a state nor a function. What a function raises is raised unchanged.
-            UnsupportedValueError: Something in `state` can't be saved; the message names the key.
+            PartlyRestoredError: A restore failed halfway, and none has succeeded since.
+            StepkeeperError: A background save failed since the last call.
+            TypeError: `state` is neither a state nor a function. Errors of a function are raised unchanged.
+            UnsupportedValueError: A value in `state` can't be saved. The message names the key.
             ValueError: `state` is empty.
 
         Ranks:
@@ -294,14 +294,14 @@ class CheckpointManager(ManagerInspection):
         """Take a snapshot of `state`, and save it in the background, whether the step is due or not.
 
         `state` may change as soon as this returns. If as many saves are in flight as `Options.max_pending` allows, this
-        waits for an earlier one. A step may be saved again; its newest commit counts. The end of the block, `close`
-        and `wait` wait for the save.
+        waits for an earlier one. A step may be saved again; its newest commit counts. The end of the block, `close` and
+        `wait` wait for the save.
 
         The latest commit, which `restore(state)` restores, is the one that was saved last, even if its step is lower
-        than an earlier one's. Only `step` returns that the loop is to stop: call that after every step too.
+        than an earlier one's. Only `step` returns whether the loop should stop: call it after every step too.
 
         Args:
-            step: Number of the step that was just finished, at least 0.
+            step: Number of the finished step, at least 0.
             state: A tree of tensors, objects with state_dict() and load_state_dict(), and plain values; or a function
                 that returns one. The function is called once.
             metrics: Numbers to store with the commit and to report, by name.
@@ -311,7 +311,7 @@ class CheckpointManager(ManagerInspection):
 
         Raises:
             FencedError: Another claim owns the root.
-            StepkeeperError: A save in the background failed since the last call.
+            StepkeeperError: A background save failed since the last call.
             PartlyRestoredError, TypeError, UnsupportedValueError, ValueError: `step` raises them too.
 
         Ranks:
@@ -325,7 +325,7 @@ class CheckpointManager(ManagerInspection):
     def _record_request(
         self, step: int, state: GivenState, metrics: Mapping[str, object] | None = None
     ) -> SaveRequest:
-        """Check and record a step that `step` isn't called for. Raises the failure of an earlier save."""
+        """Check and record a step outside of `step`. Raises the failure of an earlier save."""
         parts = self._parts
         parts.ending.check_open()
         request = build_request(step, state, metrics)
@@ -339,13 +339,13 @@ class CheckpointManager(ManagerInspection):
         """Wait until no save is in flight.
 
         Args:
-            timeout_s: Longest time to wait, in seconds; None waits as long as it takes.
+            timeout_s: Longest time to wait, in seconds; None sets no limit.
 
         Returns:
             False if saves were still in flight after `timeout_s`.
 
         Raises:
-            StepkeeperError: A save in the background failed since the last call.
+            StepkeeperError: A background save failed since the last call.
 
         Ranks:
             Any rank, on its own.
@@ -356,31 +356,31 @@ class CheckpointManager(ManagerInspection):
         return ended
 
     def request_stop(self) -> None:
-        """Make all ranks stop at one of the next steps, as if they had been sent SIGTERM.
+        """Make all ranks stop at one of the next steps, as after SIGTERM.
 
-        The last save gets all the time that it takes: nobody kills the process for this.
+        The last save has no time limit, since no kill follows.
 
         Ranks:
             Any rank, on its own, from any thread.
 
         """
-        self._parts.ending.notices.hear(NoticeSource.CALL, kills=False)
+        self._parts.ending.notices.record(NoticeSource.CALL, kills=False)
 
     @training_call
     def close(self) -> None:
         """Finish the training: commit the saves in flight and the last step, and report to the operator.
 
-        The last step is the one that `step` was called for last. It is saved, as the state is now, unless it is
-        already, or the state has changed since or was restored. The end of the manager's block does the same, if no
-        exception leaves it and no notice has stopped the training.
+        The last step is the one of the last call of `step`. It is saved with the present state, unless it is saved
+        already, or the state has changed since or was restored. The end of the manager's block does the same, unless an
+        exception leaves it or a notice has stopped the training.
 
-        What the saves make superfluous is deleted before. After a stop, this ends the process with exit code 75, as the
-        end of the block does: training isn't done.
+        Commits that the saves make superfluous are deleted before. After a stop, this ends the process with exit code
+        75, as the end of the block does: training isn't done.
 
         Raises:
-            StepkeeperError: A save in the background failed.
-            PeerLostError: A rank did not come.
-            SystemExit: `step` has returned `stop`, or another rank's program has ended itself because of a notice.
+            StepkeeperError: A background save failed.
+            PeerLostError: A rank is lost, or didn't come in time.
+            SystemExit: `step` returned `stop`, or another rank's program ended itself because of a notice.
 
         Ranks:
             All ranks call this.

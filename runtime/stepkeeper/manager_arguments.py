@@ -1,4 +1,4 @@
-"""Define a manager's options, check the arguments of its constructors and convert them to stepkeeper's own values."""
+"""Define a manager's options, and check and convert the arguments of its constructors."""
 
 import math
 import os
@@ -26,24 +26,24 @@ class Options:
     """The settings of a manager that few trainings need to change.
 
     Raises:
-        TypeError: A value is of the wrong type.
+        TypeError: A value has the wrong type.
         ValueError: A number is out of its range.
 
     """
 
     max_pending: int = 1
-    """Number of snapshots that host memory may hold at once, at least 1. With 1, a save waits until the save before it
-    has ended."""
+    """Number of snapshots that host memory may hold at once, at least 1. With 1, a save waits for the end of the save
+    before it."""
 
     take_over: str | bool = False
     """Name of the job whose root becomes this one's; True takes over the root of any job."""
 
     unsafe_single_writer: bool = False
-    """Promise that a store that can't tell two writers apart has only one."""
+    """True to promise that a store without exclusive creates has only one writer."""
 
     device_budget_bytes: int | None = None
-    """Device memory of this process, in bytes, that a snapshot may use until it is in host memory; what doesn't fit
-    waits. None starts with all of it and halves it each time that the devices have no room."""
+    """Device memory of this process, in bytes, that a snapshot may use until it is in host memory. The rest of the
+    snapshot waits. None starts with all device memory, and halves it each time that the devices have no room."""
 
     local_tier: str | os.PathLike[str] | None = None
     """A folder on a disk of this host. Saves are staged there on their way to the root, so that host memory is free
@@ -54,11 +54,11 @@ class Options:
     """Number of bytes that this process may use in the local tier; None sets no limit."""
 
     stacks_after_s: float | None = 300.0
-    """Number of seconds after which a step that takes ten times longer than any before it has the stacks of all ranks'
-    threads written to the log, and into the report to an operator. None watches no steps."""
+    """Seconds after which a step is slow, if it also takes ten times longer than any before it. The stacks of all
+    ranks' threads are then written to the log and into the report to an operator. None doesn't watch steps."""
 
     stop_on_notice: bool = True
-    """True if SIGTERM, or another notice, makes all ranks save one step and stop."""
+    """True if SIGTERM or another notice makes all ranks save one step and stop."""
 
     def __post_init__(self) -> None:
         check_whole("max_pending", self.max_pending, 1)
@@ -67,31 +67,31 @@ class Options:
                 check_whole(name, number, least)
         job: object = self.take_over
         if not isinstance(job, str | bool) or job == "":
-            raise TypeError(f"take_over is a job's namespace/name, True or False, not {job!r}")
+            raise TypeError(f"take_over must be a job's namespace/name, True or False, not {job!r}")
         if self.local_tier is not None:
-            _check_path("local_tier is the path of a folder", self.local_tier)
+            _check_path("local_tier must be the path of a folder", self.local_tier)
         if (limit_s := self.stacks_after_s) is not None and (
             not 0 < check_number("stacks_after_s", limit_s) < math.inf
         ):
-            raise ValueError(f"stacks_after_s is a number of seconds greater than 0, not {limit_s}")
+            raise ValueError(f"stacks_after_s must be a number of seconds greater than 0, not {limit_s}")
         for name in ("unsafe_single_writer", "stop_on_notice"):
             if not isinstance(flag := getattr(self, name), bool):
-                raise TypeError(f"{name} is True or False, not {flag!r}")
+                raise TypeError(f"{name} must be True or False, not {flag!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerArguments:
-    """The arguments that a manager was constructed with, as Python's own numbers, whatever library they came from."""
+    """The checked arguments of a manager, with Python's own numbers instead of those of other libraries."""
 
     path: str
     save: SavePolicy
-    """The policy that was given, or EveryNSteps of the number that was."""
+    """The given policy, or EveryNSteps of the given number."""
 
     keep: KeepPolicy | None
     """The policy that selects which commits stay; None keeps all."""
 
     total_steps: int | None
-    """The training's last step, which is saved whatever `save` says."""
+    """The training's last step, which is saved in any case."""
 
     process_group: dist.ProcessGroup | None
     options: Options
@@ -103,7 +103,7 @@ class ManagerArguments:
 
     @property
     def policy(self) -> SavePolicy:
-        """The save policy, which saves the training's last step too."""
+        """The save policy, which also saves the training's last step."""
         return self.save if self.total_steps is None else AnyOf((self.save, AtSteps((self.total_steps,))))
 
 
@@ -117,16 +117,16 @@ def build_arguments(
     options: Options,
     environment: Environment | None = None,
 ) -> ManagerArguments:
-    """Check and convert a manager's arguments, and add to them what a job says; `CheckpointManager` documents them.
+    """Check and convert a manager's arguments, and add a job's settings. `CheckpointManager` documents the arguments.
 
     Raises:
-        BadUriError: The path names no store, or the local tier is no folder.
-        TypeError: Something that is neither a number nor a policy was given in place of one, or no Options.
+        BadUriError: The path names no store, or the local tier isn't a folder.
+        TypeError: An argument is neither a number nor a policy, or `options` isn't Options.
         ValueError: A number is out of its range.
 
     """
     if not isinstance(options, Options):
-        raise TypeError(f"options is an Options value, not a value of type {type(options).__name__}")
+        raise TypeError(f"options must be an Options value, not a value of type {type(options).__name__}")
     saves = [_convert_save(save)] if save is not None or environment is None else []
     if isinstance(keep, SupportsIndex):
         keep = LastN(check_whole("keep", keep, 1))
@@ -139,7 +139,7 @@ def build_arguments(
         tier_bytes = None if tier is None else options.local_tier_bytes
         options = replace(options, local_tier=tier, local_tier_bytes=tier_bytes)
     return ManagerArguments(
-        path=expand_home(_check_path("path is a URI or the path of a folder", path)),
+        path=expand_home(_check_path("path must be a URI or the path of a folder", path)),
         save=saves[0] if len(saves) == 1 else AnyOf(tuple(saves)),
         keep=keeps[0] if len(keeps) == 1 else KeepAnyOf(tuple(keeps)) if keeps else None,
         total_steps=None if total_steps is None else check_whole("total_steps", total_steps, 1),
@@ -151,19 +151,21 @@ def build_arguments(
 
 
 def _check_path(what: str, given: object) -> str:
-    """Return the path as text. Raises TypeError, which begins with `what`, if it is none."""
+    """Return the path as text. Raises a TypeError that begins with `what` if it isn't a path."""
     if not isinstance(given, str | os.PathLike):
         raise TypeError(f"{what}, not a value of type {type(given).__name__}")
     return os.fspath(given)
 
 
 def _convert_save(given: Any) -> SavePolicy:
-    """Return the policy, also of a number of steps. Raises TypeError if it is neither."""
+    """Return the given policy, or that of the given number of steps. Raises TypeError for other values."""
     if isinstance(given, SupportsIndex):
         return EveryNSteps(check_whole("save", given, 1))
     for part in parts_of(given):
         if isinstance(part, type) or not callable(getattr(part, "due", None)):
-            raise TypeError(f"save is a number of steps or a policy of stepkeeper.policy.save, not {part!r}")
+            raise TypeError(
+                f"save must be a number of steps or a policy of stepkeeper.policy.save, not {part!r}"
+            )
     policy: SavePolicy = given
     return policy
 
@@ -178,12 +180,12 @@ def _build_tier_place(folder: str | os.PathLike[str] | None, most_bytes: int | N
     """
     if folder is None:
         if most_bytes is not None:
-            raise ValueError("local_tier_bytes bounds a local_tier: name its folder too")
+            raise ValueError("local_tier_bytes needs a local_tier: pass its folder too")
         return None
     path = os.fspath(folder)
     check_slashes(path)
     if "://" in path:
-        raise BadUriError(f"local_tier is the path of a folder on this host's own disk, got {path!r}")
+        raise BadUriError(f"local_tier must be the path of a folder on this host's own disk, not {path!r}")
     return TierPlace(folder=str(Path(expand_home(path)).absolute()), most_bytes=most_bytes)
 
 

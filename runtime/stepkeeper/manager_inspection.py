@@ -1,4 +1,4 @@
-"""Provide the methods of CheckpointManager that look at commits and at the saves of this process."""
+"""Provide the methods of CheckpointManager that inspect commits and the saves of this process."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ __all__ = ["ManagerInspection"]
 
 
 class ManagerInspection:
-    """Look at commits of the root and at the saves of this process."""
+    """Inspect commits of the root and the saves of this process."""
 
     _parts: ManagerParts
 
@@ -26,7 +26,7 @@ class ManagerInspection:
 
     @training_call
     def steps(self) -> list[int]:
-        """List the steps that can be restored, those of HEAD and its ancestors, without repetition.
+        """List the steps that can be restored, which are those of HEAD and its ancestors, without repetition.
 
         Ranks:
             Any rank, on its own.
@@ -39,11 +39,11 @@ class ManagerInspection:
         """Describe the commit of `step`: names, dtypes and shapes, read from its manifests.
 
         Args:
-            step: The step that was saved.
+            step: The saved step.
 
         Raises:
-            RestoreError: There is no such commit, and the message lists those that there are; or the commit was
-                deleted while it was read.
+            RestoreError: There is no such commit, and the message lists the existing ones; or it was deleted while it
+                was read.
 
         Ranks:
             Any rank, on its own.
@@ -53,29 +53,29 @@ class ManagerInspection:
 
     @training_call
     def verify(self, step: int) -> Verification:
-        """Verify every byte of the newest commit of `step` on HEAD's line. Each byte is read by one of the ranks.
+        """Verify every byte of the newest commit of `step` on HEAD's line. One of the ranks reads each byte.
 
-        Nothing is appended to the log, and no commit is quarantined. Saves in flight are awaited first. A call from
-        another thread than the training's, such as a hook, doesn't hold up later saves, and their commits may lead
-        to the deletion of this one.
+        Nothing is appended to the log, and no commit is quarantined. The call waits for saves in flight first. From
+        another thread than the training's, such as a hook's, it doesn't delay later saves, whose commits may make
+        retention delete this one.
 
         Args:
-            step: The step that was saved.
+            step: The saved step.
 
         Returns:
-            Number and size of the objects that were verified.
+            Number and size of the verified objects.
 
         Raises:
-            RestoreError: There is no such commit, and the message lists those that there are; or the commit was
-                deleted while it was read.
+            RestoreError: There is no such commit, and the message lists the existing ones; or it was deleted while it
+                was read.
             TornCheckpointError: Bytes of the commit are bad.
-            FencedError: This process has claimed the root, and another claim owns it now.
+            FencedError: Another claim replaced this process's claim of the root.
 
         Ranks:
             All ranks call this with the same step.
 
         """
-        # A commit that comes meanwhile may delete what is being read. It can't where training waits for this call.
+        # A later commit may delete the one that is read. It can't while training waits for this call.
         self._parts.saver.wait_until_idle()
         return verify_step(self._parts.restorer, self._parts.companion, check_whole("step", step))
 
@@ -99,10 +99,10 @@ class ManagerInspection:
         )
 
     def on_save(self, hook: SaveHook) -> Callable[[], None]:
-        """Call `hook` with a `SaveReport` whenever a save has ended, well or not.
+        """Call `hook` with a `SaveReport` whenever a save has succeeded or failed.
 
-        Hooks run in a thread of their own: no save waits for them, and they may call the manager. What a hook raises
-        is logged.
+        Hooks run in a separate thread: no save waits for them, and they may call the manager. Errors of a hook are
+        logged.
 
         Args:
             hook: Called with the report of each save of this rank that ends from now on.

@@ -38,7 +38,7 @@ _ADDRESS_S: Final = 300.0
 
 
 class ManagerParts:
-    """Hold the parts of one manager. The manager alone keeps this object alive: no thread and no part does."""
+    """Hold the parts of one manager. Only the manager keeps this object alive; no thread or part does."""
 
     def __init__(self, given: ManagerArguments) -> None:
         """Construct the parts. Nothing is read or written yet, and outside an operator's pod nothing is started.
@@ -129,31 +129,31 @@ class ManagerParts:
         )
 
     def describe(self) -> str:
-        """Say in one line which root this is, and how far it is saved. From memory alone."""
+        """Describe the root and its newest commit in one line, from memory alone."""
         committed = self.saver.lineage.own_commit or self.saver.lineage.restored_commit
         saving = self.saver.in_flight
-        said = [self.store.uri]
+        summary = [self.store.uri]
         if self.rank_group.world_size > 1:
-            said.append(f"rank {self.rank_group.rank} of {self.rank_group.world_size}")
-        said.append("nothing committed" if committed is None else f"step {committed.step} committed")
+            summary.append(f"rank {self.rank_group.rank} of {self.rank_group.world_size}")
+        summary.append("nothing committed" if committed is None else f"step {committed.step} committed")
         if saving is not None:
-            said.append(f"step {saving.step} in flight")
+            summary.append(f"step {saving.step} in flight")
         if self.ending.is_closed:
-            said.append("closed")
-        return ", ".join(said)
+            summary.append("closed")
+        return ", ".join(summary)
 
     def prepare_saves(self, target: LoadTarget, *, is_restored: bool) -> None:
-        """Compile what saves need, and note how the state was before the restore.
+        """Compile the programs that saves need, and mark the state as it was before the restore.
 
-        This looks at the state as it was before: another call of state_dict() could disturb what was loaded. What
-        saves compile is the same.
+        This uses the state from before: another call of state_dict() could disturb the loaded state. The compiled
+        programs are the same.
 
         Args:
-            target: What was filled, or would have been.
-            is_restored: Whether there was something to restore.
+            target: The restore's target.
+            is_restored: Whether there was a commit to restore.
 
         Raises:
-            UnsupportedValueError: Something in the state can't be saved, and no restore has replaced it.
+            UnsupportedValueError: A value in the state can't be saved, and no restore has replaced it.
 
         Ranks: all ranks call this.
 
@@ -163,8 +163,7 @@ class ManagerParts:
         except Exception as error:  # the training can continue; the next restore would raise it
             if self.rank_group.rank == 0:
                 _log.warning(
-                    "the state can't be read before the first step, and the restore of a next start would fail there: "
-                    "%r",
+                    "reading the state before the first step failed, and the next start's restore would fail too: %r",
                     error,
                 )
             return
@@ -173,16 +172,16 @@ class ManagerParts:
         except (UnsupportedValueError, ValueError) as error:
             if isinstance(error, UnsupportedValueError) and not is_restored:
                 raise
-            # The restore, or the training's first step, may mend that. If not, the first save raises it.
-            _log.info("saves are not prepared: %s", error)
+            # The restore, or the training's first step, may fix that. If not, the first save raises it.
+            _log.info("preparing saves failed, the first save retries: %s", error)
 
     def follow_directive(self, directive: Directive) -> None:
-        """Do what the operator asks for. Runs in the thread that listens to the companion."""
-        # Looked up late: the companion is constructed before it.
+        """Follow the operator's directive. Runs in the thread that listens to the companion."""
+        # Looked up late, because the companion is constructed first.
         self.ending.follow_directive(directive)
 
     def _meet_operator(self) -> None:
-        """Start what elsewhere the training starts: the operator expects reports, and may send directives."""
+        """Start the parts that elsewhere the training starts: the operator expects reports, and may send directives."""
         self.ending.start()
         with self.waits.in_call():
             self.companion.ensure_process()
@@ -196,7 +195,7 @@ M = TypeVar("M", bound=_HasParts)
 
 
 def training_call(call: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
-    """Note, while the manager's method `call` runs, that the training is in it; see `EndingShell.in_call`."""
+    """Register, while the manager's method `call` runs, that the training is in it; see `EndingShell.in_call`."""
 
     @wraps(call)
     def noted(manager: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -207,7 +206,7 @@ def training_call(call: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[
 
 
 def _call_weakly(act: Callable[[Given], None]) -> Callable[[Given], None]:
-    """Return a function that calls the method `act` as long as its object lives, and doesn't keep that alive."""
+    """Return a function that calls the method `act` as long as its object lives, without keeping it alive."""
     held = WeakMethod(act)
 
     def call(given: Given) -> None:
@@ -221,22 +220,22 @@ def _call_weakly(act: Callable[[Given], None]) -> Callable[[Given], None]:
 def _link_companions(
     group: RankGroup, meeting: StackMeeting, link: Callable[[Mapping[str, Any]], None]
 ) -> None:
-    """Give this rank's companion the address of rank 0's. A failure is logged: training goes on without.
+    """Pass this rank's companion the address of rank 0's. A failure is logged, and training continues without.
 
-    Ranks: all ranks call this, when all have met.
+    Ranks: all ranks call this once all have met.
 
     Args:
         group: The ranks that train together.
         meeting: Where the companions meet.
-        link: Connects this rank's companion; rank 0's, which is called, doesn't need it.
+        link: Connects this rank's companion. Rank 0's accepts connections and doesn't need it.
 
     """
-    # An empty dict says that there is no way: no rank is to wait for one.
+    # An empty dict means that there is no address, so that no rank waits for one.
     own = (meeting.describe(group.store_host) or {}) if group.rank == 0 else None
     try:
         address = group.broadcast("companions", own, _ADDRESS_S)
     except (PeerLostError, NoticeDeadlineError) as error:
-        _log.warning("a request for stacks doesn't reach all ranks: %s", error)
+        _log.warning("stack requests do not reach all ranks: %s", error)
         return
     if group.rank != 0 and address:
         link(address)

@@ -18,10 +18,9 @@ _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = None) -> Callable[[], None]:
     """Count every save of `manager` in a Prometheus registry.
 
-    The metrics are `stepkeeper_saves_total{outcome}`, `stepkeeper_saved_bytes_total`, `stepkeeper_committed_step`,
-    and histograms of a save's parts in seconds:
-    `stepkeeper_save_{stall,transfer,queue,persist,commit,duration}_seconds`. Serving them is the program's
-    business, for example with `prometheus_client.start_http_server(port)`.
+    The metrics are `stepkeeper_saves_total{outcome}`, `stepkeeper_saved_bytes_total`, `stepkeeper_committed_step`, and
+    histograms of a save's parts in seconds: `stepkeeper_save_{stall,transfer,queue,persist,commit,duration}_seconds`.
+    The program has to serve them, for example with `prometheus_client.start_http_server(port)`.
 
     Args:
         manager: The manager whose saves are counted.
@@ -32,16 +31,16 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
 
     Raises:
         ImportError: prometheus-client isn't installed.
-        ValueError: The registry has these metrics already, of another manager.
+        ValueError: The registry already has these metrics of another manager.
 
     Ranks:
-        Any rank, on its own. Each rank exports what it has saved itself.
+        Any rank, on its own. Each rank exports its own saves.
 
     """
     try:
         from prometheus_client import REGISTRY
     except ImportError as error:
-        raise ImportError("metrics need prometheus-client: install stepkeeper[prometheus]") from error
+        raise ImportError("prometheus-client is missing: install stepkeeper[prometheus]") from error
 
     registry = REGISTRY if registry is None else registry
     metrics = _SaveMetrics()
@@ -55,7 +54,7 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
 
 
 class _SaveMetrics:
-    """The metrics of saves. They are made unregistered, so that all of them can be registered, or none."""
+    """The metrics of saves. They are created unregistered, so that all or none of them can be registered."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter, Gauge, Histogram
@@ -63,25 +62,27 @@ class _SaveMetrics:
         self._saves = Counter(
             "stepkeeper_saves", "Saves of this process that have ended.", ["outcome"], registry=None
         )
-        self._saved_bytes = Counter("stepkeeper_saved_bytes", "What this rank wrote of them.", registry=None)
+        self._saved_bytes = Counter(
+            "stepkeeper_saved_bytes", "Bytes that this rank wrote for saves.", registry=None
+        )
         self._step = Gauge(
             "stepkeeper_committed_step", "Step of the newest commit of this process.", registry=None
         )
         self._parts = {
             part: Histogram(f"stepkeeper_save_{part}_seconds", text, buckets=_BUCKETS_S, registry=None)
             for part, text in (
-                ("stall", "How long the train thread waited for a save."),
-                ("transfer", "From the snapshot until all of it was in host memory."),
-                ("queue", "Until its turn had come to be written."),
-                ("persist", "Until this rank's share was durable."),
-                ("commit", "Until the commit was in the log."),
-                ("duration", "From the call to the end of a save."),
+                ("stall", "Time that the train thread waited for a save."),
+                ("transfer", "Time from the snapshot until all of it was in host memory."),
+                ("queue", "Time in the queue before the write."),
+                ("persist", "Time until this rank's share was durable."),
+                ("commit", "Time until the commit was in the log."),
+                ("duration", "Time from the call to the end of a save."),
             )
         }
         self.all = (self._saves, self._saved_bytes, self._step, *self._parts.values())
 
     def count_save(self, report: SaveReport) -> None:
-        """Count the save that has ended."""
+        """Count a save that has ended."""
         self._saves.labels("committed" if report.committed else "failed").inc()
         self._parts["stall"].observe(report.stall_s)
         if not report.committed:

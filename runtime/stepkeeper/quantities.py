@@ -1,4 +1,4 @@
-"""Check the numbers that a training gives, and format sizes for people."""
+"""Check numbers from the training, and format sizes."""
 
 import operator
 from typing import Final, SupportsFloat, SupportsIndex
@@ -9,22 +9,22 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def check_whole(name: str, number: object, least: int | None = None) -> int:
-    """Return the argument `name`, an integer of any library, as Python's own.
+    """Return the argument `name`, an integer of any library, as Python's int.
 
     Raises TypeError if it isn't whole, or is a bool, and ValueError if it is less than `least`.
     """
     if isinstance(number, bool) or not isinstance(number, SupportsIndex):
-        raise TypeError(f"{name} is a whole number, not a value of type {type(number).__name__}")
+        raise TypeError(f"{name} must be a whole number, not a value of type {type(number).__name__}")
     whole = operator.index(number)
     if least is not None and whole < least:
-        raise ValueError(f"{name} is at least {least}, not {whole}")
+        raise ValueError(f"{name} must be at least {least}, not {whole}")
     return whole
 
 
 def check_number(name: str, number: object) -> float:
-    """Return the argument `name`, a number of any library, as Python's own. Raises TypeError if it isn't one."""
+    """Return the argument `name`, a number of any library, as Python's float. Raises TypeError if it isn't one."""
     if isinstance(number, bool) or not isinstance(number, SupportsFloat):
-        raise TypeError(f"{name} is a number, not a value of type {type(number).__name__}")
+        raise TypeError(f"{name} must be a number, not a value of type {type(number).__name__}")
     return float(number)
 
 

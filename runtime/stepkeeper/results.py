@@ -11,13 +11,13 @@ __all__ = ["CheckpointInfo", "Health", "RestoreResult", "StepOutcome", "Verifica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreResult:
-    """The commit that is in the state now. Every block of it that was read was verified."""
+    """The commit that was restored into the state. Every block was verified when it was read."""
 
     sequence: int | None
-    """Its slot in the log. None: another writer saved it, and the log has no entry of it."""
+    """Its slot in the log; None if another writer saved it, without a log entry."""
 
     step: int
-    """The last step that was finished when it was saved: go on with the next one."""
+    """The last finished step at its save: continue with the next one."""
 
     uri: str
     """Its folder: a checkpoint that stock torch.distributed.checkpoint reads too."""
@@ -25,21 +25,21 @@ class RestoreResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """Tell what `CheckpointManager.step` did, and whether training should go on."""
+    """The result of `CheckpointManager.step`, and whether training should stop."""
 
     step: int
-    """The step that was passed in."""
+    """The given step."""
 
     in_flight: InFlight | None = None
     """The save that was started after this step; None if none was due."""
 
     stop: bool = False
-    """True: leave the loop. Everything that was to be saved is committed."""
+    """True: leave the loop. All necessary saves are committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Describe how checkpointing is doing in this process. `CheckpointManager.health` returns it."""
+    """The state of checkpointing in this process. `CheckpointManager.health` returns it."""
 
     claim: int | None
     """Log slot of this process's claim; None before it has claimed the root."""
@@ -54,16 +54,16 @@ class Health:
     """Error of the newest save that has ended; None if that one succeeded, or none has ended."""
 
     complaint: str | None
-    """The work that rank 0 could not finish after the last commit: to verify it, or to delete data. The commit stands,
-    and all of that work is retried after the next commit. None if nothing is left over."""
+    """The upkeep that rank 0 could not finish after the last commit: its verification, or deletions. The commit is
+    valid, and the upkeep is retried after the next commit. None if none is left."""
 
     companion_pid: int | None
-    """Process id of the companion; None if no companion process runs now."""
+    """Process id of the companion; None if no companion process is running."""
 
     notice: str | None
     """Source of the request to stop: sigterm, file, directive, call or peer; None if there was none."""
 
     @property
     def ok(self) -> bool:
-        """True if the newest save that has ended did not fail."""
+        """True if the newest ended save did not fail."""
         return self.error is None

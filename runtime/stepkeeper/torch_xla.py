@@ -1,4 +1,4 @@
-"""Provide what torch_xla.experimental.distributed_checkpoint has: `import stepkeeper.torch_xla as xc` replaces it."""
+"""Replace torch_xla.experimental.distributed_checkpoint by `import stepkeeper.torch_xla as xc`."""
 
 import glob
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ __all__ = ["CheckpointManager", "SPMDLoadPlanner", "SPMDSavePlanner", "prime_opt
 class CheckpointManager(manager.CheckpointManager):
     """The manager with the names and parameters of torch_xla's, so that code written for it runs unchanged.
 
-    The constructor's arguments can be read but not set: they have taken effect already.
+    The constructor's arguments can be read but not set, since they have already taken effect.
 
     Ranks:
         All ranks call every method with the same arguments.
@@ -55,11 +55,11 @@ class CheckpointManager(manager.CheckpointManager):
             save_interval: Number of steps between saves.
             max_to_keep: Number of newest commits to keep; 0 keeps all.
             max_pending_async: Number of snapshots that host memory may hold at once, at least 1.
-            num_of_threads: Accepted because torch_xla has it, and ignored.
+            num_of_threads: Ignored. torch_xla has this parameter.
             process_group: The ranks that save together; by default torch's default group, if there is one.
             chkpt_on_preemption: If True, SIGTERM makes all ranks save one step and stop.
-            options: What few trainings need to change, and torch_xla hasn't. Its `max_pending` and `stop_on_notice`
-                are those of the arguments above.
+            options: Settings that torch_xla doesn't have. The arguments above replace its `max_pending` and
+                `stop_on_notice`.
 
         Raises:
             BadUriError: `path` names no store.
@@ -83,13 +83,13 @@ class CheckpointManager(manager.CheckpointManager):
 
     @property
     def save_interval(self) -> int | SavePolicy:
-        """Number of steps between saves; the policy, if a job asks for another one."""
+        """Number of steps between saves, or the policy if a job has another one."""
         policy = self._arguments.save
         return policy.steps if isinstance(policy, EveryNSteps) else policy
 
     @property
     def max_to_keep(self) -> int:
-        """Number of newest commits to keep; 0 keeps all, or those that a job's retention selects."""
+        """Number of newest commits to keep; 0 keeps all, or the selection of a job's retention."""
         policy = self._arguments.keep
         return policy.n if isinstance(policy, LastN) else 0
 
@@ -100,33 +100,33 @@ class CheckpointManager(manager.CheckpointManager):
 
     @property
     def pg(self) -> dist.ProcessGroup | None:
-        """The process group whose ranks save together: the one passed in, else torch's default group, else None."""
+        """The process group whose ranks save together: the given one, else torch's default group, else None."""
         is_there = dist.is_available() and dist.is_initialized()
         return self._arguments.process_group or (dist.group.WORLD if is_there else None)
 
     @training_call
     def should_save(self, step: int) -> bool:
-        """Decide whether to save `step`: because the interval says so, or because all ranks agreed to stop at it.
+        """Return True if `step` is to be saved, by the interval or because all ranks agreed to stop at it.
 
         Args:
-            step: The step that was just finished, at least 0.
+            step: The finished step, at least 0.
 
         """
         return self._parts.steps.should_save(step, stopping=self._parts.ending.should_stop_at(step))
 
     @training_call
     def reached_preemption(self, step: int) -> bool:
-        """Return True from the step on that all ranks agreed to stop at.
+        """Return True from the agreed stop step on.
 
         Args:
-            step: The step that was just finished, at least 0.
+            step: The finished step, at least 0.
 
         Raises:
             ValueError: The manager was constructed with chkpt_on_preemption=False.
 
         """
         if not self._parts.ending.saves_on_notice:
-            raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
+            raise ValueError("preemption is not watched: construct the manager with chkpt_on_preemption=True")
         return self._parts.ending.should_stop_at(step)
 
     @training_call
@@ -134,10 +134,10 @@ class CheckpointManager(manager.CheckpointManager):
     def save(  # type: ignore[override]  # torch_xla's parameters, and its result
         self, step: int, state_dict: GivenState, force: bool = False
     ) -> bool:
-        """Save `step` if it is due, and wait until it is committed and what it makes superfluous is deleted.
+        """Save `step` if it is due, and wait until it is committed and superfluous commits are deleted.
 
         Args:
-            step: The step that was just finished, at least 0.
+            step: The finished step, at least 0.
             state_dict: A state, or a function that returns one, as `stepkeeper.CheckpointManager.save` takes it.
             force: Save although the step isn't due.
 
@@ -145,8 +145,8 @@ class CheckpointManager(manager.CheckpointManager):
             True if the step was due, or forced, and is committed. False if it wasn't due: nothing was saved.
 
         Raises:
-            PartlyRestoredError: A restore has failed half-way, and none has succeeded since. Nothing was saved.
-            StepkeeperError: This save failed, or an earlier one in the background did.
+            PartlyRestoredError: A restore failed halfway, and none has succeeded since. Nothing was saved.
+            StepkeeperError: This save or an earlier background save failed.
 
         """
         in_flight = self._start_save(step, state_dict, force)
@@ -161,7 +161,7 @@ class CheckpointManager(manager.CheckpointManager):
         """Take a snapshot of `state_dict` if `step` is due, and save it in the background.
 
         Args:
-            step: The step that was just finished, at least 0.
+            step: The finished step, at least 0.
             state_dict: A state, or a function that returns one, as `stepkeeper.CheckpointManager.save` takes it.
             force: Save although the step isn't due.
 
@@ -169,8 +169,8 @@ class CheckpointManager(manager.CheckpointManager):
             True if the step was due, or forced, and its snapshot is taken. False if it wasn't due: nothing is saved.
 
         Raises:
-            PartlyRestoredError: A restore has failed half-way, and none has succeeded since. Nothing was saved.
-            StepkeeperError: A save in the background failed since the last call.
+            PartlyRestoredError: A restore failed halfway, and none has succeeded since. Nothing was saved.
+            StepkeeperError: A background save failed since the last call.
 
         """
         return self._start_save(step, state_dict, force) is not None
@@ -190,12 +190,14 @@ class CheckpointManager(manager.CheckpointManager):
 
         Args:
             step: The step to restore.
-            state_dict: The state to fill. What only the commit has is left out.
+            state_dict: The state to fill. Names that only the commit has are skipped.
 
         Raises:
-            LoadMismatchError: `state_dict` asks for other things than the commit holds. Nothing was changed.
-            PartlyRestoredError: It failed after it had changed `state_dict`. Nothing is saved before one succeeds.
-            RestoreError: There is no such commit; the message lists those that there are.
+            LoadMismatchError: `state_dict` has names, shapes or dtypes that don't match the commit. Nothing was
+                changed.
+            PartlyRestoredError: The restore failed after it had changed `state_dict`. Nothing is saved until one
+                succeeds.
+            RestoreError: There is no such commit. The message lists the existing ones.
             TornCheckpointError: Bytes of the commit are bad.
 
         """
@@ -212,7 +214,7 @@ class CheckpointManager(manager.CheckpointManager):
 
     @training_call
     def join(self) -> None:
-        """Wait until no save is in flight, and what the saves make superfluous is deleted.
+        """Wait until no save is in flight, and superfluous commits are deleted.
 
         Nothing is written to the root from then on, until the next save.
 

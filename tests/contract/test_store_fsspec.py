@@ -171,9 +171,9 @@ class TestBucketStore(StoreContract):
 @pytest.mark.parametrize(
     ("filesystem", "why"),
     [
-        (LookingFileSystem, "of 8 creates of one name at the same time 8 won"),
-        (OverwritingFileSystem, "a create of a name that was taken went through"),
-        (ForgetfulFileSystem, "where the create of"),
+        (LookingFileSystem, "8 of 8 simultaneous creates of one name won"),
+        (OverwritingFileSystem, "a create of an existing name succeeded"),
+        (ForgetfulFileSystem, "although the create of"),
     ],
 )
 def test_where_two_could_win_nothing_is_put(filesystem: type[BucketFileSystem], why: str) -> None:
@@ -188,7 +188,7 @@ def test_where_two_could_win_nothing_is_put(filesystem: type[BucketFileSystem], 
 
 def test_a_create_that_looks_and_then_writes_is_refused_without_a_race() -> None:
     store = store_on(InheritedCreate(), root="/refused")
-    with pytest.raises(NotExclusiveError, match="looks first and writes then"):
+    with pytest.raises(NotExclusiveError, match="checks first and writes later"):
         store.put_if_absent("x", b"x")
 
 

@@ -160,7 +160,7 @@ def test_a_jobset_deleted_by_hand_is_made_again_when_its_pods_are_gone(jobs: dic
         gangs.jobset_is_deleted()
         job.kubectl("delete", "jobset", job.name, "--wait=false")
         status = job.until(runs_not_for("NoJobSet"))
-        assert "of an earlier JobSet is still there" in condition(status, "Running")["message"]
+        assert "an earlier JobSet left " in condition(status, "Running")["message"]
         status = job.until_phase("Running", attempt=2)
     made_again_once(job, gangs, status, first)
 
@@ -187,8 +187,8 @@ def test_pods_that_cannot_be_made_are_missed_and_where_to_look_is_said(jobs: dic
     status = job.until(runs_not_for("NoPods"))
     assert status["phase"] == "Starting"
     said = condition(status, "Running")["message"]
-    assert said.startswith("0 of 1 pods run, and none was made for 30 s")
-    commands = [shlex.split(text.rstrip(".")) for text in said.partition("why: ")[2].split("; ")]
+    assert said.startswith("0 of 1 pods are running, and none was created in the last 30 s")
+    commands = [shlex.split(text.rstrip(".")) for text in said.partition("JobSet and Jobs: ")[2].split("; ")]
     assert [command[0] for command in commands] == ["kubectl", "kubectl"]
     assert any("exceeded quota: none" in job.cluster.kubectl(*command[1:]) for command in commands)
     events = job.kubectl("get", "events", "--field-selector", "type=Warning,reason=NoPods", "-o", "name")

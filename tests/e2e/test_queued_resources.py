@@ -75,8 +75,8 @@ def test_what_exists_is_adopted_where_an_annotation_names_it_and_else_is_not_tou
     unnamed = resources.create("unnamed", slices=no_script)
     assert matches.until_state("Active")["operator"]["adopted"]
     differs.until_condition("Accepted", "False", "SpecMismatch")
-    told = "image: asked for v2-alpha-tpuv5-lite, the cloud has v2-alpha-tpuv5"
-    assert told in differs.message("Accepted")
+    differing = "image: the spec has v2-alpha-tpuv5-lite, the cloud has v2-alpha-tpuv5"
+    assert differing in differs.message("Accepted")
     unnamed.until_condition("Accepted", "False", "OwnedByOther")
     assert "stepkeeper.dev/adopt: default-unnamed" in unnamed.message("Accepted")
     resources.delete(["matches", "differs", "unnamed"])

@@ -68,7 +68,11 @@ def test_without_an_operator_a_preempted_job_resumes_and_status_is_right_again_l
             operator.faults.start_operator()
 
     act = Act(
-        name=SPOT, told="for the test", cause=preempt_without_operator, at_step=30, uncommitted_steps=10
+        name=SPOT,
+        explanation="for the test",
+        cause=preempt_without_operator,
+        at_step=30,
+        uncommitted_steps=10,
     )
     operator.kubectl("apply", "-f", "-", stdin=json.dumps(job))
     director = Director(acts=[act], total_steps=N_STEPS, started_unix_s=time.time())

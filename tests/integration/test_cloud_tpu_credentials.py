@@ -110,7 +110,7 @@ async def test_a_token_that_is_refused_is_lasting_and_asked_for_slowly_until_one
         assert "the audience isn't of this pool" in error.message
     assert endpoint.subject_tokens == ["operator"], "one refusal answers for all, for a while"
     endpoint.grant("a-token")
-    monkeypatch.setattr("stepkeeper_operator.cloud_tpu.authorization._ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr("stepkeeper_operator.cloud_tpu.authorization._RETRY_S", 0.0)
     error = await fail(client.list_nodes(PLACE, ApiVersion.V2))
     assert error.kind is ErrorKind.TRANSIENT, "with its token, it finds nobody at that address"
     assert "Getting metadata" not in error.message

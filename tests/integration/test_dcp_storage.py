@@ -107,7 +107,7 @@ def test_hosts_that_do_not_see_one_folder_make_no_checkpoint(
         return written
 
     monkeypatch.setattr(StorageWriter, "write_data", write_elsewhere)
-    with pytest.raises(CheckpointException, match="all hosts have to see one folder"):
+    with pytest.raises(CheckpointException, match="all hosts must share one folder"):
         save({"n": 3}, storage_writer=StorageWriter(tmp_path, patience=Patience(total_s=0)))
     assert not list(tmp_path.iterdir())
 

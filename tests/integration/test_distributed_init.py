@@ -76,7 +76,7 @@ def test_a_host_that_does_not_come_is_named(start: Start) -> None:
         pod_environ(pod_identity(hosts_per_slice=3, coordinator_port=free_port())), timeout_s=5
     )
     assert process.wait(PATIENCE_S) == 1
-    assert "rank 0 waits for 2 of 3 hosts: 1, 2; see whether their pods run" in output.read_text()
+    assert "rank 0 waits for 2 of 3 hosts: 1, 2; check that their pods run" in output.read_text()
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_every_commit_comes_in_order_if_that_is_wanted(uri: str) -> None:
 def test_a_root_that_is_not_there_yet_is_waited_for(uri: str, caplog: pytest.LogCaptureFixture) -> None:
     with stepkeeper.follow(uri, poll_s=0.01, timeout_s=0.05) as commits:
         assert list(commits) == []
-    assert caplog.messages == [f"{uri}: nothing has been saved here yet; a first commit is waited for"]
+    assert caplog.messages == [f"{uri}: no commit here yet; waiting for the first one"]
     assert not Path(uri.removeprefix("file://")).exists()
     follower = stepkeeper.follow(uri, poll_s=0.01)
     steps: list[int] = []

@@ -19,8 +19,8 @@ from stepkeeper_testing.left_behind import head_of, last_word
     ("command", "code", "said"),
     [
         ([], 2, "usage: python -m stepkeeper.launch COMMAND"),
-        (["no-such-program"], 127, "there is no program 'no-such-program'"),
-        (["--", "/"], 126, "'/' can't be started"),
+        (["no-such-program"], 127, "program 'no-such-program' not found"),
+        (["--", "/"], 126, "starting '/' failed"),
     ],
 )
 def test_a_command_that_is_none_is_named(command: list[str], code: int, said: str) -> None:
@@ -63,7 +63,7 @@ def test_two_pods_of_two_workers_end_with_75_when_one_is_told_to_stop(tmp_path: 
         other.send_signal(signal.SIGTERM)
     for number in range(2):
         said = (tmp_path / f"pod-{number}" / "output").read_text()
-        assert "ended with code 1, the training with 75" in said
+        assert "exited with code 1, the training with 75" in said
 
 
 def test_a_stops_save_is_committed_though_the_pods_names_are_gone(tmp_path: Path) -> None:
@@ -147,7 +147,9 @@ def test_pods_that_lose_rank_0_while_their_workers_form_the_group_end_with_78(tm
         assert other.wait(PATIENCE_S) == 78, outputs[1].read_text()
     word = last_word(second)
     assert (word.code, word.restart) == (78, 0)
-    assert "rank 0's, went away while the process group was formed" in (word.error or "")
+    assert "rank 0's launcher, which has the store, was lost while the process group was formed" in (
+        word.error or ""
+    )
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["it-is-loaded", "it-waits-for-others"])

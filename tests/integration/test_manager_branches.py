@@ -19,7 +19,7 @@ def steps_of(records: tuple[CommitRecord, ...]) -> list[int]:
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [text for text in caplog.messages if "begins a branch of its own" in text]
+    return [text for text in caplog.messages if "begins a new branch" in text]
 
 
 @pytest.mark.parametrize(
@@ -54,5 +54,5 @@ def test_who_has_restored_a_part_goes_on_with_greater_steps_only(
             manager.save(step, state()).result()
     assert open_manager(uri).steps() == [2, 3]
     assert len(warned(caplog)) == is_a_part
-    assert all("call restore(state), with this same state and all of it" in text for text in warned(caplog))
+    assert all("call restore(state) with this whole state before" in text for text in warned(caplog))
     assert steps_of(opened(uri).live) == [2, 3, *([100_000, 100_001] if is_a_part else [])]

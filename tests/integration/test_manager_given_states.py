@@ -76,7 +76,7 @@ def test_a_step_is_a_whole_number_of_any_library(uri: str, call: str) -> None:
         for step in (np.int64(3), torch.tensor(3)):
             STEPS[call](manager, step)
         for wrong in (3.0, "3", [3], True):
-            with pytest.raises(TypeError, match="step is a whole number, not a value of type"):
+            with pytest.raises(TypeError, match="step must be a whole number, not a value of type"):
                 STEPS[call](manager, wrong)
 
 

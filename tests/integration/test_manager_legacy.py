@@ -98,7 +98,7 @@ def test_what_is_bad_is_read_again_and_the_older_one_is_gone_on_from(
     flip(root / "checkpoint_300" / "__0_0.distcp")
     state = state_at(0)
     with open_manager(root) as manager:
-        with pytest.raises(PartlyRestoredError, match=r"checkpoint_300.*has another checksum") as raised:
+        with pytest.raises(PartlyRestoredError, match=r"checkpoint_300.*has the wrong checksum") as raised:
             manager.restore(state, 300)
         assert isinstance(raised.value.__cause__, TornCheckpointError)
         result = manager.restore(state)

@@ -139,7 +139,7 @@ def test_all_ranks_save_the_last_step(ranks: Ranks, tmp_path: Path, how: str, co
     ("how", "told"),
     [
         ("uneven", "the ranks end at different steps (unsaved: 6, 7)"),
-        ("changed", "step 7, the last one, isn't saved: the state has changed since"),
+        ("changed", "step 7, the last one, is not saved: the state has changed since"),
     ],
 )
 def test_no_rank_saves_what_one_rank_has_not(ranks: Ranks, tmp_path: Path, how: str, told: str) -> None:

@@ -112,7 +112,7 @@ def test_stop_and_checkpoint_now_come_as_answers(operator: Operator, start: Star
     assert operator.wait_for(lambda report: report.notice is not None).notice == "directive"
     asked = {commit.step for report in operator.reports for commit in report.commits}
     assert 1 <= len(asked) <= 2, "one for the request however often it was repeated, one for the stop"
-    told = "the operator asks for a save within 90 s: its machines are maintained"
+    told = "the operator requests a save within 90 s: its machines are maintained"
     assert (tmp_path / "stderr").read_text().count(told) == 1
 
 
@@ -180,7 +180,7 @@ def test_a_directive_has_the_stacks_of_all_ranks_logged_and_reported(
     operator.answer = lambda _: Directive(report_interval_s=1)
     expected = [HELD if rank == holds else FREE for rank in range(2)]
     for rank, function in enumerate(expected):
-        assert "because the operator asks for them" in wait_for_log(tmp_path, rank, function)
+        assert "because the operator requested them" in wait_for_log(tmp_path, rank, function)
     first, _, second = (report.stacks or "").partition("rank 1:\n")
     assert (expected[0] in first, expected[1] in second) == (True, True), report.stacks
 
@@ -190,4 +190,4 @@ def test_a_step_that_takes_far_longer_has_the_stacks_of_all_ranks_logged(
 ) -> None:
     ranks(holds=0, after_s=1.0)
     logs = [wait_for_log(tmp_path, rank, function) for rank, function in enumerate((HELD, FREE))]
-    assert any("nothing has followed step" in log for log in logs)
+    assert any("no step has followed step" in log for log in logs)

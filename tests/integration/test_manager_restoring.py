@@ -1,7 +1,4 @@
-"""Restores that are refused, that fail, of a part, or of several ranks.
-
-What doesn't fit changes nothing, in no rank. What fails later leaves a mixed state, which is never saved.
-"""
+"""Restores that are refused, of a part, or of several ranks: what doesn't fit changes nothing, in no rank."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,10 +9,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-import stepkeeper.torch_xla as xc
-from stepkeeper import CheckpointManager, PartlyRestoredError, PerRank, Whole, prime_optimizer
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES
-from stepkeeper.errors import RestoreError, StorageError, TornCheckpointError
+from stepkeeper import CheckpointManager, PerRank, Whole, prime_optimizer
+from stepkeeper.errors import TornCheckpointError
 from stepkeeper_planners.errors import LoadMismatchError, PerRankError
 from stepkeeper_testing.left_behind import head_of
 from stepkeeper_testing.trainer import open_manager
@@ -36,12 +31,6 @@ def test_what_is_saved_after_going_back_descends_from_what_was_restored(
     launch: Callable[..., None], tmp_path: Path
 ) -> None:
     launch(RESTORING, 2, tmp_path, "going_back")
-
-
-def test_a_failure_in_one_rank_leaves_the_states_of_all_mixed_and_none_is_saved(
-    launch: Callable[..., None], tmp_path: Path
-) -> None:
-    launch(RESTORING, 2, tmp_path, "one_object_refuses")
 
 
 Optimizers = Callable[..., torch.optim.Optimizer]
@@ -156,232 +145,6 @@ def test_ranks_values_that_cannot_be_converted_change_nothing(tmp_path: Path) ->
     with open_manager(tmp_path) as manager, pytest.raises(PerRankError, match="not for one rank"):
         manager.restore(state)
     assert torch.equal(state["w"], torch.zeros(4))
-
-
-class Picky:
-    """Has a number, which is never the same, and refuses what is loaded if there is a reason, half-way."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
-        self.n, self.m = 0, 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"n": self.n, "m": self.m}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.n = state["n"]
-        if self.error is not None:
-            raise self.error
-        self.m = state["m"]
-
-
-def numbered(step: int, picky: Picky | None = None, n_elements: int = 3) -> dict[str, Any]:
-    """A state whose values are all `step`. If `n_elements` is large, it is saved in several files."""
-    picky = picky or Picky()
-    picky.n = picky.m = step
-    tensors = {name: torch.full((n_elements,), float(step)) for name in ("first", "last")}
-    return {**tensors, "part": {"picky": picky}}
-
-
-def numbers_in(state: dict[str, Any]) -> list[float]:
-    picky = state["part"]["picky"]
-    return [*(float(state[name][-1]) for name in ("first", "last")), picky.n, picky.m]
-
-
-def save_numbered(root: Path, n_elements: int = 3) -> None:
-    """Save steps 1 and 2."""
-    with open_manager(root) as manager:
-        for step in (1, 2):
-            manager.save(step, numbered(step, n_elements=n_elements)).result()
-
-
-def find_data(root: Path) -> Path:
-    """Return the first file of step 2. If there are several, the values are in the last one."""
-    return min(root.glob("2/*/*.distcp"))
-
-
-def flip_last_byte(root: Path) -> None:
-    data = bytearray(find_data(root).read_bytes())
-    data[-1] ^= 1
-    find_data(root).write_bytes(data)
-
-
-def remove_data(root: Path) -> None:
-    find_data(root).unlink()
-
-
-def leave(_root: Path) -> None:
-    """Change nothing."""
-
-
-@pytest.mark.parametrize("step", [2, None], ids=["a step", "the latest"])
-@pytest.mark.parametrize("error", [ValueError("not this"), torch.OutOfMemoryError("no room")])
-def test_what_an_object_refuses_is_raised_with_its_name_and_condemns_nothing(
-    tmp_path: Path, error: Exception, step: int | None
-) -> None:
-    save_numbered(tmp_path)
-    said = rf"step 2 .*{error}, .*Picky.load_state_dict\(\) for 'part.picky'"
-    with open_manager(tmp_path) as manager:
-        with pytest.raises(PartlyRestoredError, match=said) as raised:
-            manager.restore(numbered(0, Picky(error)), step)
-        assert raised.value.__cause__ is error
-        assert manager.steps() == [1, 2]
-    with open_manager(tmp_path) as manager:
-        assert manager.restore(numbered(0))
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize(
-    ("spoil", "error", "said"),
-    [
-        pytest.param(flip_last_byte, None, "__0_0.distcp is not what was", id="one of the files is bad"),
-        pytest.param(remove_data, None, "__0_0.distcp is missing", id="one of the files is missing"),
-        pytest.param(leave, ValueError("not this"), "ValueError: not this", id="an object refuses"),
-    ],
-)
-def test_nothing_is_saved_of_a_state_that_a_failed_restore_has_left_mixed(
-    tmp_path: Path, spoil: Callable[[Path], None], error: Exception | None, said: str
-) -> None:
-    n_elements = BLOCK_BYTES // 8 + 2
-    save_numbered(tmp_path, n_elements)
-    spoil(tmp_path)
-    picky = Picky()
-    state = numbered(3, picky, n_elements)
-    with open_manager(tmp_path, save=1000) as manager:
-        manager.step(3, state)
-        picky.error = error
-        with pytest.raises(PartlyRestoredError, match=rf"parts of step 2 .*{said}"):
-            manager.restore(state, 2)
-        picky.error = None
-        for call in (manager.step, manager.save):
-            with pytest.raises(PartlyRestoredError, match="parts of step 2 ") as raised:
-                call(4, state)
-            assert raised.value.__cause__ is not None
-        for left, items, exclude in (("last", ["first", "part"], ()), ("part", None, ["part"])):
-            with pytest.raises(PartlyRestoredError, match=rf"{left}.*: .*restore all of the state"):
-                manager.restore(state, 1, items=items, exclude=exclude)
-        with pytest.raises(RestoreError, match="no commit of step 7"):
-            manager.restore(state, 7)
-        with pytest.raises(PartlyRestoredError) as raised:
-            manager.step(4, state)
-        assert raised.value.__cause__ is not None, "it has the exit code"
-    with open_manager(tmp_path) as manager:
-        assert manager.steps() == [1, 2], "the end of the block has saved the last step"
-        manager.restore(state, 1)
-        assert numbers_in(state) == [1] * 4
-        assert manager.save(4, state).result().step == 4
-
-
-def test_a_restore_that_succeeds_makes_good_for_one_that_failed(tmp_path: Path) -> None:
-    save_numbered(tmp_path)
-    picky = Picky(ValueError("not this"))
-    state = numbered(0, picky)
-    with open_manager(tmp_path) as manager:
-        with pytest.raises(PartlyRestoredError):
-            manager.restore(state)
-        picky.error = None
-        assert manager.restore(state) is not None
-        assert numbers_in(state) == [2] * 4
-        outcome = manager.step(3, state)
-        assert outcome.in_flight is not None
-        outcome.in_flight.result()
-    assert manager.steps() == [1, 2, 3]
-
-
-def test_what_a_step_does_not_have_keeps_a_state_mixed_also_without_strict(tmp_path: Path) -> None:
-    with open_manager(tmp_path) as manager:
-        manager.save(1, {"first": torch.ones(3)}).result()
-        manager.save(2, numbered(2)).result()
-    picky = Picky(ValueError("not this"))
-    state = numbered(3, picky)
-    with open_manager(tmp_path) as manager:
-        with pytest.raises(PartlyRestoredError):
-            manager.restore(state, 2)
-        picky.error = None
-        for given in (state, {"first": state["first"]}):
-            with pytest.raises(PartlyRestoredError, match=r"last, .*restore all of the state"):
-                manager.restore(given, 1, strict=False)
-        assert manager.restore(state, 2, strict=False) is not None
-        manager.step(3, state)
-
-
-def test_an_error_after_the_last_change_is_no_refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise StorageError("the store is away")
-
-    save_numbered(tmp_path)
-    monkeypatch.setattr("stepkeeper.restore.latest.check_metadata", fail)
-    with open_manager(tmp_path) as manager:
-        with pytest.raises(PartlyRestoredError, match="the store is away"):
-            manager.restore(numbered(0))
-        with pytest.raises(PartlyRestoredError):
-            manager.step(3, numbered(3))
-
-
-def test_an_interrupted_restore_leaves_a_mixed_state(tmp_path: Path) -> None:
-    save_numbered(tmp_path)
-    state = numbered(3, Picky(KeyboardInterrupt()))
-    with open_manager(tmp_path) as manager:
-        with pytest.raises(KeyboardInterrupt):
-            manager.restore(state, 2)
-        with pytest.raises(PartlyRestoredError, match="KeyboardInterrupt"):
-            manager.save(4, state)
-
-
-def test_a_torn_commit_whose_parent_does_not_fit_leaves_a_mixed_state(tmp_path: Path) -> None:
-    with open_manager(tmp_path) as manager:
-        for step in (1, 2):
-            manager.save(step, {"w": torch.full((2 + step,), float(step))}).result()
-    flip_last_byte(tmp_path)
-    state = {"w": torch.zeros(4)}
-    with open_manager(tmp_path) as manager:
-        with pytest.raises(PartlyRestoredError, match=r"shape \(3,\) in the checkpoint") as raised:
-            manager.restore(state)
-        assert isinstance(raised.value.__cause__, LoadMismatchError)
-        with pytest.raises(PartlyRestoredError):
-            manager.save(3, state)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ((numbered(0, n_elements=4), 2), LoadMismatchError),
-        ((numbered(0, n_elements=4), None), LoadMismatchError),
-        ((numbered(0), 7), RestoreError),
-    ],
-    ids=["another shape", "another shape than the latest", "no such step"],
-)
-def test_after_a_refused_restore_the_training_saves(
-    tmp_path: Path, arguments: tuple[dict[str, Any], int | None], error: type[Exception]
-) -> None:
-    save_numbered(tmp_path)
-    with open_manager(tmp_path, save=1000) as manager:
-        state = numbered(3)
-        manager.step(3, state)
-        with pytest.raises(error) as raised:
-            manager.restore(*arguments)
-        assert not isinstance(raised.value, PartlyRestoredError)
-        assert numbers_in(arguments[0]) == [0] * 4
-    assert manager.steps() == [1, 2, 3], "the last step was finished, and nothing was changed"
-
-
-def test_torch_xlas_manager_never_saves_a_mixed_state(tmp_path: Path) -> None:
-    save_numbered(tmp_path)
-    picky = Picky(ValueError("not this"))
-    state = numbered(3, picky)
-    manager = xc.CheckpointManager(tmp_path, 1, chkpt_on_preemption=False)
-    with pytest.raises(PartlyRestoredError):
-        manager.restore(2, state)
-    for save_it in (manager.save, manager.save_async):
-        with pytest.raises(PartlyRestoredError, match="parts of step 2 "):
-            save_it(4, state, force=True)
-    picky.error = None
-    manager.restore(1, state)
-    assert manager.save(4, state)
-    manager.close()
-    assert manager.all_steps() == [1, 4]
 
 
 @pytest.fixture(name="manager")

@@ -157,7 +157,7 @@ def test_a_disk_that_does_not_take_it_fails_no_save(
         manager.save(3, state_at(3)).result()
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 2
-    assert said[0].startswith("step 1, and those after it until this is mended, goes to the root without")
+    assert said[0].startswith("step 1 is written to the root without")
     assert "has room for 1000 bytes" in said[0]
     assert str(disk / "not" / "there") in said[1]
     assert copies(disk) == []

@@ -170,7 +170,7 @@ async def test_a_pod_of_another_job_of_the_namespace_has_no_say(desk: Desk, *, i
     desk.world.cluster.put("pods", {**pod, "metadata": other})
     status, body = await desk.post(REPORT, token=desk.token("other-w-0-0-x"))
     assert status == 403
-    why = "has no owner" if is_forged else "is not of job default/lm"
+    why = "has no owner" if is_forged else "doesn't belong to job default/lm"
     assert json.loads(body)["error"] == f"pod other-w-0-0-x {why}"
 
 

@@ -58,6 +58,12 @@ def test_ranks_are_those_of_the_group(launch: Callable[..., None], tmp_path: Pat
     launch(SCRIPTS / "groups.py", 3, tmp_path, scenario)
 
 
+def test_stages_that_have_optimizers_of_their_own_give_them_all_of_torchs_names(
+    launch: Callable[..., None], tmp_path: Path
+) -> None:
+    launch(SCRIPTS / "optimizers.py", 2, tmp_path, "stages")
+
+
 @pytest.mark.parametrize("scenario", ["ddp", "compiled_ddp", "fsdp2", "fsdp1", "fsdp1_original"])
 def test_an_optimizer_of_a_wrapped_module_is_named_as_torch_names_it(
     launch: Callable[..., None], tmp_path: Path, scenario: str

@@ -120,13 +120,12 @@ def _command_line(reader: Reader) -> None:
 
 
 def _managed(reader: Reader) -> None:
-    """A root whose slot 42 a training left behind that began without a restore, and the evaluator's model in it."""
+    """A root whose slot 42 is on a branch that a training without a restore has abandoned."""
     root = SmallRoot("gs://bucket/run")
     root.claim = root.log.begin()
     for step in range(10, 410, 10):
         root.save(step)
     reader.aside(_TWO_TRAININGS)
-    reader.finds("/mnt/ssd/lost+found", "")
 
 
 _TWO_TRAININGS: Final = """
@@ -176,7 +175,8 @@ WORLDS: Final[Mapping[str, Callable[[Reader], None]]] = {
     "docs/user/cli.md": _command_line,
     "docs/user/formats.md": _formats,
     "docs/user/launching.md": _in_pod,
-    "docs/user/manager.md": _managed,
+    "docs/user/manager.md": _in_pod,
+    "docs/user/manager-reference.md": _managed,
     "docs/user/preemption.md": _with_lightning,
     "docs/user/training-script.md": _in_pod,
     "examples/ddp/README.md": lambda reader: reader.goes(ROOT / "examples/ddp"),
@@ -196,6 +196,11 @@ def _resumes(reader: Reader) -> None:
 
 def _trained(reader: Reader) -> None:
     assert _latest("gs://my-bucket/runs/llm").step == 1000
+
+
+def _saved_the_steps_of_the_guide(_reader: Reader) -> None:
+    line = Log(open_store("gs://my-bucket/runs/llm")).open().line
+    assert [commit.step for commit in line] == [100, 25]
 
 
 def _went_back(reader: Reader) -> None:
@@ -228,7 +233,8 @@ OWN_NETWORK: Final = frozenset({"docs/user/preemption.md"})
 
 CHECKS: Final[Mapping[str, Callable[[Reader], None]]] = {
     "README.md": _resumes,
-    "docs/user/manager.md": _went_back,
+    "docs/user/manager-reference.md": _went_back,
+    "docs/user/manager.md": _saved_the_steps_of_the_guide,
     "docs/user/state.md": _state_is_there,
     "docs/user/training-script.md": _trained,
 }

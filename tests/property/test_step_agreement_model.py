@@ -17,7 +17,7 @@ SETTINGS = {
     "going-back": Setting(steps=(8, 9, 3, 4), wishes=((1, "stop"), (0, "save/a")), lead=1),
     "going-back-twice-far-apart": Setting(steps=(5, 2, 1), wishes=((1, "stop"),)),
     "a-collective-in-each-step": Setting(steps=(1, 2, 3), wishes=(*STOPS, SAVE), lead=1),
-    "unheeded": Setting(steps=(1, 2, 3), wishes=((0, "stop"), SAVE), heeds_stop=False),
+    "unheeded": Setting(steps=(1, 2, 3), wishes=((0, "stop"), SAVE), respects_stop=False),
     "a-rank-is-lost": Setting(steps=(1, 2), wishes=((0, "stop"), SAVE), deaths=1),
     "three-ranks": Setting(steps=(1, 2), wishes=((2, "stop"),), n_ranks=3, lead=1),
     "before-all-have-started": Setting(steps=(1, 2), wishes=STOPS, starts_apart=True),
@@ -25,10 +25,12 @@ SETTINGS = {
     "in-saves-of-all": Setting(steps=(1, 2, 3), wishes=(*STOPS, SAVE), meets=(1, 2)),
     "a-stop-that-is-asked-for": Setting(steps=(1, 2, 3), wishes=(ASKED, SAVE)),
     "asked-for-and-told-and-going-back": Setting(steps=(8, 9, 3), wishes=ASKED_AND_TOLD, lead=1),
-    "asked-for-and-unheeded": Setting(steps=(1, 2, 3), wishes=ASKED_AND_TOLD, heeds_stop=False),
+    "asked-for-and-unheeded": Setting(steps=(1, 2, 3), wishes=ASKED_AND_TOLD, respects_stop=False),
     "a-skip": Setting(steps=(1, 2), wishes=((1, "stop"), SAVE), saves_at_stop=False),
     "a-skip-and-a-rank-is-lost": Setting(steps=(1, 2), wishes=STOPS, saves_at_stop=False, deaths=1),
-    "programs-that-end-themselves": Setting(steps=(1, 2), wishes=STOPS, ends_itself=True, heeds_stop=False),
+    "programs-that-end-themselves": Setting(
+        steps=(1, 2), wishes=STOPS, ends_itself=True, respects_stop=False
+    ),
     "a-stop-save-that-fails-once": Setting(steps=(1, 2), wishes=((1, "stop"),), failures=1),
     "a-stop-save-that-fails-again": Setting(steps=(1, 2), wishes=((1, "stop"),), lead=1, failures=4),
     "nothing-to-save-at-the-end": Setting(steps=(1, 2), wishes=((1, "stop"),), is_last_unsaved=False),

@@ -206,7 +206,7 @@ MECHANISMS: Final = {
     ),
     "agreement": Mechanism(
         without="Each rank acts on a wish after the step that it has passed itself.",
-        symbol="stepkeeper.coordination.agreement_rules:RankView.hear_conclusion",
+        symbol="stepkeeper.coordination.agreement_rules:RankView.receive_conclusion",
         instead=lambda hear: lambda view, _: hear(view, view.passed),
         test="tests/unit/runtime_process/test_step_agreement.py::test_all_ranks_act_at_the_same_steps",
     ),
@@ -320,8 +320,8 @@ MECHANISMS: Final = {
         test="tests/unit/runtime_process/test_rank_groups.py::test_a_rank_that_ends_is_lost",
     ),
     "standstill of a rank": Mechanism(
-        without="Ranks wait for one that stands still.",
-        symbol="stepkeeper.coordination.store_rank_group:StoreRankGroup._is_still",
+        without="Ranks wait for one that hangs.",
+        symbol="stepkeeper.coordination.store_rank_group:StoreRankGroup._is_silent",
         instead=answer(value=False),
         test="tests/unit/runtime_process/test_rank_groups.py::test_a_rank_that_stands_still_in_a_save_is_missed_soon",
     ),
@@ -334,7 +334,7 @@ MECHANISMS: Final = {
         hangs=True,
     ),
     "time of a notice": Mechanism(
-        without="A call waits on when the time that a notice leaves is over.",
+        without="A call keeps waiting after a notice's deadline.",
         symbol="stepkeeper.coordination.waits:Waits.check",
         instead=lambda _: lambda waits, _since_s: waits.raise_loss(),
         test="tests/unit/runtime_process/test_waits.py::test_a_wait_ends_with_the_notices_time_and_says_so",

@@ -1,4 +1,4 @@
-{{/* Base of all names: the release's name, with the chart's where it lacks it. */}}
+{{/* Base of all names: the release's name, with the chart's name unless it contains that. */}}
 {{- define "stepkeeper.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{ .Values.fullnameOverride }}

@@ -1,1 +1,1 @@
-"""Define the custom resources as values. The CRDs are generated from these types, and every other module reads them."""
+"""Define the custom resources as types. The CRDs are generated from them."""

@@ -1,4 +1,4 @@
-"""List the TPU generations of both kinds: node label, chips on a host, and the topologies that a slice can have."""
+"""List the TPU generations: node label, chips per host, and valid topologies of a slice."""
 
 import math
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class AcceleratorFacts:
     """Number of sides of a topology: 2 (4x4) or 3 (2x2x4)."""
 
     host_sizes: tuple[int, ...]
-    """Chips on a host, for each machine type."""
+    """Chips per host, for each machine type."""
 
 
 ACCELERATORS: Final = {
@@ -53,20 +53,20 @@ _RECTANGLES: Final = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 """The topologies of v5e and v6e."""
 
 _SMALL_CUBOIDS: Final = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
-"""The topologies of v4 and later ones with three sides that aren't made of whole cubes of 4x4x4."""
+"""The topologies with three sides that aren't made of whole cubes of 4x4x4."""
 
 _CUBES: Final = (
     "(self.topology.matches('^[1-9][0-9]{0,3}x[1-9][0-9]{0,3}x[1-9][0-9]{0,3}$')"
     " && self.topology.split('x').all(side, int(side) % 4 == 0)"
     " && self.topology.split('x').map(side, int(side)).isSorted())"
 )
-"""CEL: `self.topology` is made of whole cubes of 4x4x4, with its sides in ascending order."""
+"""CEL: `self.topology` consists of whole cubes of 4x4x4, with its sides in ascending order."""
 
 _USUAL_HOST: Final = 4
 
 
 def topology_rules(at: str) -> tuple[CelRule, ...]:
-    """Return the rules that the object at `at`, which has an accelerator and a topology, has one that exists."""
+    """Return the rules that the topology of the object at `at` exists for its accelerator."""
     flat, solid = (
         tuple(kind.value for kind, facts in ACCELERATORS.items() if facts.dimensions == n) for n in (2, 3)
     )
@@ -92,7 +92,7 @@ def count_chips(topology: str) -> int:
 
 
 def choose_chips_per_host(topology: str, asked: int | None) -> int:
-    """Return the chips per host that the user set, else 4, which every generation has, or 1 for a single chip."""
+    """Return the chips per host that the user set. Default: 4, which every generation has, or 1 for a single chip."""
     return asked if asked is not None else min(_USUAL_HOST, count_chips(topology))
 
 

@@ -33,11 +33,11 @@ BY_TYPE: Final[dict[str, JsonValue]] = {
     "x-kubernetes-list-type": "map",
     "x-kubernetes-list-map-keys": ["type"],
 }
-"""Schema of a list whose items have the field `type` as their identity and can be owned one by one."""
+"""Schema of a list whose items are identified by the field `type`, and have separate field owners."""
 
 
 class ApiModel(BaseModel):
-    """Base of all types of the API. Read a value with `model_validate(raw)`, write it with `to_raw()`."""
+    """Base of all API types. Read a value with `model_validate(raw)`, write it with `to_raw()`."""
 
     model_config = _CONFIG
 
@@ -49,19 +49,19 @@ class ApiModel(BaseModel):
 class SpecPart(ApiModel):
     """Base of the types that users write.
 
-    Unknown fields are kept to be named, and left out of what is written or compared.
+    Unknown fields are kept so that they can be reported. They are neither written nor compared.
     """
 
     model_config = _CONFIG | ConfigDict(extra="allow")
 
     union: ClassVar[tuple[str, ...]] = ()
-    """Fields of which one has to be given. Where this version knows none that is, it can't read the part."""
+    """Fields of which one is required. Without one that this version knows, the part is unreadable."""
 
     several: ClassVar[bool] = False
     """True if more than one field of `union` may be given."""
 
     compared: ClassVar[tuple[str, ...]] = ()
-    """Fields of a whole spec that are hashed to see whether what was made of it is out of date."""
+    """Fields of a whole spec whose hash shows whether the objects made from it are out of date."""
 
     @model_validator(mode="after")
     def _check_union(self) -> Self:
@@ -90,17 +90,17 @@ class SpecPart(ApiModel):
         return {name: value for name, value in write(self).items() if name not in (self.model_extra or ())}
 
     def describe_unknown_fields(self) -> str:
-        """Name the fields of this spec that this version doesn't know in a sentence; empty if there are none."""
+        """Describe the fields of this spec that this version doesn't know; empty if there are none."""
         fields = ", ".join(f"spec.{path}" for path in self.unknown_fields())
         if not fields:
             return ""
-        text = f"this operator doesn't know {fields} and runs without: upgrade the operator, or remove it from the spec"
+        text = f"this operator doesn't know {fields} and ignores it: upgrade the operator, or remove it from the spec"
         if not self.hides_changes():
             return text
         return f"{text}. Until then it applies no change of {', '.join(f'spec.{name}' for name in self.compared)}"
 
     def hides_changes(self) -> bool:
-        """Return True if no hash of this spec can be compared: a newer operator's covers the unknown fields."""
+        """Return True if hashes of this spec can't be compared: a newer operator hashes the unknown fields too."""
         return any(path.partition(".")[0] in self.compared for path in self.unknown_fields())
 
     def unknown_fields(self) -> Iterator[str]:
@@ -144,7 +144,7 @@ Timestamp = Annotated[
 """Whole Unix seconds in Python (fractions are cut off), RFC 3339 in the API."""
 
 Count = Annotated[int, Field(ge=0)]
-"""A number of things in a status. It has no upper bound: the operator counts, nobody types it."""
+"""A count in a status. It has no upper bound: only the operator writes it."""
 
 
 class ObjectMeta(StatusPart):

@@ -8,7 +8,7 @@ __all__ = ["CelRule", "cel_list", "listed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CelRule:
-    """A rule that the API server checks, and the words with which it refuses an object."""
+    """A rule that the API server checks, and the message for an object that breaks it."""
 
     at: str
     """Path of the field that is `self`, from the root of the object; empty for the object itself."""
@@ -18,11 +18,11 @@ class CelRule:
 
 
 def cel_list(values: Iterable[str] | Iterable[int]) -> str:
-    """Return the values as a list in CEL."""
+    """Render the values as a list in CEL."""
     return "[" + ", ".join(f"'{v}'" if isinstance(v, str) else str(v) for v in values) + "]"
 
 
 def listed(values: Iterable[str] | Iterable[int]) -> str:
-    """Return the values as a message lists them: a, b and c."""
+    """Render the values for a message: a, b and c."""
     *most, last = map(str, values)
     return f"{', '.join(most)} and {last}"

@@ -1,4 +1,4 @@
-"""Read an object whose parts may be of another version: what can't be read is left out and named."""
+"""Read an object that may be of another version: leave out and report the unreadable parts."""
 
 import copy
 from collections.abc import Sequence
@@ -13,30 +13,30 @@ from stepkeeper_operator.api.base import ApiModel
 __all__ = ["Reading", "describe_problems", "read_object"]
 
 _ROUNDS: Final = 16
-"""Leaving a part out can leave the part around it unreadable."""
+"""Leaving out a part can make the enclosing part unreadable."""
 
 T = TypeVar("T", bound=ApiModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading(Generic[T]):
-    """An object as far as it can be read."""
+    """The readable parts of an object."""
 
     value: T | None
-    """None: a part without which there is no object can't be read."""
+    """None: a required part is unreadable."""
 
     problems: tuple[str, ...] = ()
-    """Path and reason of each part of the spec that can't be read."""
+    """Path and reason of each unreadable part of the spec."""
 
 
 def describe_problems(problems: Sequence[str]) -> str:
-    """Say which parts of a spec can't be read, and what to do."""
+    """Describe the unreadable parts of a spec, and what to do."""
     parts = "; ".join(problems)
-    return f"this operator can't read {parts}. Correct it, or upgrade the operator; running pods are not affected"
+    return f"this operator can't read {parts}. Fix the spec, or upgrade the operator; running pods are not affected"
 
 
 def read_object(kind: type[T], raw: object) -> Reading[T]:
-    """Read the object. Of its status nothing is named: a newer operator may have written it."""
+    """Read the object. Problems in its status are not reported: a newer operator may have written it."""
     problems: dict[str, str] = {}
     known = raw
     for _ in range(_ROUNDS):
@@ -44,10 +44,10 @@ def read_object(kind: type[T], raw: object) -> Reading[T]:
             return Reading(value=kind.model_validate(known), problems=tuple(problems.values()))
         except ValidationError as error:
             known = copy.deepcopy(known)
-            # From the back, so that the numbers of the others in a list stay right.
+            # In reverse order, so that the indices of the other items of a list stay correct.
             for detail in reversed(error.errors(include_url=False)):
                 path = _render(detail["loc"])
-                # A part that was left out makes the part around it unreadable, too.
+                # A part that was left out can make the enclosing part unreadable too.
                 if not path.startswith("status") and not any(each.startswith(path) for each in problems):
                     problems[path] = f"{path}: {_describe(detail)}"
                 if not _leave_out(known, detail):
@@ -56,18 +56,18 @@ def read_object(kind: type[T], raw: object) -> Reading[T]:
 
 
 def _leave_out(raw: Any, detail: ErrorDetails) -> bool:
-    """Take the part out of `raw`. Return False if it can't be: it is there in every object."""
+    """Remove the part from `raw`. Return False if every object needs it."""
     path = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]
     if len(path) < 2:
         return False
     found = raw
     for key in path[:-1]:
         if isinstance(found, dict) and key not in found:
-            return True  # another problem took the part around it out
+            return True  # the enclosing part was removed for another problem
         found = found[key]
     last = path[-1]
     if detail["type"] == "too_long" and isinstance(found[last], list):
-        # The newest are at the end.
+        # The newest items are at the end.
         found[last] = found[last][-detail["ctx"]["max_length"] :]
     elif isinstance(found, dict):
         found.pop(last, None)
@@ -77,7 +77,7 @@ def _leave_out(raw: Any, detail: ErrorDetails) -> bool:
 
 
 def _describe(detail: ErrorDetails) -> str:
-    return "is no object" if detail["type"] == "model_type" else detail["msg"]
+    return "is not an object" if detail["type"] == "model_type" else detail["msg"]
 
 
 def _render(path: Sequence[int | str]) -> str:

@@ -1,1 +1,1 @@
-"""Keep in memory what this operator process knows of the cluster, and what the jobs reported."""
+"""Keep the known objects of the cluster and the jobs' reports in memory."""

@@ -34,13 +34,13 @@ from stepkeeper_operator.facts import (
     read_pod,
     read_workload,
 )
-from stepkeeper_operator.facts.raw import RawObject, read_in
+from stepkeeper_operator.facts.raw import RawObject, get_nested
 from stepkeeper_operator.labels import WORKER_JOB
 
 __all__ = ["Cache"]
 
 _GONE_NODE_KEPT_S: Final = 900
-"""A deleted node is kept for a while, because the causes of its pods' ends are judged later."""
+"""A deleted node is kept for a while: the causes of its pods' ends are determined later."""
 
 
 class Cache:
@@ -81,12 +81,12 @@ class Cache:
     def record(self, resource: Resource, raw: RawObject, *, deleted: bool = False) -> tuple[ObjectKey, ...]:
         """Record an object of any kind that the cache keeps.
 
-        A job or QueuedResource of whose name a newer version is known is left out: answers to our own writes arrive
-        before the watch does, or after it.
+        A job or QueuedResource is ignored if a newer version of that name is known: the answer to an own write can
+        arrive before or after the watch event.
         """
         objects = self._get_objects(resource.kind)
         meta = raw["metadata"]
-        # A late answer may be about a deleted job, whose name another has by now.
+        # A late answer may be about a deleted job whose name another one has taken.
         known = objects.find(meta["uid"]) or objects.get(meta.get("namespace"), meta["name"])
         if not deleted and isinstance(known, Mapping) and _version(known) > _version(raw):
             return ()
@@ -100,11 +100,11 @@ class Cache:
     record_node = partialmethod(record, NODES)
 
     def list_uids(self, resource: Resource) -> frozenset[str]:
-        """List the uids of all objects of a kind that are known and not known to be gone."""
+        """List the uids of all objects of a kind that exist, as far as the cache knows."""
         return self._get_objects(resource.kind).uids
 
     def forget_objects(self, gone: frozenset[str]) -> tuple[ObjectKey, ...]:
-        """Forget objects that no longer exist though no watch said so. Return the keys of what it concerns."""
+        """Forget objects whose deletion no watch reported. Return the keys that this concerns."""
         return tuple({key for objects in self._kinds.values() for key in objects.forget(gone)})
 
     def record_watch_event(self) -> None:
@@ -112,7 +112,7 @@ class Cache:
         self.last_event_at = self._clock()
 
     def forget_jobset(self, key: ObjectKey) -> None:
-        """Forget the JobSet: the API server said that there is none, before the watch did."""
+        """Forget the JobSet: the API server answered that there is none, and the watch has not reported that yet."""
         jobset = self.get_jobset(key)
         if jobset is not None:
             self.forget_objects(frozenset({jobset.uid}))
@@ -131,7 +131,7 @@ class Cache:
         return raw
 
     def list_root_rivals(self, key: ObjectKey) -> tuple[JobRoot, ...]:
-        """List the other jobs whose root is this job's, is inside of it or around it."""
+        """List the other jobs whose root is the same as this job's, inside it or around it."""
         raw = self.get_object(key)
         own = None if raw is None else self._roots.get(raw["metadata"]["uid"])
         if own is None:
@@ -159,17 +159,17 @@ class Cache:
         return self._pods.get(namespace, name)
 
     def list_pods(self, job_uid: str) -> tuple[Pod, ...]:
-        """List the job's own pods. Anybody can copy a label."""
+        """List the job's own pods. A label alone proves nothing: any user can set it."""
         key, known = self._find_key(job_uid), map(self._pods.find, self._pods_of.get(job_uid, ()))
         own = [pod for pod in known if pod is not None and key is not None and _is_of_job(pod, key)]
         return tuple(sorted(own, key=lambda pod: pod.name))
 
     def list_evidence(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
-        """List what is known of the attempts of the job, by its own Jobs and pods, oldest first."""
+        """List the evidence about the attempts of the job, from its own Jobs and pods, oldest first."""
         return self._evidence.list_attempts(job_uid)
 
     def list_leftovers(self, key: ObjectKey) -> tuple[BatchJob | Pod, ...]:
-        """List Jobs that have names which the job's next JobSet will use, and live pods of such Jobs."""
+        """List Jobs whose names the job's next JobSet will use, and live pods of such Jobs."""
         live = (pod for pod in self._pods if not pod.terminal)
         found = [item for item in (*self._batch_jobs, *live) if _is_of_job(item, key)]
         return tuple(sorted(found, key=lambda item: (isinstance(item, Pod), item.name)))
@@ -178,16 +178,16 @@ class Cache:
         return self._nodes.get(None, name) or self._gone_nodes.get(name)
 
     def count_nodes(self) -> tuple[int, int]:
-        """Return the number of nodes, and the number of them whose kubelet has gone silent."""
+        """Return the number of nodes, and the number of those with a silent kubelet."""
         silent = [node.unknown_since is not None for node in self._nodes]
         return len(silent), sum(silent)
 
     def list_nodes_of(self, queued_resource_uid: str) -> tuple[Node, ...]:
-        """List the nodes that exist and whose labels name the QueuedResource, by name."""
+        """List the existing nodes whose labels name the QueuedResource, by name."""
         return tuple(n for n in self.list_queued_nodes() if n.queued_resource_uid == queued_resource_uid)
 
     def list_queued_nodes(self) -> tuple[Node, ...]:
-        """List the present nodes whose labels name any QueuedResource, by name."""
+        """List the existing nodes whose labels name any QueuedResource, by name."""
         queued = [node for node in self._nodes if node.queued_resource_uid is not None]
         return tuple(sorted(queued, key=lambda node: node.name))
 
@@ -219,11 +219,11 @@ class Cache:
         yield _key_of(TRAINING_JOBS.kind, change.item)
 
     def _note_queued_resource(self, change: Change[RawObject]) -> Iterator[ObjectKey]:
-        """Name the QueuedResource, and the jobs that run on its nodes: those of its namespace that name it."""
+        """Yield the keys of the QueuedResource and of the jobs in its namespace that name it."""
         key = _key_of(QUEUED_RESOURCES.kind, change.item)
         yield key
         path = ("spec", "placement", "tpu", "queuedResourceName")
-        named = [raw for raw in self._training_jobs if read_in(raw, *path) == key.name]
+        named = [raw for raw in self._training_jobs if get_nested(raw, *path) == key.name]
         jobs = (_key_of(TRAINING_JOBS.kind, raw) for raw in named)
         yield from sorted(job for job in jobs if job.namespace == key.namespace)
 
@@ -231,7 +231,7 @@ class Cache:
         yield job_key(change.item.namespace, change.item.name)
 
     def _note_workload(self, change: Change[Workload]) -> Iterator[ObjectKey]:
-        """Name the job that has the name of the JobSet that owns the Workload."""
+        """Yield the key of the job that has the name of the Workload's JobSet."""
         workload = change.item
         if workload.jobset_uid and (change.before != workload or change.deleted):
             yield job_key(workload.namespace, workload.jobset_name)
@@ -252,13 +252,13 @@ class Cache:
         return () if unchanged else self._find_job(pod)
 
     def _keep_evidence(self, item: BatchJob | Pod) -> None:
-        """Keep the state of what is a known job's own. Anybody can copy a label, and evidence has a limit."""
+        """Keep the state of a known job's own Job or pod. Any user can set a label, and evidence is limited."""
         key = self._find_key(item.job_uid)
         if key is not None and _is_of_job(item, key):
             self._evidence.add(item)
 
     def _note_node(self, change: Change[Node]) -> Iterator[ObjectKey]:
-        """Name the QueuedResources that lose, gain or keep the node, and the jobs with pods on one that is lost."""
+        """Yield the keys of the QueuedResources that the node belongs to, and of jobs with pods on a lost node."""
         before, node, limit = change.before, change.item, self._clock() - _GONE_NODE_KEPT_S
         kept = (gone for gone in self._gone_nodes.values() if gone.name != node.name)
         self._gone_nodes = {gone.name: gone for gone in kept if (gone.gone_since or limit) >= limit}
@@ -286,12 +286,12 @@ def _key_of(kind: str, raw: RawObject) -> ObjectKey:
 
 
 def _is_of_job(item: BatchJob | Pod, key: ObjectKey) -> bool:
-    """Tell whether it is a Job with a name that the job's JobSet gives, or a pod of one, in the job's namespace."""
+    """Return True for a Job that is named as the job's JobSet names them, or for a pod of such a Job."""
     name = item.name if isinstance(item, BatchJob) else item.owner_name or ""
     number = name.removeprefix(f"{key.name}-{WORKER_JOB}-")
     return item.namespace == key.namespace and number != name and number.isdecimal()
 
 
 def _judged(node: Node) -> tuple[str, bool, float | None, float | None]:
-    """Return the node's loss, identity and kind: by these, the ends of pods are judged."""
+    """Return the fields that determine the causes of pods' ends: identity, kind and loss of the node."""
     return (node.uid, node.spot, node.unknown_since, node.gone_since)

@@ -54,7 +54,7 @@ class EvidenceCache:
             pods = sorted(record.pods.values(), key=lambda pod: (pod.rank, pod.uid))
             batch_jobs = list(record.batch_jobs.values())
             failed = tuple(batch_job for batch_job in batch_jobs if batch_job.failure_reason is not None)
-            # A Job that was made anew has the name of the one before, and comes later.
+            # A recreated Job has the name of the previous one, and comes later.
             n_succeeded = {batch_job.name: batch_job.n_succeeded for batch_job in batch_jobs}
             evidence = AttemptEvidence(
                 ordinal=ordinal,
@@ -78,17 +78,17 @@ class EvidenceCache:
 
 
 def _merge_pod(known: Pod, seen: Pod) -> Pod:
-    """Return `seen`, plus what `known` tells of the pod's end.
+    """Return `seen`, with the evidence of the pod's end that only `known` has.
 
-    Kubernetes takes conditions back, and exit codes are lost with a kubelet.
+    Kubernetes resets conditions, and exit codes are lost with a kubelet.
     """
     if known.exit_code is not None and seen.exit_code is None:
         return known
     if known.terminal and known.deadline is None:
-        # This deletion only removes a pod that had already ended, and a disruption comes too late to end it.
+        # The pod had already ended: this deletion removes its object, and a disruption is too late to end it.
         seen = replace(seen, deadline=None, disruption=known.disruption)
-    # A DisruptionTarget that came to nothing is set to False after two minutes, on a pod that goes on.
-    goes_on = seen.deadline is None and not seen.terminal
-    if known.disruption is None or seen.disruption is not None or goes_on:
+    # A DisruptionTarget without a deletion is set to False after two minutes, on a pod that keeps running.
+    keeps_running = seen.deadline is None and not seen.terminal
+    if known.disruption is None or seen.disruption is not None or keeps_running:
         return seen
     return replace(seen, disruption=known.disruption)

@@ -18,7 +18,7 @@ from stepkeeper_operator.labels import JOB_UID_LABEL
 __all__ = ["WatchedKind", "list_watched_kinds"]
 
 _BURST_S: Final = 0.25
-"""Pods, Jobs and JobSets change together, but their watches don't arrive together."""
+"""Pods, Jobs and JobSets change together, but their watch events don't arrive together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class WatchedKind:
     """Selects the objects that are watched. Empty: all."""
 
     reconciled: bool = False
-    """True for a kind whose objects themselves have keys in the queue."""
+    """True for a kind whose objects are reconciled themselves."""
 
     custom: bool = False
     """True for a kind that the API server knows only once its CRD is installed."""
 
     removable: bool = False
-    """True for a kind that isn't needed: where the API server doesn't know it any more, its objects are gone."""
+    """True for an optional kind: if the API server no longer knows it, its objects are gone."""
 
     delay_s: float = 0.0
     """Seconds from a change to the reconcile of the objects that it concerns."""

@@ -20,9 +20,9 @@ class Change(NamedTuple, Generic[T]):
 
 
 class Objects(Generic[T]):
-    """Keep the objects of one kind by uid and by name. One whose name another has taken is gone.
+    """Keep the objects of one kind by uid and by name. An object is forgotten once another one has its name.
 
-    `note` is called with each change, and returns the keys of what it concerns.
+    `note` is called with each change, and returns the keys that it concerns.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Objects(Generic[T]):
         self._names: dict[str, Hashable] = {}
 
     def record(self, raw: RawObject, *, deleted: bool) -> Iterator[ObjectKey]:
-        """Keep the object, or forget it. Yield the keys of what the change concerns."""
+        """Keep the object, or forget it. Yield the keys that the change concerns."""
         meta, item = raw["metadata"], self._read(raw)
         uid, name = meta["uid"], (meta.get("namespace"), meta["name"])
         before = self._items.get(uid)
@@ -49,7 +49,7 @@ class Objects(Generic[T]):
         yield from self._note(Change(before, item, deleted))
 
     def forget(self, gone: Iterable[str]) -> Iterator[ObjectKey]:
-        """Forget the objects with these uids that are known. Yield the keys of what that concerns."""
+        """Forget the objects with these uids. Yield the keys that this concerns."""
         for uid in gone:
             if (item := self._items.get(uid)) is not None:
                 self._drop(uid)

@@ -1,4 +1,4 @@
-"""Keep the newest report of every job, its commits that the status doesn't show yet, and the answer to the next one."""
+"""Keep the newest report of each job, its recent commits, and the answer to its next report."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -22,30 +22,30 @@ class LastReport:
     pod_uid: str
     """Uid of the token's pod."""
 
-    heard_at: Mapping[str, float] = field(default_factory=dict)
+    reported_at: Mapping[str, float] = field(default_factory=dict)
     """When each pod of the attempt last reported, by its uid."""
 
     moved_at: float | None = None
-    """When a report of the attempt last showed another step than the one before it."""
+    """When a report of the attempt last showed a changed step."""
 
     pod_moved_at: float | None = None
-    """When a report of this pod last showed another step than the one before it."""
+    """When a report of this pod last showed a changed step."""
 
     longest_step_s: float | None = None
-    """The longest time between two steps that reports of this pod have shown while they arrived. None until there
-    are two."""
+    """The longest time between two steps in this pod's reports, without gaps in the reports. None until there are
+    two."""
 
     committed_at: float | None = None
-    """When a report of the attempt last named a commit that none had named before."""
+    """When a report of the attempt last named a new commit."""
 
     commits: tuple[ReportedCommit, ...] = ()
     """The newest commits reported to this operator, oldest first."""
 
 
 class ReportCache:
-    """Keep reports for the operator's lifetime, and what they are answered with.
+    """Keep reports and their answers for the operator's lifetime.
 
-    Pods are silent that have sent none for `silence_s`. A pod repeats a report until it is answered, and the next one
+    A pod without a report for `silence_s` is silent. A pod repeats a report until it is answered, and the next one
     names the HEAD.
     """
 
@@ -57,14 +57,14 @@ class ReportCache:
         self._clock = clock
         self._last: dict[str, LastReport] = {}
         self._save_requests: dict[str, SaveRequest] = {}
-        """The open requests. They can be lost: the status has them, and the next reconcile brings them."""
+        """The open requests. They may be lost: the next reconcile restores them from the status."""
 
     def add_report(self, job_uid: str, last: LastReport) -> None:
-        """Keep the report as the job's newest, with its commits added to those that earlier reports named."""
+        """Keep the report as the job's newest, and add its commits to those of earlier reports."""
         known = self._last.get(job_uid)
         earlier = () if known is None or known.report.root != last.report.root else known.commits
         same = None if known is None or known.ordinal != last.ordinal else known
-        last = _add_signs_of_life(same, last, silence_s=self._silence_s)
+        last = _update_liveness(same, last, silence_s=self._silence_s)
         if not {commit.sequence for commit in last.report.commits} <= {commit.sequence for commit in earlier}:
             last = replace(last, committed_at=last.received_at)
         merged = {commit.sequence: commit for commit in (*earlier, *last.report.commits)}
@@ -79,14 +79,14 @@ class ReportCache:
         self._save_requests.pop(job_uid, None)
 
     def set_save_request(self, job_uid: str, request: SaveRequest | None) -> None:
-        """Set the request that the job's reports are answered with; None: there is none."""
+        """Set the save request that the job's reports are answered with; None: there is none."""
         if request is None:
             self._save_requests.pop(job_uid, None)
         else:
             self._save_requests[job_uid] = request
 
     def get_directive(self, job_uid: str) -> Directive:
-        """Return the answer to a report of the job, with the time that is left now for a save."""
+        """Return the answer to a report of the job, with the time that remains for a requested save."""
         request = self._save_requests.get(job_uid)
         if request is None:
             return Directive(report_interval_s=self._report_interval_s)
@@ -98,28 +98,28 @@ class ReportCache:
         )
 
 
-def _add_signs_of_life(known: LastReport | None, last: LastReport, *, silence_s: float) -> LastReport:
-    """Return `last` with what it and the reports of the same attempt before it prove of the pods' lives."""
-    heard_at = {last.pod_uid: last.received_at}
+def _update_liveness(known: LastReport | None, last: LastReport, *, silence_s: float) -> LastReport:
+    """Return `last` with the times of the pods' reports, steps and commits, merged with the attempt's earlier ones."""
+    reported_at = {last.pod_uid: last.received_at}
     if known is None:
-        return replace(last, heard_at=heard_at)
+        return replace(last, reported_at=reported_at)
     moved = last.report.step is not None and last.report.step != known.report.step
     last = replace(
         last,
-        heard_at={**known.heard_at, **heard_at},
+        reported_at={**known.reported_at, **reported_at},
         moved_at=last.received_at if moved else known.moved_at,
         committed_at=known.committed_at,
     )
     if known.pod_uid != last.pod_uid:
         return last
     if last.received_at - known.received_at >= silence_s:
-        # Nobody knows how many steps there were meanwhile: what is known of their length stands, and is measured anew.
+        # The number of steps during the silence is unknown: keep the known length, and measure again.
         return replace(last, longest_step_s=known.longest_step_s)
     return _add_pace(known, last, moved=moved)
 
 
 def _add_pace(known: LastReport, last: LastReport, *, moved: bool) -> LastReport:
-    """Return `last` with the times between the steps of its pod: another one may have come hours after the last."""
+    """Return `last` with the longest time between two steps of its pod."""
     longest_s = known.longest_step_s
     if moved and known.pod_moved_at is not None:
         longest_s = max(longest_s or 0.0, last.received_at - known.pod_moved_at)

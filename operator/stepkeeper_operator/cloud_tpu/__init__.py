@@ -1,4 +1,4 @@
-"""Talk to the Cloud TPU API.
+"""Send requests to the Cloud TPU API.
 
-Only `authorization`, `client`, `convert` and `errors` import google's packages, and only where the kind is on.
+Only `authorization`, `client`, `convert` and `errors` import Google's packages, and only if the kind is enabled.
 """

@@ -1,7 +1,7 @@
-"""Get tokens of Google Cloud before they are needed.
+"""Get tokens of Google Cloud before each request.
 
-Google's client gets them inside of gRPC, which calls whatever goes wrong there UNAVAILABLE: nobody could tell
-credentials that are refused from a network that is down for a moment.
+Google's client gets them inside gRPC, which reports every failure as UNAVAILABLE: rejected credentials would look the
+same as a short network outage.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ _State: TypeAlias = google.auth.credentials.TokenState
 
 _SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
 _HTTP_TIMEOUT_S: Final = 10.0
-_ASK_AGAIN_S: Final = 15.0
-"""Seconds for which an error answers for all who ask. A changed file is taken up at once."""
+_RETRY_S: Final = 15.0
+"""Seconds for which an error is reused for all requests. A changed credentials file is read at once."""
 
 
 class Authorization:
-    """Hold this process's credentials, from a mounted file or Workload Identity, and a valid token of them."""
+    """Hold this process's credentials, from a mounted file or Workload Identity, and a valid token."""
 
     def __init__(self, host: str) -> None:
         """Prepare to authorize requests to an API's host."""
@@ -45,17 +45,19 @@ class Authorization:
         self._headers: Headers = ()
         self._file: tuple[object, ...] | None = None
         self._refusal: tuple[float, CloudTPUError] | None = None
-        """When there was no token, by the monotonic clock, and the error that says why."""
+        """Monotonic time of the last failure to get a token, and the error."""
 
-    def tell_headers(self, _context: object, callback: Callable[[Headers, Exception | None], None]) -> None:
-        """Give gRPC the headers that `renew` got. gRPC calls it for each request, in a thread of its own."""
+    def provide_headers(
+        self, _context: object, callback: Callable[[Headers, Exception | None], None]
+    ) -> None:
+        """Give gRPC the headers from `renew`. gRPC calls it for each request, in its own thread."""
         callback(self._headers, None)
 
     async def renew(self) -> None:
-        """See to it that the next request carries a valid token. All who come meanwhile wait for it.
+        """Get a valid token for the next request. Concurrent callers share it.
 
         Raises:
-            CloudTPUError: There is no token: there are no credentials, they are refused, or nobody answers.
+            CloudTPUError: There is no token: no credentials, rejected credentials, or no answer.
         """
         async with self._lock:
             file = _find_file()
@@ -63,8 +65,8 @@ class Authorization:
                 self._file, self._refusal, self._credentials = file, None, None
             if self._get_state() is _State.FRESH:
                 return
-            if self._refusal is None or time.monotonic() - self._refusal[0] >= _ASK_AGAIN_S:
-                # It reads files and asks servers, and has no asynchronous form.
+            if self._refusal is None or time.monotonic() - self._refusal[0] >= _RETRY_S:
+                # It reads files and sends requests, and has no asynchronous form.
                 error = await asyncio.to_thread(self._get_token)
                 self._refusal = None if error is None else (time.monotonic(), error)
             if self._refusal is not None and self._get_state() is _State.INVALID:
@@ -75,7 +77,7 @@ class Authorization:
         return state
 
     def _get_token(self) -> CloudTPUError | None:
-        """Load the credentials, and get headers with a token of them. Return why there is none."""
+        """Load the credentials, and get headers with a token. Return the error if there is none."""
         request, headers = _TokenRequest(), dict[str, str]()
         try:
             if self._credentials is None:
@@ -90,7 +92,7 @@ class Authorization:
 
 
 class _TokenRequest:
-    """Send the HTTP requests for a token, with a time limit, and remember the last answer."""
+    """Send the HTTP requests for a token with a time limit, and remember the last answer."""
 
     def __init__(self) -> None:
         self._request = google.auth.transport.requests.Request()
@@ -106,7 +108,7 @@ class _TokenRequest:
 
 
 def _find_file() -> tuple[object, ...] | None:
-    """Find the file that the environment names: after any change, it is another one. None: there is none."""
+    """Identify the version of the file that the environment names. None: there is none."""
     path = os.environ.get(environment_vars.CREDENTIALS)
     if not path:
         return None
@@ -118,9 +120,9 @@ def _find_file() -> tuple[object, ...] | None:
 
 
 def _load_credentials(request: _TokenRequest) -> Any:
-    # With scopes it would ask another API for the project's name, which nobody needs.
+    # With scopes, it would request the unneeded project name from another API.
     found, _ = google.auth.default(request=request)
     credentials = google.auth.credentials.with_scopes_if_required(found, _SCOPES)
-    if isinstance(credentials, service_account.Credentials):  # such a key signs its tokens by itself
+    if isinstance(credentials, service_account.Credentials):  # such a key can sign its own tokens
         return credentials.with_always_use_jwt_access(True)
     return credentials

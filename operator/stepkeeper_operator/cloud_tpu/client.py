@@ -1,6 +1,6 @@
-"""Send requests to the Cloud TPU API with google's asyncio client.
+"""Send requests to the Cloud TPU API with Google's asyncio client.
 
-The client retries nothing by itself and gives every request a time limit: the controller decides what is tried again.
+The client retries nothing and gives every request a time limit: the controller decides about retries.
 """
 
 import logging
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _HOST: Final = "tpu.googleapis.com"
 _HTTPS_PORT: Final = 443
 _ANY_SIZE: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
-"""A list has the startup script of each of its nodes."""
+"""A list contains the startup script of each of its nodes."""
 
 _TIMEOUT_S: Final = 30.0
 _GET_TIMEOUT_S: Final = 10.0
@@ -44,21 +44,22 @@ _VERSIONS: Final[dict[ApiVersion, Any]] = {ApiVersion.V2: tpu_v2, ApiVersion.V2A
 
 
 class GoogleCloudTPU:
-    """Implement `CloudTPU` with google-cloud-tpu. Clients are made at the first request of their version."""
+    """Implement `CloudTPU` with google-cloud-tpu. The client of each version is made at its first request."""
 
     def __init__(self, *, endpoint: str | None, insecure: bool) -> None:
         """Prepare to connect.
 
         Args:
-            endpoint: host or host:port of the API; None: google's own.
-            insecure: Send plaintext without credentials, to a test's server.
+            endpoint: host or host:port of the API; None: Google's own.
+            insecure: Send plaintext without credentials, to a test server.
         """
         self._endpoint = endpoint or _HOST
         self._authorization = None if insecure else Authorization(self._endpoint)
         self._clients: dict[ApiVersion, Any] = {}
         if insecure:
             _log.warning(
-                "requests to the Cloud TPU API are plaintext and anonymous", extra={"endpoint": endpoint}
+                "requests to the Cloud TPU API are sent in plaintext without credentials",
+                extra={"endpoint": endpoint},
             )
 
     async def close(self) -> None:
@@ -115,7 +116,7 @@ class GoogleCloudTPU:
     async def delete_queued_resource(
         self, place: Place, queued_resource_id: str, *, request_id: str, version: ApiVersion
     ) -> str | None:
-        """Begin to delete a queued resource with its nodes (force). Return the operation's name; None: it is gone."""
+        """Begin to delete a queued resource and its nodes (force). Return the operation's name; None: not found."""
         client, types = await self._connect(version)
         request = types.DeleteQueuedResourceRequest(
             name=f"{place.parent}/queuedResources/{queued_resource_id}", request_id=request_id, force=True
@@ -126,14 +127,14 @@ class GoogleCloudTPU:
     async def set_node_labels(
         self, place: Place, node_id: str, labels: Mapping[str, str], version: ApiVersion
     ) -> None:
-        """Begin to replace all labels of a live node. That it is gone is no error."""
+        """Begin to replace all labels of a node. A missing node is not an error."""
         client, types = await self._connect(version)
         node = types.Node(name=f"{place.parent}/nodes/{node_id}", labels=dict(labels))
         request = types.UpdateNodeRequest(node=node, update_mask=field_mask_pb2.FieldMask(paths=["labels"]))
         await _get(client.update_node(request, retry=None, timeout=_TIMEOUT_S))
 
     async def get_operation(self, name: str, version: ApiVersion) -> CloudOperationState | None:
-        """Look at an operation. Return None if the API has forgotten it."""
+        """Read an operation. Return None if the API doesn't know it any more."""
         client, _ = await self._connect(version)
         request = operations_pb2.GetOperationRequest(name=name)
         answer = await _get(client.get_operation(request, retry=None, timeout=_GET_TIMEOUT_S))
@@ -144,17 +145,17 @@ class GoogleCloudTPU:
         return CloudOperationState(name=name, done=answer.done, error=error_value)
 
     async def _list(self, method: Any, request: Any, place: Place) -> list[Any]:
-        """Return all pages. A list that leaves out what it could not reach is an error: absence follows from it."""
+        """Return all pages. A partial list is an error: callers treat a resource that isn't listed as absent."""
         pager = await _ask(method(request, retry=None, timeout=_TIMEOUT_S))
         pages = await _ask(_collect(pager.pages))
         missing = [name for page in pages for name in page.unreachable]
         if missing:
-            text = f"{place.parent} is listed in part; unreachable: {', '.join(missing)}"
+            text = f"the list of {place.parent} is incomplete; unreachable: {', '.join(missing)}"
             raise CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", text)
         return [type(page).pb(page) for page in pages]
 
     async def _connect(self, version: ApiVersion) -> tuple[Any, Any]:
-        """Return the client of that version and the module of its types. Raises CloudTPUError without a token."""
+        """Return the client of that version and the module of its types. Raises CloudTPUError if there is no token."""
         if self._authorization is not None:
             await self._authorization.renew()
         module = _VERSIONS[version]
@@ -167,7 +168,7 @@ class GoogleCloudTPU:
         if self._authorization is None:
             return grpc.aio.insecure_channel(self._endpoint, options=_ANY_SIZE)
         target = self._endpoint if ":" in self._endpoint else f"{self._endpoint}:{_HTTPS_PORT}"
-        token = grpc.metadata_call_credentials(self._authorization.tell_headers)
+        token = grpc.metadata_call_credentials(self._authorization.provide_headers)
         secure = grpc.composite_channel_credentials(grpc.ssl_channel_credentials(), token)
         return grpc.aio.secure_channel(target, secure, options=_ANY_SIZE)
 
@@ -177,7 +178,7 @@ async def _collect(pages: Any) -> list[Any]:
 
 
 async def _get(request: Awaitable[T]) -> T | None:
-    """Return the answer; None if there is nothing of that name."""
+    """Return the answer; None if the object is not found."""
     try:
         return await _ask(request)
     except CloudTPUError as error:

@@ -1,6 +1,6 @@
-"""Define what the operator asks of the Cloud TPU API, and what it is answered, as values of its own.
+"""Define the requests to the Cloud TPU API, and the values in them, independently of Google's client.
 
-Google's client is behind `CloudTPU`; nothing outside of this room sees a type of it.
+`client` implements `CloudTPU`. No type of Google's client is used outside of this package.
 """
 
 from collections.abc import Mapping
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
+from stepkeeper_operator.cloud_tpu.states import to_state
 from stepkeeper_operator.errors import OperatorError
 
 __all__ = [
@@ -29,7 +31,7 @@ class ApiVersion(StrEnum):
 
     V2 = "v2"
     V2ALPHA1 = "v2alpha1"
-    """Has more: a node's autocheckpoint_enabled and upcoming_maintenance, tier best_effort, guaranteed.reserved."""
+    """Adds a node's autocheckpoint_enabled and upcoming_maintenance, tier best_effort, and guaranteed.reserved."""
 
     @property
     def provider(self) -> str:
@@ -51,32 +53,32 @@ class Place:
 
 
 class ErrorKind(StrEnum):
-    """Meaning of an error of the API for the request that got it."""
+    """Kind of an API error, which decides about retries."""
 
     QUOTA = "Quota"
     """There is no quota left: the same request can succeed later."""
 
     TERMINAL = "Terminal"
-    """The same request is refused again until somebody changes something: permission, argument, no such project."""
+    """The same request fails until a person changes something: a permission, an argument, the project."""
 
     NOT_FOUND = "NotFound"
-    """There is nothing of that name."""
+    """There is no object with that name."""
 
     ALREADY_EXISTS = "AlreadyExists"
-    """Something has that name already."""
+    """Another object has that name."""
 
     BUSY = "Busy"
-    """FAILED_PRECONDITION or ABORTED: the state doesn't allow it now."""
+    """FAILED_PRECONDITION or ABORTED: the current state doesn't allow the request."""
 
     TRANSIENT = "Transient"
     """Unavailable, deadline, internal: try again. The request may have been carried out."""
 
     CREDENTIALS = "Credentials"
-    """There are no credentials, or they were refused (UNAUTHENTICATED)."""
+    """There are no credentials, or they were rejected (UNAUTHENTICATED)."""
 
 
 class CloudTPUError(OperatorError, OSError):
-    """The Cloud TPU API refused a request, or gave no answer."""
+    """The Cloud TPU API rejected a request, or didn't answer."""
 
     def __init__(self, kind: ErrorKind, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -84,26 +86,26 @@ class CloudTPUError(OperatorError, OSError):
         self.code = code
         """The gRPC code's name: RESOURCE_EXHAUSTED."""
         self.message = message
-        """The API's own words, with the details of quotas, reasons and violated fields."""
+        """The API's message, with the details of quotas, reasons and violated fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudRequest:
-    """A queued resource as it is to be created: the same for both versions of the API."""
+    """A request to create a queued resource, in the same form for both versions of the API."""
 
     place: Place
     id: str
-    """Its id below the place."""
+    """Id within the place."""
 
     request_id: str
-    """The same request with the same id is carried out once."""
+    """The API carries out a repeated request with the same id only once."""
 
     api_version: ApiVersion
     node_ids: tuple[str, ...]
     """Ids of the cloud nodes: one, or `<prefix>-0` to `<prefix>-<n-1>`."""
 
     node_id_prefix: str | None
-    """Set where more than one node is asked for."""
+    """Set if more than one node is requested."""
 
     node: Mapping[str, Any]
     """Fields of Node, named as in the protos, in proto3 JSON: enums by name, durations as 60s, times as RFC 3339."""
@@ -119,7 +121,7 @@ class CloudRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudMaintenance:
-    """Maintenance that is announced for a node. Times are Unix seconds."""
+    """Announced maintenance of a node. Times are Unix seconds."""
 
     type: str
     """The proto's name of the value: SCHEDULED."""
@@ -130,6 +132,10 @@ class CloudMaintenance:
     window_start: int | None = None
     window_end: int | None = None
 
+    @property
+    def is_ongoing(self) -> bool:
+        return self.status == "ONGOING"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudNode:
@@ -138,7 +144,7 @@ class CloudNode:
     place: Place
     id: str
     state: str
-    """The proto's name of the value: READY, PREEMPTED. Of all enums, a value that has none there is UNKNOWN(77)."""
+    """The proto's name of the value: READY, PREEMPTED. A value of any enum without a known name is UNKNOWN(77)."""
 
     health: str = ""
     """The proto's name of the value; empty: unspecified."""
@@ -156,14 +162,37 @@ class CloudNode:
     """Full name of the queued resource that it belongs to."""
 
     autocheckpoint_enabled: bool | None = None
-    """None where the version of the API doesn't tell."""
+    """None if the version of the API doesn't report it."""
 
     maintenance: CloudMaintenance | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "READY"
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state == "STOPPED"
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the cloud has taken the machines away for good."""
+        return self.state in {"PREEMPTED", "TERMINATED"}
+
+    @property
+    def is_changing(self) -> bool:
+        """True if the node is being created or deleted."""
+        return self.state in {"CREATING", "DELETING", "STATE_UNSPECIFIED"}
+
+    @property
+    def is_healthy(self) -> bool:
+        """True if the cloud reports no problem of its health."""
+        return self.health in {"", "HEALTHY"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudQueuedResource:
-    """A queued resource as the API has it."""
+    """A queued resource as the API reports it."""
 
     place: Place
     id: str
@@ -174,10 +203,10 @@ class CloudQueuedResource:
     """USER, SERVICE, or empty."""
 
     node_ids: tuple[str, ...] = ()
-    """Ids of the nodes that its request names."""
+    """Ids of the nodes in its request."""
 
     node: Mapping[str, Any] = field(default_factory=dict)
-    """The node of its request, in the form of `CloudRequest.node`."""
+    """The node in its request, in the form of `CloudRequest.node`."""
 
     tier: Mapping[str, Any] = field(default_factory=dict)
     queueing: Mapping[str, Any] = field(default_factory=dict)
@@ -192,6 +221,26 @@ class CloudQueuedResource:
     def name(self) -> str:
         """Its full name in the API."""
         return f"{self.place.parent}/queuedResources/{self.id}"
+
+    @property
+    def phase(self) -> QueuedResourceState:
+        """Its state as status.state of a QueuedResource has it."""
+        return to_state(self.state)
+
+    @property
+    def lacks_quota(self) -> bool:
+        """True if it has failed for lack of quota."""
+        return self.error_code == "RESOURCE_EXHAUSTED"
+
+    @property
+    def has_other_error(self) -> bool:
+        """True if it has failed with another error than the end of its time in the queue."""
+        return self.error_code not in {"", "DEADLINE_EXCEEDED"}
+
+    @property
+    def suspended_by(self) -> str:
+        """The initiator of its suspension, for a message; empty: unknown."""
+        return {"USER": "a user", "SERVICE": "the cloud"}.get(self.initiator, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,12 +278,12 @@ class CloudTPU(Protocol):
     async def delete_queued_resource(
         self, place: Place, queued_resource_id: str, *, request_id: str, version: ApiVersion
     ) -> str | None:
-        """Begin to delete a queued resource with its nodes (force). Return the operation's name; None: it is gone."""
+        """Begin to delete a queued resource and its nodes (force). Return the operation's name; None: not found."""
 
     async def set_node_labels(
         self, place: Place, node_id: str, labels: Mapping[str, str], version: ApiVersion
     ) -> None:
-        """Begin to replace all labels of a live node. That it is gone is no error."""
+        """Begin to replace all labels of a node. A missing node is not an error."""
 
     async def get_operation(self, name: str, version: ApiVersion) -> CloudOperationState | None:
-        """Look at an operation. Return None if the API has forgotten it."""
+        """Read an operation. Return None if the API doesn't know it any more."""

@@ -1,6 +1,6 @@
-"""Connect to the Cloud TPU API where the kind is on, and count the requests to it.
+"""Connect to the Cloud TPU API if the kind is enabled, and count the requests to it.
 
-Elsewhere nothing of google's client is imported.
+Google's client is imported only then.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +15,7 @@ __all__ = ["connect_cloud", "count_requests"]
 
 @asynccontextmanager
 async def connect_cloud(settings: OperatorSettings) -> AsyncIterator[CloudTPU | None]:
-    """Yield the client of the Cloud TPU API, and close it afterwards. Yield None where the settings have it off."""
+    """Yield the client of the Cloud TPU API, and close it afterwards. Yield None if the settings disable it."""
     if not settings.cloud_tpu_enabled:
         yield None
         return

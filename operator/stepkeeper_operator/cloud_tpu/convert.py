@@ -1,4 +1,4 @@
-"""Convert between google's messages of either version of the API and the values of `cloud`. Pure."""
+"""Convert between Google's messages, of either version of the API, and the values of `cloud`. Pure."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -27,7 +27,7 @@ def build_queued_resource(request: CloudRequest, message: Any) -> Any:
     """Fill an empty QueuedResource message of the request's version.
 
     Raises:
-        json_format.ParseError: The request has a field or a value that this version of the API doesn't have.
+        json_format.ParseError: The request has a field or a value that this version of the API doesn't know.
     """
     spec: dict[str, Any] = {"parent": request.place.parent, "node": dict(request.node)}
     if request.node_id_prefix is None:
@@ -74,7 +74,7 @@ def read_node(message: Any, version: ApiVersion) -> CloudNode:
     raw = _to_dict(message)
     place, node_id = _split_name(raw["name"])
     endpoints = raw.get("network_endpoints", [])
-    # A false bool is absent from the wire, so only the version tells whether it was said.
+    # A false bool is absent from the wire: only v2alpha1 has the field.
     autocheckpoint = None if version is ApiVersion.V2 else bool(raw.get("autocheckpoint_enabled", False))
     return CloudNode(
         place=place,
@@ -98,7 +98,7 @@ def _to_dict(message: Any) -> dict[str, Any]:
 
 
 def _name_numbers(raw: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-    """Write UNKNOWN(77) for each number of an enum that google's package is too old to know: it leaves them numbers."""
+    """Write UNKNOWN(77) for each enum number that Google's package doesn't know and leaves as a number."""
     return {
         name: _name_number(value, kind.fields_by_name[name]) if name in kind.fields_by_name else value
         for name, value in raw.items()
@@ -120,7 +120,7 @@ def _split_name(name: str) -> tuple[Place, str]:
 
 
 def _read_node_of_request(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Name fields as the API does: google's package puts an underscore after a word that Python keeps for itself."""
+    """Restore the API's field names: Google's package appends an underscore to Python's reserved words."""
     config = raw.get("accelerator_config")
     if config is None:
         return dict(raw)
@@ -157,7 +157,7 @@ def _read_maintenance(raw: Mapping[str, Any] | None) -> CloudMaintenance | None:
 
 
 def _parse_time(text: str | None) -> int | None:
-    """Return Unix seconds; None for no time, and for a text that is none: the API's maintenance times are free text."""
+    """Return Unix seconds; None for no time or an invalid one: the API's maintenance times are free text."""
     if not text:
         return None
     try:

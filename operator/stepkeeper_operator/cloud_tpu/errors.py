@@ -1,4 +1,4 @@
-"""Say what errors of google's client mean for the request that got them."""
+"""Convert errors of Google's client to `CloudTPUError`."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -17,10 +17,10 @@ EXPECTED: Final[tuple[type[Exception], ...]] = (
     grpc.RpcError,
     TimeoutError,
 )
-"""Errors that a request of the client can raise. Anything else is a defect of ours."""
+"""Errors that a request of the client can raise. Any other is a bug in the operator."""
 
 TOKEN_ERRORS: Final[tuple[type[Exception], ...]] = (auth_exceptions.GoogleAuthError, OSError, ValueError)
-"""Errors of google's auth library: with files that can't be read, and with some that are malformed, Python's own."""
+"""Errors of Google's auth library: for unreadable files and some malformed ones, it raises Python's own."""
 
 _KINDS: Final = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorKind.QUOTA,
@@ -34,10 +34,10 @@ _KINDS: Final = {
     grpc.StatusCode.FAILED_PRECONDITION: ErrorKind.BUSY,
     grpc.StatusCode.ABORTED: ErrorKind.BUSY,
 }
-"""Every other code is transient: the answer says nothing about the request."""
+"""Every other code is transient: the request itself may be valid."""
 
 _RATE_LIMIT: Final = "RATE_LIMIT_EXCEEDED"
-"""The reason by which the API tells too many requests from too many machines: both are RESOURCE_EXHAUSTED."""
+"""The reason for too many requests. Too many machines have the same code, RESOURCE_EXHAUSTED."""
 
 _NO_ANSWER: Final = "UNAVAILABLE"
 _TOO_LATE: Final = 408
@@ -46,7 +46,7 @@ _SERVER_ERROR: Final = 500
 
 
 def explain_error(error: Exception) -> CloudTPUError:
-    """Return the error of ours for one of `EXPECTED`."""
+    """Convert one of `EXPECTED`."""
     if isinstance(error, api_exceptions.GoogleAPICallError):
         return _explain_call(error)
     if isinstance(error, grpc.RpcError):
@@ -60,37 +60,39 @@ def explain_error(error: Exception) -> CloudTPUError:
 
 
 def explain_token_error(error: Exception, *, url: str, status: int | None) -> CloudTPUError:
-    """Return the error of ours for one that left us without a token.
+    """Convert an error from a request for a token.
 
     Args:
         error: One of `TOKEN_ERRORS`.
-        url: The address that was asked last; empty: none was.
+        url: The address of the last HTTP request; empty: there was none.
         status: The HTTP status of its answer; None: there was no answer.
     """
-    words = _find_words(error)
+    message = _find_message(error)
     if isinstance(error, auth_exceptions.DefaultCredentialsError):
-        return CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", words)
-    if url and status is None:  # its words would name objects in memory: another text each time
-        return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, f"no answer from {url}, asked for a token")
-    passing = status is not None and (status >= _SERVER_ERROR or status in {_TOO_LATE, _TOO_MANY})
-    if passing or getattr(error, "retryable", False):
-        return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, f"{url}, asked for a token: {words}")
-    return CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", words)
+        return CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", message)
+    if url and status is None:  # its message contains memory addresses: it would differ each time
+        return CloudTPUError(
+            ErrorKind.TRANSIENT, _NO_ANSWER, f"no answer from {url} to a request for a token"
+        )
+    transient = status is not None and (status >= _SERVER_ERROR or status in {_TOO_LATE, _TOO_MANY})
+    if transient or getattr(error, "retryable", False):
+        return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, f"no token from {url}: {message}")
+    return CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", message)
 
 
 def explain_status(code: int, message: str) -> CloudTPUError:
-    """Return the error of ours for a google.rpc.Status, as a failed operation carries it."""
+    """Convert a google.rpc.Status, as a failed operation has it."""
     known = next((status for status in grpc.StatusCode if status.value[0] == code), None)
     name = "UNKNOWN" if known is None else known.name
     return CloudTPUError(_KINDS.get(known, ErrorKind.TRANSIENT), name, message)
 
 
-def _find_words(error: BaseException) -> str:
-    """Return the words of an error of the auth library: it puts causes and whole answers beside them."""
+def _find_message(error: BaseException) -> str:
+    """Return the message of an auth library error, without the causes and whole answers in its arguments."""
     if isinstance(error, OSError):
         return str(error)
     first = error.args[0] if error.args else ""
-    return _find_words(first) if isinstance(first, BaseException) else str(first) or type(error).__name__
+    return _find_message(first) if isinstance(first, BaseException) else str(first) or type(error).__name__
 
 
 def _explain_call(error: api_exceptions.GoogleAPICallError) -> CloudTPUError:
@@ -103,7 +105,7 @@ def _explain_call(error: api_exceptions.GoogleAPICallError) -> CloudTPUError:
 
 
 def _describe_details(details: Iterable[Any]) -> Iterator[str]:
-    """Yield one line for each detail that tells more than the message: exhausted quotas, wrong fields, reasons."""
+    """Yield one line for each detail that adds to the message: exhausted quotas, wrong fields, reasons."""
     for detail in details:
         match detail:
             case error_details_pb2.QuotaFailure() | error_details_pb2.PreconditionFailure():
@@ -116,4 +118,4 @@ def _describe_details(details: Iterable[Any]) -> Iterator[str]:
                 facts = ", ".join(f"{key}={value}" for key, value in sorted(detail.metadata.items()))
                 yield f"{detail.reason} ({facts})" if facts else detail.reason
             case _:
-                pass  # help links, stack traces, retry delays: nothing that the message doesn't say
+                pass  # help links, stack traces, retry delays: they add nothing to the message

@@ -1,4 +1,4 @@
-"""Name what a QueuedResource has in the cloud. The same input always gives the same names. Pure."""
+"""Make the names of a QueuedResource's objects in the cloud. The same input always gives the same names. Pure."""
 
 import hashlib
 import re
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 FINALIZER: Final = "stepkeeper.dev/cloud-tpu"
-"""It keeps a QueuedResource until the cloud has nothing of it any more."""
+"""It keeps a QueuedResource until its cloud resource and machines are deleted."""
 
 CLUSTER_LABEL: Final = "stepkeeper-cluster"
 """Label on cloud nodes: uid of the cluster's namespace kube-system."""
@@ -43,28 +43,28 @@ UID_LABEL: Final = "stepkeeper-uid"
 """Label on cloud nodes: uid of the QueuedResource."""
 
 NODE_LABELS_KEY: Final = "stepkeeper-node-labels"
-"""Key in the metadata of hosts: the labels that their kubelets join with, as key=value,key=value."""
+"""Key in the metadata of hosts: the labels that their kubelets set when they join, as key=value,key=value."""
 
 STARTUP_SCRIPT_KEY: Final = "startup-script"
 
 _NAMES: Final = uuid.UUID("5d3f8a52-8f0c-4a39-9a53-1c2f6e0b7d10")
-"""Namespace of the request ids. Never change it: an operator after an upgrade must make the same ones."""
+"""Namespace of the request ids. Never change it: after an upgrade, the operator must make the same ids."""
 
 _MAX_BASE: Final = 44
-"""Characters of an id before its number: with that and the index of a node, 63 suffice."""
+"""Longest id before its number: with the number and the index of a node it has at most 63 characters."""
 
 
 def make_cloud_id(namespace: str, name: str, number: int) -> str:
     """Make the id of the `number`th cloud resource of an object.
 
-    The first is `<namespace>-<name>`. Later ones end in their number, since the cloud may remember an id for a while.
+    The first is `<namespace>-<name>`. Later ones end in their number: the cloud may reserve a used id for a while.
     """
     base = _make_base(namespace, name)
     return base if number == 0 else f"{base}-r{number}"
 
 
 def parse_number(namespace: str, name: str, cloud_id: str) -> int | None:
-    """Return the number from which `make_cloud_id` makes this id. Return None for another object's id."""
+    """Return the number that `make_cloud_id` makes this id from. Return None for another object's id."""
     base = _make_base(namespace, name)
     if cloud_id == base:
         return 0
@@ -73,18 +73,18 @@ def parse_number(namespace: str, name: str, cloud_id: str) -> int | None:
 
 
 def parse_cloud_name(cloud_name: str) -> Place | None:
-    """Return the place in a full name. Return None if it isn't one."""
+    """Return the place in a full name. Return None if the name is invalid."""
     match = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/queuedResources/[^/]+", cloud_name)
     return None if match is None else Place(project=match[1], zone=match[2])
 
 
 def make_request_id(uid: str, number: int, verb: str, detail: str) -> str:
-    """Make the id by which the API knows a repeated request. `detail` is what makes it another one."""
+    """Make the id by which the API recognizes a repeated request. A different `detail` makes another id."""
     return str(uuid.uuid5(_NAMES, f"{uid}/{number}/{verb}/{detail}"))
 
 
 def make_node_ids(resource: QueuedResource, cloud_id: str) -> tuple[tuple[str, ...], str | None]:
-    """Make the ids of the cloud nodes, and the prefix that they have in common where there is more than one."""
+    """Make the ids of the cloud nodes, and their common prefix if there is more than one."""
     prefix, count = resource.spec.slices.name_prefix or cloud_id, resource.spec.slices.count
     if count == 1:
         return (prefix,), None
@@ -102,7 +102,7 @@ def make_labels(meta: ObjectMeta, cluster_id: str) -> dict[str, str]:
 
 
 def make_node_labels(meta: ObjectMeta) -> dict[str, str]:
-    """Make the labels that name the owner of a node of the cluster."""
+    """Make the labels that name the owner of a Kubernetes node."""
     return {
         QUEUED_RESOURCE_UID_LABEL: meta.uid,
         QUEUED_RESOURCE_LABEL: meta.name,
@@ -112,7 +112,7 @@ def make_node_labels(meta: ObjectMeta) -> dict[str, str]:
 
 def _make_base(namespace: str, name: str) -> str:
     base = f"{namespace}-{name}"
-    if not base[0].isalpha():  # a namespace may begin with a digit, an id in the cloud may not
+    if not base[0].isalpha():  # a namespace may begin with a digit, a cloud id may not
         base = f"n{base}"
     if len(base) <= _MAX_BASE:
         return base

@@ -1,4 +1,4 @@
-"""List the resources of a place once for all objects that are there, and keep the answer for a while."""
+"""List the resources of a place once for all of its objects, and share the answer for a while."""
 
 import asyncio
 import logging
@@ -22,26 +22,26 @@ __all__ = ["Listing", "Poller"]
 _log = logging.getLogger(__name__)
 
 _ERROR_KEPT_S: Final = 5.0
-"""Seconds for which a failed list answers for all who ask: 200 resources of a place send one request, not 200."""
+"""Seconds for which the error of a failed list is shared: 200 resources of a place send one request, not 200."""
 
 _REFUSAL_KEPT_S: Final = 300.0
-"""Seconds after which v2alpha1 is asked again where it was refused: until somebody gives a permission, it stays so."""
+"""Seconds until v2alpha1 is tried again after a refusal, which lasts until a person grants a permission."""
 
 _REFUSALS: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Everything of one place, as the API had it after `asked_at`."""
+    """All resources and nodes of one place, as the API reported them after `asked_at`."""
 
     asked_at: float
-    """Unix time just before the requests were sent: what was written before it is in the listing."""
+    """Unix time just before the requests were sent: the listing includes all earlier writes."""
 
     version: ApiVersion = ApiVersion.V2ALPHA1
-    """The version of the API that it is by. Version v2 shows neither maintenance nor autocheckpoint."""
+    """The version of the API that was used. Version v2 reports neither maintenance nor autocheckpoint."""
 
     refusal: str = ""
-    """Code of the error with which v2alpha1 refuses to list the place; empty: it does."""
+    """Code of the error with which v2alpha1 refused the list; empty: it didn't."""
 
     resources: dict[str, CloudQueuedResource] = field(default_factory=dict)
     """Queued resources by id."""
@@ -58,11 +58,11 @@ class _Lists:
     listing: Listing | None = None
     failed: tuple[float, CloudTPUError] | None = None
     refused: tuple[float, CloudTPUError] | None = None
-    """When v2alpha1 was refused, and how."""
+    """Time and error of the last refusal by v2alpha1."""
 
 
 class Poller:
-    """Share the lists of each place among all resources there."""
+    """Share the lists of each place among all of its resources."""
 
     def __init__(self, cloud: CloudTPU, *, clock: Callable[[], float] = time.time) -> None:
         self._cloud = cloud
@@ -70,13 +70,12 @@ class Poller:
         self._lists: dict[Place, _Lists] = {}
 
     async def list_place(self, place: Place, *, newer_than: float) -> Listing:
-        """Return a listing that was asked for after `newer_than`, a Unix time. Whoever comes meanwhile shares it.
+        """Return a listing that was requested after `newer_than`, a Unix time. Concurrent callers share it.
 
-        It is by v2alpha1, which shows all that v2 shows, whatever versions the resources were made by. Where v2alpha1
-        is refused, it is by v2.
+        It uses v2alpha1, which lists the resources of both versions, or v2 if v2alpha1 is refused.
 
         Raises:
-            CloudTPUError: The place can't be listed. The error answers for some seconds.
+            CloudTPUError: The place can't be listed. The error is shared for some seconds.
         """
         lists = self._lists.setdefault(place, _Lists())
         async with lists.lock:
@@ -94,11 +93,11 @@ class Poller:
             return lists.listing
 
     def forget_place(self, place: Place) -> None:
-        """Forget the listings of a place that no object is in any more."""
+        """Forget the listings of a place that has no more objects."""
         self._lists.pop(place, None)
 
     async def _list_by_best(self, lists: _Lists, place: Place, now: float) -> Listing:
-        """List by v2alpha1; where that was refused a short while ago, by v2."""
+        """List with v2alpha1, or with v2 after a recent refusal."""
         refused = known = lists.refused
         lists.refused = None
         if refused is None or now - refused[0] >= _REFUSAL_KEPT_S:
@@ -108,16 +107,16 @@ class Poller:
                 if error.kind not in _REFUSALS:
                     raise
                 refused = (now, error)
-        # What is refused by both versions says nothing about v2alpha1.
+        # A refusal by both versions is no evidence about v2alpha1 alone.
         listing = await self._list(place, ApiVersion.V2, now, refusal=refused[1].code)
         if known is None:
             extra = {"place": place.parent, "error": str(refused[1])}
-            _log.warning("v2alpha1 doesn't list, asking v2", extra=extra)
+            _log.warning("cannot list with v2alpha1, using v2", extra=extra)
         lists.refused = refused
         return listing
 
     async def _list(self, place: Place, version: ApiVersion, now: float, *, refusal: str = "") -> Listing:
-        # Nodes first: a node that is listed belongs to a resource that the second list still shows, or that is gone.
+        # Nodes first: the resource of each listed node is then in the second list, unless it was deleted since.
         nodes = await self._cloud.list_nodes(place, version)
         resources = await self._cloud.list_queued_resources(place, version)
         return Listing(

@@ -1,4 +1,4 @@
-"""Build the request for a cloud resource from a spec, in the words of the Cloud TPU API. Pure."""
+"""Build the request for a cloud resource from a spec, in the terms of the Cloud TPU API. Pure."""
 
 import hashlib
 import json
@@ -45,10 +45,10 @@ class _Generation(NamedTuple):
     """Its value of AcceleratorConfig.Type."""
 
     prefix: str
-    """Beginning of its accelerator types: v5litepod-16."""
+    """Prefix of its accelerator types, for example v5litepod of v5litepod-16."""
 
     cores_per_chip: int
-    """The number in an accelerator type counts these."""
+    """The number in an accelerator type counts cores."""
 
 
 _GENERATIONS: Final = {
@@ -56,7 +56,7 @@ _GENERATIONS: Final = {
     Accelerator.V5E: _Generation("V5LITE_POD", "v5litepod", 1),
     Accelerator.V5P: _Generation("V5P", "v5p", 2),
     Accelerator.V6E: _Generation("V6E", "v6e", 1),
-    Accelerator.V7X: _Generation("V7X", "v7x", 2),  # the API refuses it
+    Accelerator.V7X: _Generation("V7X", "v7x", 2),  # the API rejects it
 }
 _DEFAULT_NETWORKS: Final = {"default", "global/networks/default"}
 _DISK_MODES: Final = {DiskMode.READ_WRITE: "READ_WRITE", DiskMode.READ_ONLY: "READ_ONLY"}
@@ -68,9 +68,9 @@ def place_of(spec: QueuedResourceSpec) -> Place:
 
 
 def hash_spec(spec: QueuedResourceSpec) -> str:
-    """Hash the fields that the cloud can't change on a live resource, in the words of the request that they make.
+    """Hash the fields that the cloud can't change on an existing resource, in the form of the request.
 
-    So a default doesn't count, written out or not, and an operator with a new field doesn't recreate everything.
+    In this form a default is the same whether written out or not, and a new field of the operator changes no hash.
     """
     slices, script = spec.slices, spec.slices.startup_script_secret_ref
     asked = [
@@ -83,19 +83,19 @@ def hash_spec(spec: QueuedResourceSpec) -> str:
 
 
 def was_changed(spec: QueuedResourceSpec, made_with: str) -> bool:
-    """Return True if the spec is known to ask for something else than the one that was hashed to `made_with`."""
+    """Return True if the spec is known to differ from the one with hash `made_with`."""
     return bool(made_with) and made_with != hash_spec(spec) and not spec.hides_changes()
 
 
 def read_api_version(status: QueuedResourceStatus) -> ApiVersion:
-    """Return the version of the API by which the present one was made."""
+    """Return the version of the API that created the current cloud resource."""
     return ApiVersion.V2ALPHA1 if status.provider == ApiVersion.V2ALPHA1.provider else ApiVersion.V2
 
 
 def build_request(
     resource: QueuedResource, *, number: int, cluster_id: str, script: str | None
 ) -> CloudRequest:
-    """Build the request for the `number`th cloud resource. `script` is the startup script from its Secret."""
+    """Build the request for the `number`th cloud resource. `script` is the startup script from the Secret."""
     meta, spec = resource.metadata, resource.spec
     cloud_id = make_cloud_id(meta.namespace, meta.name, number)
     node_ids, prefix = make_node_ids(resource, cloud_id)
@@ -126,14 +126,14 @@ def build_request(
 
 
 def choose_api_version(spec: QueuedResourceSpec) -> ApiVersion:
-    """Choose the version of the API that has what the spec asks for."""
+    """Choose the version of the API that has all fields of the spec."""
     reserved = spec.tier.guaranteed is not None and spec.tier.guaranteed.reserved
     needs_alpha = spec.autocheckpoint or spec.tier.best_effort is not None or reserved
     return ApiVersion.V2ALPHA1 if needs_alpha else ApiVersion.V2
 
 
 def _build_node(wanted: QueuedResourceSpec) -> dict[str, Any]:
-    """Return the fields of Node, which is one slice in the API. Labels and metadata are the operator's to add."""
+    """Return the fields of Node, the API's slice, without labels and metadata."""
     spec = wanted.slices
     kind = _GENERATIONS[spec.accelerator].config_type
     node: dict[str, Any] = {
@@ -194,7 +194,7 @@ def build_reservation_name(spec: QueuedResourceSpec) -> str | None:
 
 
 def name_accelerators(wanted: SlicesSpec, found: Mapping[str, Any]) -> tuple[str, str]:
-    """Name what is wanted and what a slice has in the same words: by topology if the slice has one, else by size."""
+    """Describe the wanted and the existing accelerator in the same form: by topology if known, else by size."""
     generation, theirs = _GENERATIONS[wanted.accelerator], found.get("accelerator_config")
     if theirs:
         ours = {each.config_type: kind.value for kind, each in _GENERATIONS.items()}

@@ -1,4 +1,4 @@
-"""Talk to the Kubernetes API in plain objects, with the operator's own errors."""
+"""Send requests to the Kubernetes API with plain JSON objects and the operator's own errors."""
 
 from stepkeeper_operator.cluster.client import KubernetesCluster, connect
 from stepkeeper_operator.cluster.protocol import Cluster, guard_writes

@@ -1,4 +1,4 @@
-"""Send requests to the API server with the kubernetes package, but without its models: objects stay JSON."""
+"""Send requests to the API server with the kubernetes package, without its models: objects stay JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -106,7 +106,7 @@ class KubernetesCluster:
         try:
             return await self._merge(NODES.path(None, node_name), body)
         except InvalidObjectError as error:
-            # Of this body only the uid can be invalid: it is immutable, and a patch of another object changes it.
+            # Only the uid of this body can be invalid: it is immutable, and a patch of another node would change it.
             if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise ConflictError(error.status, str(error)) from error
             raise
@@ -198,7 +198,7 @@ class KubernetesCluster:
         try:
             answer: RawObject = json.loads(data)
         except ValueError as error:
-            raise ApiError(0, f"{method} {path}: the answer is no JSON: {error}") from error
+            raise ApiError(0, f"{method} {path}: the answer is not JSON: {error}") from error
         return answer
 
 

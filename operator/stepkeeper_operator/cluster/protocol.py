@@ -1,4 +1,4 @@
-"""Define the requests that the operator sends to an API server, and look at the Lease before each that writes."""
+"""Define the requests that the operator sends to an API server, and check the Lease before each write."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, cast
@@ -11,7 +11,7 @@ __all__ = ["Cluster", "guard_writes"]
 
 
 class Cluster(Protocol):
-    """All requests that the operator sends to an API server. Every method raises ApiError for any other answer."""
+    """All requests that the operator sends to an API server. Every method raises ApiError for other errors."""
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
         """Read the object. Return None if there is none."""
@@ -25,18 +25,18 @@ class Cluster(Protocol):
         """List all objects of the kind that match the selector, in all namespaces."""
 
     async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
-        """List all pods that are bound to the node, whoever made them."""
+        """List all pods that are bound to the node, regardless of their owner."""
 
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
         """Create the object. Raises AlreadyExistsError."""
 
     async def replace(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
-        """Replace the object with `body`. Raises ConflictError if its resourceVersion is not the present one."""
+        """Replace the object with `body`. Raises ConflictError if its resourceVersion is out of date."""
 
     async def apply(
         self, resource: Resource, namespace: str, body: RawObject, *, subresource: str | None = None
     ) -> RawObject:
-        """Apply `body` server-side, and own its fields. Raises ConflictError for another uid or version."""
+        """Apply `body` server-side as the owner of its fields. Raises ConflictError for another uid or version."""
 
     async def patch_pod_status(self, namespace: str, name: str, body: RawObject) -> None:
         """Merge `body` into the status of a pod. Conditions are merged by type."""
@@ -65,9 +65,9 @@ class Cluster(Protocol):
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str | None] | None = None,
     ) -> RawObject | None:
-        """Cordon or uncordon the node, label it, annotate it. Return None if there is none with that name.
+        """Cordon, uncordon, label or annotate the node. Return None if there is none with that name.
 
-        An annotation that is given as None is removed.
+        An annotation with value None is removed.
 
         Raises ConflictError if another node has its name.
         """
@@ -98,10 +98,9 @@ _READS: Final = frozenset({"get", "list_uids", "list_all", "list_pods_on"})
 
 
 def guard_writes(cluster: Cluster, *, acting: Callable[[], bool]) -> Cluster:
-    """Return the cluster with writes sent only while this operator acts.
+    """Return the cluster with a check of the Lease before each write, which raises LeaseLostError once it is lost.
 
-    Between two writes of one reconcile seconds can pass, and another operator may have taken over meanwhile. Each write
-    raises LeaseLostError then.
+    Seconds can pass between two writes of one reconcile, and another operator may take over in that time.
     """
     return cast("Cluster", _Guarded(cluster, acting))
 
@@ -119,7 +118,7 @@ class _Guarded:
         async def send(*place: Any, **options: Any) -> Any:
             if not self._acting():
                 raise LeaseLostError(
-                    "the lease is over: another operator may act, and nothing more is written"
+                    "the lease has expired: another operator may act, and this one writes nothing more"
                 )
             return await request(*place, **options)
 

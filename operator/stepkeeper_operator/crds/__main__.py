@@ -20,7 +20,7 @@ CRDS: Final = Path("charts/stepkeeper/crds")
 
 
 def main() -> int:
-    """Write everything that is generated from the types. Return the exit status."""
+    """Write all files that are generated from the types. Return the exit status."""
     if not Path("pyproject.toml").is_file():
         sys.stderr.write("run this in the root of the repository: it writes into charts/ and docs/\n")
         return 2

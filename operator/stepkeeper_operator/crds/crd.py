@@ -1,4 +1,4 @@
-"""Define what differs between the kinds whose CRDs are generated, and build the CRD of one."""
+"""Define the input of a generated CRD, and build the CRD of one kind."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ from stepkeeper_operator.crds.schema import (
 __all__ = ["Column", "ResourceDefinition", "build_crd"]
 
 _DIGEST_ANNOTATION: Final = "stepkeeper.dev/crd-digest"
-"""Tells the chart whether the CRD in the cluster is its own: Helm installs CRDs, and upgrades none."""
+"""Lets the chart check whether the cluster's CRD is its own: Helm installs CRDs, but never upgrades them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +47,10 @@ class ResourceDefinition:
     columns: tuple[Column, ...]
     rules: tuple[CelRule, ...]
     edit: Callable[[Schema], Schema] | None = None
-    """Changes the schema where it has to differ from the types."""
+    """Replaces parts of the schema that can't come from the types."""
 
     opaque: frozenset[str] = frozenset()
-    """Paths of fields that others define: their inner fields aren't documented here."""
+    """Paths of fields that other projects define: their inner fields aren't documented here."""
 
     page: Path
     """Page of the docs that lists the fields."""
@@ -92,8 +92,8 @@ def build_crd(definition: ResourceDefinition) -> dict[str, Any]:
 
 
 def _column(column: Column) -> dict[str, str]:
-    told = {"description": column.description} if column.description else {}
-    return {"name": column.name, "type": column.type, "jsonPath": column.path} | told
+    description = {"description": column.description} if column.description else {}
+    return {"name": column.name, "type": column.type, "jsonPath": column.path} | description
 
 
 def _build_schema(definition: ResourceDefinition) -> Schema:
@@ -101,10 +101,10 @@ def _build_schema(definition: ResourceDefinition) -> Schema:
     schema = structural_schema(definition.model)
     for name in ("apiVersion", "kind"):
         schema = replace_at(schema, name, {"type": "string"})
-    # The API server has a schema of its own for metadata and refuses so much as a description here.
+    # The API server has its own schema for metadata, and rejects even a description here.
     schema["properties"]["metadata"] = {"type": "object"}
     schema = schema if definition.edit is None else definition.edit(schema)
-    # An operator that is newer than its CRD writes fields of status that the CRD doesn't have.
+    # An operator that is newer than the cluster's CRD writes status fields that the CRD doesn't have.
     status = keep_unknown_fields(without_defaults(schema["properties"]["status"]))
     schema = replace_at(schema, "status", status)
     schema["required"] = ["spec"]

@@ -34,7 +34,7 @@ TRAINING_JOB: Final = ResourceDefinition(
             name="Restarts",
             type="integer",
             path=".status.restarts.total",
-            description="Restarts of the job, whatever the cause.",
+            description="Restarts of the job, for any cause.",
         ),
         _AGE,
     ),
@@ -42,7 +42,7 @@ TRAINING_JOB: Final = ResourceDefinition(
     edit=_with_pod_template,
     opaque=frozenset({"spec.template"}),
     page=Path("docs/user/job-reference.md"),
-    introduction="A training job that is started again from its latest committed checkpoint, whatever ends it.",
+    introduction="A training job that is restarted from its latest committed checkpoint, whatever interrupts it.",
 )
 
 QUEUED_RESOURCE: Final = ResourceDefinition(
@@ -55,26 +55,26 @@ QUEUED_RESOURCE: Final = ResourceDefinition(
             name="Nodes",
             type="string",
             path=".status.joined",
-            description="Hosts that are Ready nodes of this cluster, of all.",
+            description="Hosts that are Ready nodes of this cluster, of the total.",
         ),
         Column(
             name="Autockpt",
             type="string",
             path=".status.autocheckpoint",
-            description="Autocheckpoint as the cloud has it.",
+            description="Autocheckpoint as set in the cloud.",
         ),
         Column(
             name="Maintenance",
             type="string",
             path=".status.nextMaintenanceTime",
-            description="Earliest beginning of announced maintenance.",
+            description="Earliest start of announced maintenance.",
         ),
         _AGE,
     ),
     rules=queuedresource_rules.RULES,
     page=Path("docs/operations/queued-resource-reference.md"),
-    introduction="Cloud TPU VMs, requested from the cloud's queue, that join this cluster as nodes. The"
-    " operator knows this kind where the chart's `cloudTPU.enabled` is true.",
+    introduction="Cloud TPU VMs, requested through the Cloud TPU queue, that join this cluster as nodes. The"
+    " operator manages this kind only if the chart's `cloudTPU.enabled` is true.",
 )
 
 KINDS: Final = (TRAINING_JOB, QUEUED_RESOURCE)

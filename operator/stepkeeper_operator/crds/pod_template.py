@@ -1,6 +1,6 @@
-"""Read the schema of a pod template, which is a copy of the pinned JobSet's, from pod_template.yaml.
+"""Read the schema of a pod template from pod_template.yaml, a copy of the pinned JobSet's.
 
-When another JobSet or Kubernetes is pinned, write that file again from the CRD in JobSet's Go module:
+When another JobSet or Kubernetes version is pinned, regenerate that file from the CRD in JobSet's Go module:
 ``python -m stepkeeper_operator.crds.pod_template $(go list -m -f '{{.Dir}}' sigs.k8s.io/jobset)/charts/jobset/crds/*``
 """
 
@@ -20,7 +20,7 @@ _IN_JOBSET: Final = (
 _MAX_CONTAINERS: Final = 32
 _MAX_VARIABLES: Final = 512
 _MAX_NAME: Final = 256
-"""Bounds from which the API server estimates the cost of rules. Rules over env fit its budget up to these."""
+"""Bounds that the API server uses to estimate the cost of rules. With these, rules over env fit its budget."""
 
 
 def pod_template_schema() -> dict[str, Any]:
@@ -32,8 +32,8 @@ def pod_template_schema() -> dict[str, Any]:
 def trim_pod_template(jobset_crd: Mapping[str, Any]) -> dict[str, Any]:
     """Cut the pod template's schema out of a CRD of JobSet.
 
-    Descriptions, defaults, and fields that only a running pod can have, are left out: it is small enough for
-    client-side apply. Lists and names get bounds for CEL.
+    Descriptions, defaults, and fields of running pods are left out, so that client-side apply accepts the CRD. Lists
+    and names get bounds for CEL.
     """
     schema: Any = jobset_crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for key in _IN_JOBSET.split("."):
@@ -58,9 +58,9 @@ def _bound_containers(containers: dict[str, Any]) -> None:
 
 
 def _slim(node: Any, keys: Collection[str] = ()) -> Any:
-    """Copy the schema deeply without descriptions, and without defaults but those of a list's `keys`, which need one.
+    """Copy the schema deeply, without descriptions, and without defaults except those of a list's `keys`.
 
-    A default that a later schema has would change the templates of jobs that were made before, and restart them.
+    A default that a later schema adds would change the templates of existing jobs, and restart them.
     """
     if isinstance(node, list):
         return [_slim(item) for item in node]

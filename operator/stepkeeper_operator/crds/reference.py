@@ -13,7 +13,7 @@ _INTRODUCTION: Final = """\
 <!-- Made by `make generate` from operator/stepkeeper_operator/api; change the types, not this file. -->
 
 {introduction} Short name: `{short}`.
-`kubectl explain {short}.spec --recursive` says the same as this page.
+`kubectl explain {short}.spec --recursive` shows the same descriptions.
 """
 
 
@@ -31,13 +31,18 @@ def build_reference(definition: ResourceDefinition, crd: Mapping[str, Any]) -> s
         parts += [f"## {name}", "", "| Field | Type | Default | |", "| --- | --- | --- | --- |"]
         parts += list(_rows(properties[name], name, definition.opaque))
         parts.append("")
-    parts += ["## Rules", "", "The API server refuses what breaks one of these, and says:", ""]
+    parts += [
+        "## Rules",
+        "",
+        "The API server rejects an object that breaks one of these, with the message:",
+        "",
+    ]
     parts += [f"- {_escaped(rule.message)}" for rule in definition.rules]
     return "\n".join(parts) + "\n"
 
 
 def _escaped(text: str) -> str:
-    """Return the text with its <placeholders> as Markdown shows them: it would take them for HTML."""
+    """Escape the <placeholders> in the text: Markdown would treat them as HTML."""
     return text.replace("<", "&lt;")
 
 

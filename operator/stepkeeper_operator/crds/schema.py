@@ -1,4 +1,4 @@
-"""Convert the JSON schema that pydantic writes to the structural schema that a CRD may have."""
+"""Convert pydantic's JSON schema to the structural schema of a CRD."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
@@ -38,11 +38,11 @@ _KEPT_KEYWORDS: Final = (
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
 )
-"""Keywords that are kept, in the order in which they are written."""
+"""The keywords that are kept, in the order of the output."""
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """Return the schema of `model` as a CRD may have it.
+    """Return the structural schema of `model`.
 
     References are resolved, optional fields have no null, and integers have 64 bits.
 
@@ -58,7 +58,7 @@ def _convert(node: Mapping[str, Any], defs: Mapping[str, Any], path: str) -> Sch
     kind = node.get("type")
     if kind not in ("object", "array", "string", "integer", "boolean"):
         raise GenerationError(
-            f"{path}: {kind or 'a union'} has no place in a CRD; use integers, strings or objects"
+            f"{path}: a CRD can't have {kind or 'a union'}; use integers, strings or objects"
         )
     result: Schema = {key: node[key] for key in _KEPT_KEYWORDS if key in node}
     if "description" in result:
@@ -76,11 +76,11 @@ def _convert(node: Mapping[str, Any], defs: Mapping[str, Any], path: str) -> Sch
 def _convert_object(node: Mapping[str, Any], defs: Mapping[str, Any], path: str, result: Schema) -> None:
     if isinstance(extra := node.get("additionalProperties"), Mapping):
         result["additionalProperties"] = _convert(extra, defs, f"{path}{{}}")
-    # Empty properties aren't written: the API server drops them, and whoever applies the CRD next would change it.
+    # Leave out empty properties: the API server drops them, and each later apply would show a change.
     if properties := node.get("properties"):
         result["properties"] = {name: _convert(p, defs, f"{path}.{name}") for name, p in properties.items()}
     if "default" in result:
-        # Write the fields' defaults out: the API server checks the rules on this default before it adds them.
+        # Write out the fields' defaults: the API server checks the rules on this default before it adds them.
         fields = result.get("properties", {})
         result["default"] = {name: field["default"] for name, field in fields.items() if "default" in field}
 
@@ -103,7 +103,7 @@ def _resolve(node: Mapping[str, Any], defs: Mapping[str, Any], path: str) -> Map
 
 
 def without_defaults(schema: Schema) -> Schema:
-    """Return `schema` without defaults, so that fields stay absent when nobody wrote them."""
+    """Return `schema` without defaults, so that unwritten fields stay absent."""
     result = {key: value for key, value in schema.items() if key != "default"}
     if "items" in result:
         result["items"] = without_defaults(result["items"])
@@ -113,9 +113,9 @@ def without_defaults(schema: Schema) -> Schema:
 
 
 def keep_unknown_fields(schema: Schema) -> Schema:
-    """Return `schema` with the fields that it doesn't have kept, at every depth.
+    """Return `schema` with unknown fields preserved at every depth.
 
-    The API server refuses the whole of an apply with one field that the schema neither has nor keeps.
+    The API server rejects a whole apply for one field that the schema neither has nor preserves.
     """
     if "items" in schema:
         return {**schema, "items": keep_unknown_fields(schema["items"])}
@@ -145,7 +145,7 @@ def add_rules(schema: Schema, rules: Iterable[CelRule]) -> Schema:
     """Return `schema` with each rule added at its field.
 
     Raises:
-        GenerationError: A rule is for a field that isn't there.
+        GenerationError: A rule names a field that doesn't exist.
     """
     for rule in rules:
         found = schema

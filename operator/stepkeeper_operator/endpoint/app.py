@@ -21,13 +21,13 @@ __all__ = ["ReportEndpoint"]
 _REPORT_PATH: Final = "/v1/namespaces/{namespace}/jobs/{name}/report"
 
 _BODY_S: Final = 5.0
-"""Seconds for the body of a report. Companions wait as long for their answer."""
+"""Seconds for the body of a report. Companions wait equally long for the answer."""
 
 _log = logging.getLogger(__name__)
 
 
 class ReportEndpoint:
-    """Accept the reports of pods. `acting` says whether this operator holds the Lease."""
+    """Accept the reports of pods. `acting` returns whether this operator holds the Lease."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ReportEndpoint:
         self._clock = clock
 
     def make_app(self) -> web.Application:
-        """Return the application, to be served with TLS."""
+        """Return the application. Serve it with TLS."""
         app = web.Application(client_max_size=REPORT_LIMIT_BYTES)
         app.router.add_post(_REPORT_PATH, self._handle_post)
         return app
@@ -70,10 +70,10 @@ class ReportEndpoint:
     async def _accept_report(self, key: ObjectKey, request: web.Request) -> Directive:
         if not self._acting():
             raise ReportRefusedError(
-                503, "this operator is not, or not yet, the acting one: report again later"
+                503, "this operator is not the acting one, or not yet: report again later"
             )
         token = _read_token(request)
-        # Anybody can send a body. It is read before the API server is asked, for which its sender may not wait.
+        # Anyone can send a body. Read it before the TokenReview, for which the sender may not wait.
         self._authenticator.check_claims(key, token)
         body = await _read_body(request)
         try:
@@ -95,7 +95,7 @@ class ReportEndpoint:
 def _read_token(request: web.Request) -> str:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise ReportRefusedError(401, "the Authorization header carries no bearer token")
+        raise ReportRefusedError(401, "the Authorization header has no bearer token")
     return token.strip()
 
 
@@ -104,8 +104,8 @@ async def _read_body(request: web.Request) -> bytes:
         async with asyncio.timeout(_BODY_S):
             return await request.read()
     except TimeoutError as error:
-        raise ReportRefusedError(408, f"the report wasn't there after {_BODY_S:.0f} s") from error
+        raise ReportRefusedError(408, f"the report did not arrive within {_BODY_S:.0f} s") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise ReportRefusedError(413, f"a report has at most {REPORT_LIMIT_BYTES} bytes") from error
     except (OSError, web.RequestPayloadError) as error:
-        raise ReportRefusedError(400, f"the report ended before all of it was there: {error}") from error
+        raise ReportRefusedError(400, f"the report is incomplete: {error}") from error

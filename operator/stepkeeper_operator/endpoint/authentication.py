@@ -1,4 +1,4 @@
-"""Authenticate a report: follow the token's pod up its owners, by uid, to the job. No name in the body is trusted."""
+"""Authenticate a report: follow the owners of the token's pod, by uid, up to the job. Trust no name in the body."""
 
 from dataclasses import dataclass
 
@@ -22,10 +22,10 @@ class ReportingAttempt:
 
 
 class ReportAuthenticator:
-    """Follow the owners in the cache. A pod that no watch has brought yet is asked to report again.
+    """Follow the owners in the cache. A pod that is not in the cache yet is asked to report again.
 
-    Any pod of the attempt may report: launchers such as torchrun put rank 0 on any host. Who isn't known gets 401, who
-    is known and has no say in this job 403, and who had one in an earlier attempt 409.
+    Any pod of the attempt may report: launchers such as torchrun put rank 0 on any host. An unknown sender gets 401, a
+    pod that doesn't belong to the job 403, and a pod of an earlier attempt 409.
     """
 
     def __init__(self, cache: Cache, tokens: TokenVerifier) -> None:
@@ -33,10 +33,10 @@ class ReportAuthenticator:
         self._tokens = tokens
 
     def check_claims(self, key: ObjectKey, token: str) -> None:
-        """Check what is known without the API server: whether the token claims to be one for the job.
+        """Check, without the API server, that the job exists and that the token claims to be for it.
 
         Raises:
-            ReportRefusedError: It doesn't, with 401, or there is no such job, with 404.
+            ReportRefusedError: 404 if there is no such job, 401 if the token isn't for it.
         """
         if not self._tokens.claims(token, token_audience(self._find_job_uid(key))):
             raise _not_of_this_job()
@@ -45,8 +45,8 @@ class ReportAuthenticator:
         """Find out which attempt of the job reports.
 
         Raises:
-            ReportRefusedError: The token proves no pod of the present attempt. It has the HTTP status of
-                the answer.
+            ReportRefusedError: The token doesn't belong to a pod of the current attempt. The error has the HTTP
+                status of the answer.
         """
         uid = self._find_job_uid(key)
         bound = await self._tokens.verify(token, token_audience(uid))
@@ -54,27 +54,27 @@ class ReportAuthenticator:
             raise _not_of_this_job()
         if bound.namespace != key.namespace:
             raise ReportRefusedError(
-                403, f"a pod of namespace {bound.namespace} reports for none of {key.namespace}"
+                403, f"a pod of namespace {bound.namespace} can't report for a job of {key.namespace}"
             )
         pod = self._find_pod(bound)
         if pod.job_uid != uid:
-            raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
+            raise ReportRefusedError(403, f"pod {pod.name} doesn't belong to job {key.namespace}/{key.name}")
         ordinal = _check_attempt(pod, self._check_jobset(key, pod))
         return ReportingAttempt(job_uid=uid, ordinal=ordinal, pod_uid=pod.uid)
 
     def _find_job_uid(self, key: ObjectKey) -> str:
         raw = self._cache.get_object(key)
         if raw is None:
-            # The operator has made the job's JobSet, so the watch has brought it. Anybody can make names up.
+            # The operator has made the job's JobSet, so the job is in the cache. Anyone can send other names.
             raise ReportRefusedError(404, f"there is no CheckpointedTrainingJob {key.namespace}/{key.name}")
         return str(raw["metadata"]["uid"])
 
     def _find_pod(self, bound: TokenPod) -> Pod:
         pod = self._cache.get_pod(bound.namespace, bound.name)
         if pod is None or pod.uid != bound.uid:
-            # Tokens of a pod end with it; this one was believed a moment longer, or the watch is behind.
+            # A token expires with its pod: this one is cached, or the watch lags.
             raise ReportRefusedError(
-                503, f"pod {bound.name} with uid {bound.uid} is gone, or not known yet: report again later"
+                503, f"pod {bound.name} with uid {bound.uid} is deleted or not known yet: report again later"
             )
         return pod
 
@@ -83,12 +83,14 @@ class ReportAuthenticator:
             raise ReportRefusedError(403, f"pod {pod.name} has no owner")
         batch_job, jobset = self._cache.get_batch_job(pod.owner_uid), self._cache.get_jobset(key)
         if batch_job is None:
-            text = f"the Job of pod {pod.name} is gone, or not known yet: report again later"
+            text = f"the Job of pod {pod.name} is deleted or not known yet: report again later"
             raise ReportRefusedError(503, text)
         if jobset is None or jobset.uid != batch_job.owner_uid:
-            raise ReportRefusedError(409, f"Job {batch_job.name} is of an earlier JobSet: stop reporting")
+            raise ReportRefusedError(
+                409, f"Job {batch_job.name} belongs to an earlier JobSet: stop reporting"
+            )
         if jobset.owner_uid != pod.job_uid:
-            raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
+            raise ReportRefusedError(403, f"pod {pod.name} doesn't belong to job {key.namespace}/{key.name}")
         return jobset
 
 
@@ -99,9 +101,9 @@ def _not_of_this_job() -> ReportRefusedError:
 def _check_attempt(pod: Pod, jobset: JobSet) -> tuple[int, int]:
     if pod.ordinal is None:
         raise ReportRefusedError(403, f"pod {pod.name} lacks the labels of an attempt")
-    # A greater ordinal means that the JobSet's watch is behind.
+    # A greater ordinal means that the JobSet's watch lags.
     if pod.ordinal < jobset.ordinal:
         raise ReportRefusedError(
-            409, f"pod {pod.name} is of attempt {pod.ordinal}, {jobset.ordinal} runs now: stop reporting"
+            409, f"pod {pod.name} belongs to attempt {pod.ordinal}, {jobset.ordinal} runs now: stop reporting"
         )
     return pod.ordinal

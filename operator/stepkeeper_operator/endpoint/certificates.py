@@ -44,10 +44,10 @@ def make_tls(
 
 
 def renew_tls(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime | None = None) -> TlsMaterial:
-    """Return what is to be served and trusted from now on: `tls` itself if nothing is due.
+    """Return the certificates to use from now on: `tls` itself if none is due.
 
-    A CA is replaced before it can end within the life of a certificate. Pods that don't trust the next one yet report
-    again once their ConfigMap has it.
+    A CA is replaced before it could expire within the life of a certificate. Pods that don't trust the new one yet
+    report again once their ConfigMap has it.
     """
     now = now or datetime.now(UTC)
     if _load(tls.ca.certificate_pem).not_valid_after_utc - now < _SERVING_LIFE:
@@ -56,7 +56,7 @@ def renew_tls(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime | None 
 
 
 def needs_renewal(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime) -> bool:
-    """Return True if the serving certificate ends soon or lacks one of the names."""
+    """Return True if the serving certificate expires soon or lacks one of the names."""
     certificate = _load(tls.serving.certificate_pem)
     listed = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     ends = certificate.not_valid_after_utc
@@ -91,7 +91,7 @@ def _make_serving(ca: KeyPair, names: tuple[str, ...], now: datetime) -> KeyPair
     ca_key = serialization.load_pem_private_key(ca.key_pem, password=None)
     assert isinstance(
         ca_key, ec.EllipticCurvePrivateKey
-    )  # the only kind that _make_ca makes, and a Secret may hold
+    )  # _make_ca makes this kind only, and read_secret accepts no other
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stepkeeper operator")])
     issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())

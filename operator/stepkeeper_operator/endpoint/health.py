@@ -12,7 +12,7 @@ from stepkeeper_operator.metrics import Metrics
 __all__ = ["make_health_app"]
 
 _MAX_WATCH_AGE_S: Final = 1200
-"""A kubelet renews its node's status at least every 5 minutes, so a longer silence means that no watch works."""
+"""A kubelet updates its node's status at least every 5 minutes: a longer silence means that the watches are broken."""
 
 
 def make_health_app(
@@ -23,14 +23,14 @@ def make_health_app(
     queue_lengths: Callable[[], Mapping[str, int]],
     waits_for: Callable[[], str],
 ) -> web.Application:
-    """Make the application. Any answer of it shows that the event loop lives.
+    """Make the application. Any answer shows that the event loop runs.
 
     Args:
-        cache: Tells when the last event came.
-        metrics: What /metrics shows.
-        acting: True while the operator holds the Lease.
-        queue_lengths: Objects that wait for a worker, by kind.
-        waits_for: What an operator that doesn't work yet waits for, for people; empty if it works.
+        cache: Has the time of the last event.
+        metrics: The metrics that /metrics shows.
+        acting: Returns True while the operator holds the Lease.
+        queue_lengths: Returns the number of objects that wait for a worker, by kind.
+        waits_for: Returns a description of the obstacle to the operator's start; empty if there is none.
 
     """
 

@@ -17,23 +17,23 @@ __all__ = ["Servers", "load_certificate", "server_tls"]
 
 _SHUTDOWN_S = 3.0
 _IDLE_S = 5.0
-"""Seconds for which a connection is kept after its answer."""
+"""Seconds that an idle connection is kept open after an answer."""
 
 _BACKLOG = 4096
-"""Connections that wait in the kernel when all jobs report at once."""
+"""Connections that can wait in the kernel when all jobs report at once."""
 
 _HANDSHAKE_S = 5.0
 _MAX_CONNECTIONS = 250
-"""Connections that are open at once: with TLS one takes up to half a MiB. More are closed: companions try again."""
+"""Most open connections: each takes up to half a MiB with TLS. Others are closed, and companions retry."""
 
 _MAX_HEADERS = 32
-"""Headers of a request, of 8 KiB at most each. They are held before anybody can look at them."""
+"""Most headers of a request, each of at most 8 KiB. They are in memory before any check of the request."""
 
 _log = logging.getLogger(__name__)
 
 
 def server_tls() -> ssl.SSLContext:
-    """Make a TLS context without a certificate. One context serves renewed certificates without a restart."""
+    """Make a TLS context without a certificate. It can serve renewed certificates without a restart."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
@@ -51,7 +51,7 @@ def load_certificate(context: ssl.SSLContext, serving: KeyPair) -> None:
 
 
 def _is_about_the_server(record: logging.LogRecord) -> bool:
-    """Return False for a request that is no HTTP: its sender gets 400, and anybody can send any number of them."""
+    """Return False for a malformed request: its sender gets 400, and anyone can send any number of them."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
@@ -59,7 +59,7 @@ _log.addFilter(_is_about_the_server)
 
 
 class _Refusal(asyncio.Protocol):
-    """Close a connection for which there is no room."""
+    """Close a connection above the limit."""
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -87,7 +87,7 @@ class Servers:
         )
         await runner.setup()
         served = runner.server
-        assert served is not None  # made by its setup
+        assert served is not None  # set by setup
         server = await asyncio.get_running_loop().create_server(
             lambda: served() if len(served.connections) < _MAX_CONNECTIONS else _Refusal(),
             host,

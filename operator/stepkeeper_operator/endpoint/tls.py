@@ -1,4 +1,4 @@
-"""Renew the endpoint's certificate in time, and keep it in a Secret so that pods trust the next operator too."""
+"""Renew the endpoint's certificate in time, and store it in a Secret, so that pods trust the next operator too."""
 
 import asyncio
 import logging
@@ -31,17 +31,17 @@ class ServingCertificate:
     @property
     def ca_pem(self) -> str:
         """The CA that pods trust. Known after the first `renew`."""
-        assert self._tls is not None  # renewed before anything is served
+        assert self._tls is not None  # set by the renewal at the start
         return self._tls.ca.certificate_pem.decode()
 
     async def renew(self) -> None:
-        """Load the stored certificates, and replace what ends soon.
+        """Load the stored certificates, and replace those that expire soon.
 
         Without the Secret, the CA is new too.
 
         Raises:
-            ApiError: The API server refused a request.
-            CertificateError: The Secret is damaged, or somebody else's. What was served before is served on.
+            ApiError: The API server rejected a request.
+            CertificateError: The Secret is damaged, or not the operator's own. The previous certificate stays in use.
 
         """
         secret = await self._cluster.get(SECRETS, self._namespace, self._secret_name)
@@ -56,7 +56,7 @@ class ServingCertificate:
     async def keep_renewing(self) -> None:
         """Renew in time until cancelled.
 
-        A failed renewal is retried every hour; the certificate is valid for another month.
+        A failed renewal is retried every hour; the certificate is still valid for a month then.
         """
         while True:
             await asyncio.sleep(_CHECK_S)

@@ -1,4 +1,4 @@
-"""Keep the endpoint's certificates in a Secret, and read only what the operator itself has put there."""
+"""Store the endpoint's certificates in a Secret, and read only a Secret that the operator has made."""
 
 import base64
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ __all__ = ["read_secret", "secret_manifest"]
 _MADE_BY: Final = {"app.kubernetes.io/managed-by": "stepkeeper-operator"}
 _CA_CERT, _CA_KEY, _CERT, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 _NOT_OURS: Final = (
-    "was not made by this operator, which changes no Secret of others. Delete it, or rename it and let what needs it "
-    "read it there: the operator makes one of its own then"
+    "was not made by this operator, and is left unchanged. Delete it, or recreate it under another name for its users: "
+    "the operator then makes its own"
 )
 _ADVICE: Final = (
-    "Nothing was changed. Restore the Secret, or delete it: the operator then makes another CA, and reports are taken "
+    "Nothing was changed. Restore the Secret, or delete it: the operator then makes a new CA, and accepts reports "
     "again once the pods' ConfigMaps have it, within minutes"
 )
 
@@ -31,7 +31,7 @@ def read_secret(secret: RawObject) -> TlsMaterial:
     """Read the certificates from the Secret.
 
     Raises:
-        CertificateError: The operator hasn't made it, a part is missing, or the parts don't fit each other.
+        CertificateError: The operator didn't make it, a part is missing, or the parts don't match.
 
     """
     meta, data = secret["metadata"], secret.get("data") or {}

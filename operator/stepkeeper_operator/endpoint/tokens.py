@@ -16,11 +16,11 @@ _SERVICE_ACCOUNT = "system:serviceaccount:"
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
 _MAX_CACHED = 4096
-_BELIEVED_S = 30.0
-"""Seconds for which an accepted token is accepted again without a review."""
+_ACCEPTED_S = 30.0
+"""Seconds for which an accepted token needs no other review."""
 
 _REFUSED_S = 10.0
-"""Seconds for which a refused token is refused again without a review."""
+"""Seconds for which a rejected token is rejected without another review."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,19 +34,19 @@ class TokenPod:
 
 class TokenVerifier(Protocol):
     def claims(self, token: str, audience: str) -> bool:
-        """Return whether the token looks like one for the audience, without asking anybody."""
+        """Return whether the token claims to be for the audience, without a review."""
 
     async def verify(self, token: str, audience: str) -> TokenPod | None:
         """Return the pod that the token is bound to.
 
-        Return None for a token that is bad, of another audience or of no pod.
+        Return None for a token that is invalid, for another audience, or not bound to a pod.
         """
 
 
 class KubernetesTokens:
-    """Verify tokens with a TokenReview. Answers are believed for a short while.
+    """Verify tokens with a TokenReview, and cache the answers for a short time.
 
-    Anybody can send anything here. Only what claims to be a token of the audience is reviewed.
+    Anyone can send anything here, so only a token that claims to be for the audience is reviewed.
     """
 
     def __init__(self, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,15 +55,15 @@ class KubernetesTokens:
         self._cache: dict[bytes, tuple[float, TokenPod | None]] = {}
 
     def claims(self, token: str, audience: str) -> bool:
-        # Its signature is for the API server to check.
+        # The API server checks the signature.
         _, _, rest = token.partition(".")
         payload, _, signature = rest.partition(".")
         try:
             claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-            said = claims["aud"]
+            audiences = claims["aud"]
         except (ValueError, KeyError, TypeError, RecursionError):
             return False
-        return bool(signature) and audience in (said if isinstance(said, list) else [said])
+        return bool(signature) and audience in (audiences if isinstance(audiences, list) else [audiences])
 
     async def verify(self, token: str, audience: str) -> TokenPod | None:
         if not self.claims(token, audience):
@@ -75,7 +75,7 @@ class KubernetesTokens:
         pod = await self._review(token, audience)
         if len(self._cache) >= _MAX_CACHED:
             self._cache.clear()
-        self._cache[digest] = (self._clock() + (_BELIEVED_S if pod is not None else _REFUSED_S), pod)
+        self._cache[digest] = (self._clock() + (_ACCEPTED_S if pod is not None else _REFUSED_S), pod)
         return pod
 
     async def _review(self, token: str, audience: str) -> TokenPod | None:

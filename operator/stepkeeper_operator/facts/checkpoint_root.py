@@ -1,4 +1,4 @@
-"""Read where a job keeps its checkpoints, so that two jobs with one root are told."""
+"""Read where a job keeps its checkpoints, so that two jobs with one root are detected."""
 
 import posixpath
 from collections.abc import Iterable, Mapping
@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 
 from stepkeeper.contract import CONTAINER_NAME
 from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS
-from stepkeeper_operator.facts.raw import RawObject, condition_of, parse_time, read_in
+from stepkeeper_operator.facts.raw import RawObject, condition_of, get_nested, parse_time
 
 __all__ = ["CheckpointRoot", "JobRoot", "read_job_root"]
 
 CheckpointRoot = tuple[str, ...]
-"""The place of a root, from the outside in: what holds it, then its folders. A root inside another begins with that."""
+"""The place of a root: its bucket or volume, then its folders. A root inside another one begins with that one."""
 
 _SUSPENDED: Final = "Suspended"
 
@@ -28,23 +28,23 @@ class JobRoot:
     created_at: float
     uri: str
     place: CheckpointRoot
-    begun: bool
+    started: bool
     """True if it has had an attempt."""
 
-    at_rest: bool
-    """True if it is over or suspended."""
+    inactive: bool
+    """True if it has ended or is suspended."""
 
 
 def read_job_root(raw: RawObject) -> JobRoot | None:
-    """Read the root of a job, also of one that can't be read otherwise. None: no other job can see its root."""
+    """Read the root of a job, even if other parts of it are unreadable. None: no other job can see its root."""
     meta, spec = raw["metadata"], raw.get("spec")
-    uri = read_in(spec, "checkpoint", "uri")
+    uri = get_nested(spec, "checkpoint", "uri")
     place = _find_place(uri, spec, meta["namespace"]) if isinstance(uri, str) else None
     if place is None:
         return None
     status = raw.get("status") or {}
-    over = any(condition_of(raw, kind).get("status") == "True" for kind in END_CONDITIONS)
-    asleep = read_in(spec, "suspend") is True and status.get("phase") == _SUSPENDED
+    ended = any(condition_of(raw, kind).get("status") == "True" for kind in END_CONDITIONS)
+    suspended = get_nested(spec, "suspend") is True and status.get("phase") == _SUSPENDED
     return JobRoot(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -52,8 +52,8 @@ def read_job_root(raw: RawObject) -> JobRoot | None:
         created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
         uri=str(uri),
         place=place,
-        begun=bool(status.get("attempts")),
-        at_rest=over or asleep,
+        started=bool(status.get("attempts")),
+        inactive=ended or suspended,
     )
 
 
@@ -66,7 +66,7 @@ def _find_place(uri: str, spec: object, namespace: str) -> CheckpointRoot | None
         return ("gs", parts.netloc, *_split(parts.path))
     if parts.scheme != "file":
         return None
-    pod = read_in(spec, "template", "spec")
+    pod = get_nested(spec, "template", "spec")
     return _find_on_volume(parts.path, pod, namespace) if isinstance(pod, Mapping) else None
 
 
@@ -87,12 +87,15 @@ def _find_on_volume(path: str, pod: Mapping[str, Any], namespace: str) -> Checkp
 
 
 def _find_source(volume: Mapping[str, Any], namespace: str) -> CheckpointRoot | None:
-    claim, path = read_in(volume, "persistentVolumeClaim", "claimName"), read_in(volume, "hostPath", "path")
+    claim, path = (
+        get_nested(volume, "persistentVolumeClaim", "claimName"),
+        get_nested(volume, "hostPath", "path"),
+    )
     if isinstance(claim, str):
         return ("claim", namespace, claim)
     if isinstance(path, str):
         return ("host", *_split(path))
-    server, export = read_in(volume, "nfs", "server"), read_in(volume, "nfs", "path")
+    server, export = get_nested(volume, "nfs", "server"), get_nested(volume, "nfs", "path")
     return ("nfs", server, *_split(export)) if isinstance(server, str) else None
 
 

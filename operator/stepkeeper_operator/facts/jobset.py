@@ -1,4 +1,4 @@
-"""Read what runs a job: its JobSet, the Jobs of that, Kueue's Workload of it, and the ConfigMap of its pods."""
+"""Read the objects that run a job: its JobSet, that JobSet's Jobs, its Kueue Workload, and its ConfigMap."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class JobSet:
     job_uid: str
     owner_uid: str | None
     owner_job: str | None
-    """Name of the training job that controls it; a job of before can have had the same name."""
+    """Name of the training job that controls it; an earlier job can have had the same name."""
 
     number: int
     template_hash: str
@@ -57,10 +57,10 @@ class JobSet:
     suspend: bool
     """True if its spec asks for suspension."""
 
-    born_suspended: bool
-    """True if its spec has asked for that since it was made, which the operator never does: somebody else holds it.
+    created_suspended: bool
+    """True if it was created with suspend: true. The operator never does that, so another controller holds it.
 
-    An object that was changed since doesn't tell any more: `observe` remembers it."""
+    A later generation no longer shows this: `observe` remembers it."""
 
     suspended: bool
     """True if it is suspended."""
@@ -70,7 +70,7 @@ class JobSet:
 
     restarts: int
     restarts_counted: int
-    """Restarts that count towards maxRestarts: those that JobSet took for failures of the application."""
+    """Restarts that count towards maxRestarts: those that JobSet treats as failures of the application."""
 
     rule: str | None
     """Name of the failure-policy rule of the last restart."""
@@ -80,7 +80,7 @@ class JobSet:
     failure_message: str
     deleting: bool
     n_pods: int = 0
-    """Pods that its Jobs make. 0: nobody can tell."""
+    """Pods that its Jobs make. 0: unknown."""
 
     queue_labels: Mapping[str, str] = field(default_factory=dict)
     """Its labels for Kueue."""
@@ -90,13 +90,13 @@ class JobSet:
 
     @property
     def is_queued(self) -> bool:
-        """True if it says itself that Kueue manages it.
+        """True if the JobSet itself shows that Kueue manages it.
 
-        Kueue suspends JobSets without any label as they are made, if it is told to manage those too. Its Workload
-        comes later.
+        If Kueue is configured to manage JobSets without a queue label too, it suspends them at creation. The
+        Workload comes later.
         """
         named = QUEUE_LABEL in self.queue_labels or self.managed_by.startswith(KUEUE_PREFIX)
-        return named or self.born_suspended
+        return named or self.created_suspended
 
     @property
     def ordinal(self) -> tuple[int, int]:
@@ -131,7 +131,7 @@ def read_jobset(raw: RawObject) -> JobSet:
         template_hash=annotations.get(TEMPLATE_HASH_ANNOTATION, ""),
         machines_hash=annotations.get(MACHINES_HASH_ANNOTATION, ""),
         suspend=bool(spec.get("suspend")),
-        born_suspended=bool(spec.get("suspend")) and meta.get("generation") == 1,
+        created_suspended=bool(spec.get("suspend")) and meta.get("generation") == 1,
         suspended=suspended.get("status") == "True",
         resumed_at=parse_time(suspended.get("lastTransitionTime")) if resumed else None,
         restarts=status.get("restarts", 0),
@@ -165,11 +165,11 @@ class BatchJob:
 
     ordinal: tuple[int, int] | None
     failure_reason: str | None
-    """Set from the condition FailureTarget on, before the last pod has ended."""
+    """Set as soon as condition FailureTarget is True, before the last pod has ended."""
 
     failure_message: str
     n_succeeded: int = 0
-    """Pods that have exited 0, also those that were told to stop before. The Job makes no other ones for them."""
+    """Pods that have exited 0, including those that had been asked to stop. The Job doesn't replace them."""
 
 
 def read_batch_job(raw: RawObject) -> BatchJob:
@@ -223,20 +223,20 @@ def read_workload(raw: RawObject) -> Workload:
         jobset_name=str(owner["name"]) if owned else "",
         jobset_uid=str(owner["uid"]) if owned else "",
         quota_reserved=quota.get("status") == "True",
-        message=quota.get("message", "Kueue has not looked at it yet")[:_KUEUE_MESSAGE_LIMIT],
+        message=quota.get("message", "Kueue has not processed it yet")[:_KUEUE_MESSAGE_LIMIT],
         eviction=eviction if evicted.get("status") == "True" else None,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigMap:
-    """The ConfigMap that has the name of the job's ConfigMap, whoever made it."""
+    """The ConfigMap that has the name of the job's ConfigMap, regardless of who created it."""
 
     owner_uid: str | None
     """Uid of the object that controls it."""
 
     owner_job: str | None
-    """Name of the training job that controls it; a job of before can have had the same name."""
+    """Name of the training job that controls it; an earlier job can have had the same name."""
 
     data: Mapping[str, str]
 

@@ -19,17 +19,17 @@ class Node:
     uid: str
     spot: bool
     unknown_since: float | None
-    """Unix time since which its kubelet is silent; None while it isn't."""
+    """Unix time since which its kubelet has been silent; None while it reports."""
 
     ready: bool = True
     unschedulable: bool = False
     """True for a cordoned node."""
 
     cordoned_by: str = ""
-    """Uid of the QueuedResource for whose removal the operator has cordoned it; empty: none."""
+    """Uid of the QueuedResource whose removal made the operator cordon it; empty: none."""
 
     queued_resource_uid: str | None = None
-    """Uid of the QueuedResource that its labels name. Anybody who can label nodes can set it."""
+    """Uid of the QueuedResource that its labels name. Every user who can label nodes can set it."""
 
     slice_id: str = ""
     """Id of the slice that its labels name; empty: none."""
@@ -38,11 +38,11 @@ class Node:
     """Internal addresses."""
 
     gone_since: float | None = None
-    """Unix time when its object was seen to be deleted."""
+    """Unix time when the operator saw the deletion of its object."""
 
     @property
-    def takes_pods(self) -> bool:
-        """True if pods can come to it."""
+    def schedulable(self) -> bool:
+        """True if pods can be scheduled to it."""
         return self.ready and not self.unschedulable
 
     @property

@@ -1,4 +1,4 @@
-"""Read the few fields of a pod that decide anything: a thousand jobs of sixteen pods have to fit in memory."""
+"""Read the few fields of a pod that decisions need: a thousand jobs of sixteen pods have to fit in memory."""
 
 import re
 from collections.abc import Mapping
@@ -14,24 +14,24 @@ from stepkeeper_operator.labels import (
     JOB_UID_LABEL,
 )
 
-__all__ = ["ContainerEnd", "Pod", "pick_last_words", "read_pod"]
+__all__ = ["ContainerEnd", "Pod", "read_pod", "summarize_log"]
 
 _MESSAGE_LIMIT: Final = 300
-_SAID_BEFORE: Final = {"EvictionByEvictionAPI", "PreemptionByScheduler"}
-"""Reasons of disruptions that come with a deletion of their own. A lost machine is told of when it is noticed."""
+_DELETING_DISRUPTIONS: Final = {"EvictionByEvictionAPI", "PreemptionByScheduler"}
+"""Reasons of disruptions that delete the pod themselves. Others are reported when a lost machine is noticed."""
 
 _CLOCK_SKEW_S: Final = 1
 
 _LIMIT: Final = 500
-"""Characters that are kept: a thousand jobs of sixteen pods have to fit in memory."""
+"""Characters that are kept of a log: a thousand jobs of sixteen pods have to fit in memory."""
 
 _N_LINES: Final = 3
 _RANK: Final = re.compile(r"^(\[[A-Za-z]*\d+\]:\s?)+")
-"""What torch and torchrun write ahead of the lines of a rank."""
+"""The prefix that torch and torchrun put before each line of a rank."""
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _LAUNCHER: Final = "ChildFailedError"
-"""The error by which torchrun says that a process that it started has failed."""
+"""The error that torchrun raises when one of its processes has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +42,13 @@ class ContainerEnd:
     code: int
     reason: str | None
     finished_at: float | None
-    last_words: str = ""
+    log_tail: str = ""
     """The end of its message or log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """The fields of a pod that decide anything: identity, phase, deletion, and the ends of its containers."""
+    """The fields of a pod that decisions need: identity, phase, deletion, and the ends of its containers."""
 
     namespace: str
     name: str
@@ -73,7 +73,7 @@ class Pod:
     """status.reason: Evicted, NodeShutdown, …"""
 
     message: str | None = None
-    """status.message: what the reason is about, for a person."""
+    """status.message: the reason in detail, for people."""
 
     started: bool
     """True if the trainer container runs or ran."""
@@ -94,17 +94,17 @@ class Pod:
 
     finished_at: float | None
     termination: Termination | None
-    last_words: str = ""
-    """The end of the trainer's message or log, where it is no termination message of the runtime."""
+    log_tail: str = ""
+    """The end of the trainer's message or log, if that is not a termination message of the runtime."""
 
     other_failure: ContainerEnd | None = None
-    """The first init container or sidecar that exited with another code than 0."""
+    """The first init container or sidecar that exited with a code other than 0."""
 
     others_running: tuple[str, ...] = ()
-    """Names of the other containers that still run. The pod ends only with all of them."""
+    """Names of the other containers that still run. The pod ends when all of them have ended."""
 
     waiting: str | None
-    """The reason why it doesn't start, for a person."""
+    """Why it doesn't start, for people."""
 
     @property
     def terminal(self) -> bool:
@@ -112,9 +112,9 @@ class Pod:
 
     @property
     def code(self) -> int | None:
-        """The exit code that the process meant: the termination message is believed before the exit code.
+        """The exit code that the process intended: the termination message takes precedence over the exit code.
 
-        The word that the training is done says nothing of what the program does or uses after it: an export, say.
+        If the message reports that the training is done, the exit code counts: an export after it can still fail.
         """
         if self.termination is None:
             return self.exit_code
@@ -154,7 +154,7 @@ def read_pod(raw: RawObject) -> Pod:
         exit_reason=ended.get("reason"),
         finished_at=parse_time(ended.get("finishedAt")),
         termination=termination,
-        last_words="" if termination is not None else pick_last_words(ended.get("message") or ""),
+        log_tail="" if termination is not None else summarize_log(ended.get("message") or ""),
         other_failure=_other_failure(spec, status),
         others_running=_others_running(status),
         waiting=_waiting(raw, trainer),
@@ -162,17 +162,17 @@ def read_pod(raw: RawObject) -> Pod:
 
 
 def _disruption(raw: RawObject) -> str | None:
-    """Read the reason of its disruption. One that found the pod being deleted for something else ended nothing."""
+    """Read the reason of its disruption. Ignore one that came after the pod was already being deleted."""
     meta, condition = raw["metadata"], condition_of(raw, "DisruptionTarget")
-    deadline, said_at = (
+    deadline, disrupted_at = (
         parse_time(meta.get("deletionTimestamp")),
         parse_time(condition.get("lastTransitionTime")),
     )
     reason: str | None = condition.get("reason") if condition.get("status") == "True" else None
-    if reason not in _SAID_BEFORE or deadline is None or said_at is None:
+    if reason not in _DELETING_DISRUPTIONS or deadline is None or disrupted_at is None:
         return reason
-    asked_at = deadline - (meta.get("deletionGracePeriodSeconds") or 0)
-    return None if said_at > asked_at + _CLOCK_SKEW_S else reason
+    deleted_at = deadline - (meta.get("deletionGracePeriodSeconds") or 0)
+    return None if disrupted_at > deleted_at + _CLOCK_SKEW_S else reason
 
 
 def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -185,7 +185,7 @@ def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
 def _other_failure(spec: Mapping[str, Any], status: Mapping[str, Any]) -> ContainerEnd | None:
     """Find the first other container that failed.
 
-    Init containers that are restarted don't end a pod, so they are left out.
+    Restartable init containers are left out: they don't end a pod.
     """
     restarted = {c["name"] for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"}
     containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
@@ -198,7 +198,7 @@ def _other_failure(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Contai
                 code=code,
                 reason=ended.get("reason"),
                 finished_at=parse_time(ended.get("finishedAt")),
-                last_words=pick_last_words(ended.get("message") or ""),
+                log_tail=summarize_log(ended.get("message") or ""),
             )
     return None
 
@@ -220,7 +220,7 @@ def _termination(message: str | None) -> Termination | None:
     try:
         return Termination.from_json(message)
     except ContractError:
-        # The message is another program's, or the end of the log: believe the exit code instead.
+        # The message is from another program, or the end of the log: use the exit code instead.
         return None
 
 
@@ -234,7 +234,7 @@ def _waiting(raw: RawObject, trainer: Mapping[str, Any]) -> str | None:
     return None
 
 
-def pick_last_words(text: str) -> str:
+def summarize_log(text: str) -> str:
     """Return the last line of the last traceback, then the last lines of the log. Empty if there are none."""
     lines = [_RANK.sub("", line).rstrip() for line in text.splitlines()]
     lines = [line for line in lines if line.strip()]
@@ -246,7 +246,7 @@ def pick_last_words(text: str) -> str:
 
 
 def _find_error(lines: list[str]) -> str | None:
-    """Find the line below the last traceback that names its error. A launcher's own comes last and says less."""
+    """Find the line below the last traceback that names its error. Prefer it to the launcher's own last error."""
     errors: list[str] = []
     within = False
     for line in lines:

@@ -1,4 +1,4 @@
-"""Read of a QueuedResource what a job on its machines has to know."""
+"""Read the facts of a QueuedResource that a job on its machines needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ __all__ = ["MaintenanceWindow", "QueuedMachines", "read_queued_machines"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceWindow:
-    """Announced maintenance of one or more of the machines."""
+    """Announced maintenance of at least one of the machines."""
 
     begins_at: float
-    """Unix time before which it doesn't begin."""
+    """Unix time of its earliest start."""
 
     ends_at: float | None
-    """Unix time by which it is over, where that is known."""
+    """Unix time of its latest end, if known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class QueuedMachines:
     spot: bool
     best_effort: bool
     autocheckpoint_setting: str
-    """On, Off or Mixed: as the cloud has its slices; while it reports nothing, as the spec asks."""
+    """On, Off or Mixed, as the cloud reports for its slices; until it reports, the setting of the spec."""
 
     n_slices: int
     """Slices that it asks for."""
@@ -45,26 +45,26 @@ class QueuedMachines:
     """True if all hosts are Ready nodes of this cluster."""
 
     join_deadline: float | None
-    """Unix time until which its hosts have to have joined, or to have come back, once it is active."""
+    """Unix time by which its hosts have to join, or come back, once it is active."""
 
     join_timed_out: bool
-    """True if that time is over and not all have joined."""
+    """True if that time has passed and not all have joined."""
 
     state: str
     """State of the cloud resource, in one word."""
 
     obstacle: str
-    """The resource's own words for why it isn't active, or why its hosts haven't joined; empty if all is well."""
+    """The resource's message about why it isn't active, or why its hosts haven't joined; empty: no obstacle."""
 
     replaced: bool
-    """True if its machines go because somebody changed its spec."""
+    """True if its machines are removed because its spec was changed."""
 
     windows: tuple[MaintenanceWindow, ...] = ()
-    """Announced maintenance of all its machines, the earliest first; also what has begun."""
+    """Announced and ongoing maintenance of all its machines, the earliest first."""
 
     @property
     def autocheckpoint(self) -> bool:
-        """True if all its slices give a training 5 minutes before maintenance."""
+        """True if all its slices have autocheckpoint: 5 minutes for a save before maintenance."""
         return self.autocheckpoint_setting == "On"
 
     @property
@@ -99,11 +99,11 @@ def read_queued_machines(raw: RawObject) -> QueuedMachines:
 
 
 def _read_windows(status: Mapping[str, Any]) -> tuple[MaintenanceWindow, ...]:
-    """Read the windows of all slices: the earliest alone would hide the ones after it once it has begun."""
+    """Read the windows of all slices: once the earliest has begun, it would hide the later ones."""
     announced = [
         each["upcomingMaintenance"] for each in status.get("slices") or () if "upcomingMaintenance" in each
     ]
-    # Only so many nodes are shown; the earliest time is of all.
+    # The status lists a limited number of slices; the earliest time covers all of them.
     announced.append({"windowStart": status.get("nextMaintenanceTime")})
     windows: dict[float, MaintenanceWindow] = {}
     for item in announced:
@@ -122,7 +122,7 @@ def _find_join_deadline(spec: Mapping[str, Any], status: Mapping[str, Any]) -> f
 
 
 def _find_autocheckpoint(read_back: str, slices: Mapping[str, Any], tier: Mapping[str, Any]) -> str:
-    """Find the setting of its slices. While the cloud reports nothing, the spec counts."""
+    """Find the setting of its slices. Until the cloud reports it, the spec counts."""
     if read_back:
         return read_back
     asked = choose_autocheckpoint(slices.get("autocheckpointEnabled"), guaranteed="guaranteed" in tier)
@@ -130,7 +130,7 @@ def _find_autocheckpoint(read_back: str, slices: Mapping[str, Any], tier: Mappin
 
 
 def _find_obstacle(raw: RawObject, active: Mapping[str, Any], joined: Mapping[str, Any]) -> str:
-    """Find the first condition that isn't as it should be. What waits for an answer is told by condition Active."""
+    """Find the message of the first bad condition. For an unanswered request, condition Active has the message."""
     accepted, quota = condition_of(raw, "Accepted"), condition_of(raw, "QuotaExhausted")
     undecided = accepted.get("status") == "Unknown" and accepted.get("reason") != Reason.NOT_ANSWERED
     inactive = active.get("status") != "True"

@@ -13,9 +13,9 @@ __all__ = [
     "controller_of",
     "controller_uid",
     "controlling_job",
+    "get_nested",
     "ordinal_of",
     "parse_time",
-    "read_in",
     "render_time",
 ]
 
@@ -40,8 +40,8 @@ def condition_of(raw: RawObject, kind: str) -> Mapping[str, str]:
     return {}
 
 
-def read_in(found: object, *path: str) -> object:
-    """Return what is at the path, or None: the API server may know another CRD than this operator."""
+def get_nested(found: object, *path: str) -> object:
+    """Return the value at the path, or None: the cluster's CRD may be of another version than this operator."""
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None
     return found
@@ -66,7 +66,7 @@ def controlling_job(raw: RawObject) -> str | None:
 
 
 def ordinal_of(raw: RawObject) -> tuple[int, int] | None:
-    """Read from its labels the attempt that an object belongs to. Return None if they don't tell."""
+    """Read from its labels the attempt that an object belongs to. Return None if they don't name one."""
     labels = raw["metadata"].get("labels") or {}
     number, attempt = labels.get(JOBSET_NUMBER_LABEL, ""), labels.get(RESTART_ATTEMPT_LABEL, "")
     return (int(number), int(attempt)) if number.isdecimal() and attempt.isdecimal() else None

@@ -1,1 +1,1 @@
-"""Connect the operator to kopf. No other room knows kopf."""
+"""Connect the operator to kopf. No other package imports kopf."""

@@ -1,4 +1,4 @@
-"""Queue every object from time to time, and forget what is gone without a watch having told it."""
+"""Queue every object periodically, and forget objects whose deletion no watch reported."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ _RELIST_BURST_S: Final = 2.0
 
 
 class Resync:
-    """Look at everything once in a period, and for what is gone after each list."""
+    """Queue all objects once per period, and look for deleted ones after each relist."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class Resync:
         self._period_s = period_s
 
     async def run(self, reconciled: Collection[str], *, until: Callable[[], Awaitable[bool]]) -> None:
-        """Look again and again until `until`, which is asked once in a period, answers True.
+        """Resync until `until`, which is called once per period, returns True.
 
         Args:
             reconciled: The kinds whose objects are queued, spread over the period.
-            until: Tells that the watches have to be started anew.
+            until: Returns True if the watches have to be restarted.
 
         """
         while True:
@@ -64,7 +64,7 @@ class Resync:
                 self._enqueue(key, random.uniform(0, self._period_s / 2))  # noqa: S311  # no secret
 
     async def _sweep_after_relists(self) -> None:
-        """Sweep after each list, and again what could not be listed, ever less often."""
+        """Sweep after each relist, and retry kinds that could not be listed, with back-off."""
         while True:
             await self._relisted.wait()
             await asyncio.sleep(_RELIST_BURST_S)
@@ -78,14 +78,14 @@ class Resync:
                 failed = await self.sweep(failed)
 
     async def sweep(self, kinds: Iterable[WatchedKind] | None = None) -> tuple[WatchedKind, ...]:
-        """Forget what is gone of these kinds; None: of each. Return those that can't be listed now."""
+        """Forget the deleted objects of these kinds; None: of all. Return the kinds that can't be listed now."""
         failed: list[WatchedKind] = []
         for kind in self._kinds if kinds is None else kinds:
             try:
                 concerned = await forget_deleted_objects(self._cluster, self._cache, kind)
             except ApiError as error:
                 extra = {"kind": kind.resource.kind, "error": str(error)}
-                _log.warning("cannot look for objects that are gone", extra=extra)
+                _log.warning("cannot look for deleted objects", extra=extra)
                 failed.append(kind)
                 continue
             for key in concerned:
@@ -94,15 +94,15 @@ class Resync:
 
 
 async def forget_deleted_objects(cluster: Cluster, cache: Cache, kind: WatchedKind) -> tuple[ObjectKey, ...]:
-    """Remove from the cache every object of the kind that was gone before this call.
+    """Remove from the cache every object of the kind that was deleted before this call.
 
     Returns:
-        The keys of the jobs and QueuedResources that it concerns.
+        The keys of the jobs and QueuedResources that this concerns.
 
     Raises:
         ApiError: The kind can't be listed.
     """
-    # Take the known uids first: an object made while the API server lists is then in neither set.
+    # Take the known uids first: an object created during the list is then in neither set.
     known = cache.list_uids(kind.resource)
     try:
         present = await cluster.list_uids(kind.resource, kind.label_selector)

@@ -1,7 +1,7 @@
-"""Feed watches into the cache, and the keys of the objects that they concern into the queue.
+"""Feed watch events into the cache, and the keys that they concern into the queue.
 
-Nothing here decides anything or writes to any object. kopf's high-level handlers put finalizers and
-annotations on objects; its events and indices don't.
+Nothing here decides anything or writes to an object. kopf's high-level handlers put finalizers and annotations on
+objects; its events and indices don't.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ def make_registry(
 ) -> Any:
     """Register handlers for these kinds. `synced` is set once every kind has been listed into the cache.
 
-    `relisted` is set whenever a kind is listed: a watch that was broken doesn't announce what was deleted
-    meanwhile.
+    `relisted` is set whenever a kind is listed: after an interruption, a watch doesn't report the deletions that it
+    missed.
     """
     registry = kopf.OperatorRegistry()
     for kind in kinds:
@@ -48,7 +48,7 @@ def make_registry(
 
 
 def make_kopf_settings(kinds: Iterable[WatchedKind]) -> Any:
-    """Configure kopf to watch these kinds without anything that writes to the cluster."""
+    """Configure kopf to watch these kinds without writing to the cluster."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True
@@ -68,8 +68,8 @@ async def run_watches(
 ) -> None:
     """Watch all namespaces until `stop` is set.
 
-    `started` is called once kopf has taken over the process's signals, so that the caller can take them back.
-    Tasks made after this one end with it, because kopf takes every such task for its own.
+    `started` is called once kopf has installed its signal handlers, so that the caller can replace them. Tasks made
+    after this one end with it, because kopf treats every such task as its own.
     """
     others = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
@@ -92,8 +92,8 @@ def _register_watch(
 
     @kopf.index(*selector, registry=registry, id=f"list-{resource.plural}")
     async def listed(body: Any, **_: Any) -> None:
-        # kopf delivers events only after the objects of all kinds have passed here: the cache is complete then.
-        # It calls this before `changed` for every later event too, to which a change recorded here would be none.
+        # kopf delivers events only after it has called this for the objects of all kinds: the cache is complete then.
+        # It also calls this before `changed` for every later event, which would then find no change.
         if not synced.is_set():
             cache.record(resource, dict(body))
 

@@ -20,7 +20,7 @@ DecisionT = TypeVar("DecisionT")
 
 
 class KindController(ABC, Controller, Generic[SubjectT, ObservedT, DecisionT]):
-    """Reconcile the objects of one kind. The kind says what each step means."""
+    """Reconcile the objects of one kind. Each kind implements the steps."""
 
     def __init__(
         self,
@@ -71,15 +71,15 @@ class KindController(ABC, Controller, Generic[SubjectT, ObservedT, DecisionT]):
 
     @abstractmethod
     def _read(self, key: ObjectKey, raw: RawObject) -> tuple[SubjectT | None, tuple[str, ...]]:
-        """Read the object. Return None if nothing can be decided for it, and what can't be read of it."""
+        """Read the object. Return None if nothing can be decided for it, and the parts that can't be read."""
 
     @abstractmethod
     async def _manage_unreadable(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
-        """Report what can't be read, and do what needs no more than the raw object. Raises ApiError."""
+        """Report the unreadable parts, and do what the raw object allows. Raises ApiError."""
 
     @abstractmethod
     async def _observe(self, key: ObjectKey, subject: SubjectT) -> ObservedT:
-        """Gather what the decision needs. Nothing else of a reconcile reads."""
+        """Gather the input of the decision. No other step of a reconcile reads from the cluster."""
 
     @abstractmethod
     def _decide(self, subject: SubjectT, observed: ObservedT, *, now: float) -> DecisionT:
@@ -89,8 +89,8 @@ class KindController(ABC, Controller, Generic[SubjectT, ObservedT, DecisionT]):
     async def _apply(
         self, key: ObjectKey, subject: SubjectT, observed: ObservedT, decision: DecisionT
     ) -> float | None:
-        """Carry out the decision. Nothing else of a reconcile writes. Return when to look again; see `reconcile`."""
+        """Carry out the decision. No other step writes. Return when to reconcile again; see `reconcile`."""
 
     @abstractmethod
     def _forget_object(self, key: ObjectKey, uid: str) -> None:
-        """Drop all that is remembered of an object that is gone."""
+        """Drop the memory of an object that no longer exists."""

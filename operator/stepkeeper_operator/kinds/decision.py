@@ -1,4 +1,4 @@
-"""Define the decision about one object of any kind, and how long it waits. The kind's applier carries it out. Pure."""
+"""Define the decision about one object of any kind, and its waits. The kind's applier carries it out. Pure."""
 
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -15,11 +15,11 @@ ActionT = TypeVar("ActionT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindDecision(Generic[StatusT, ActionT]):
-    """The result of a reconcile: the new status, what to do, and when to look again."""
+    """The result of a reconcile: the new status, the actions, and when to reconcile again."""
 
     status: StatusT
     write_status: bool = False
-    """Write the status. It is written first: the actions use the names and numbers that it keeps."""
+    """Write the status, before the actions: they use the names and numbers that it stores."""
 
     actions: tuple[ActionT, ...] = ()
     events: tuple[ObjectEvent, ...] = ()
@@ -29,15 +29,15 @@ class KindDecision(Generic[StatusT, ActionT]):
 
 
 def find_soonest(*waits_s: float | None) -> float | None:
-    """Return the shortest wait, but not less than a moment. None: there is nothing to wait for."""
+    """Return the shortest wait, but at least 50 ms. None: there is nothing to wait for."""
     known = [wait_s for wait_s in waits_s if wait_s is not None]
     return max(_SHORTEST_WAIT_S, min(known)) if known else None
 
 
 def compute_write_wait_s(interval_s: float, *, last_write_at: float, now: float) -> float:
-    """Compute the seconds until a status may be written that is to be written once in `interval_s`; 0: it may be now.
+    """Compute the seconds until the status may be written, at most once in `interval_s`; 0: now.
 
-    After the clock went back nobody knows how long ago the last write was, and it may be.
+    After the clock was set back, the age of the last write is unknown, and the status may be written.
     """
     since_s = now - last_write_at
     return interval_s - since_s if 0 <= since_s < interval_s else 0.0

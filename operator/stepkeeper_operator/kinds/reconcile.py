@@ -16,29 +16,29 @@ __all__ = ["RETRY_SOON_S", "Controller", "Reconciler"]
 _log = logging.getLogger(__name__)
 
 RETRY_SOON_S: Final = 0.5
-"""Seconds to look again after a conflict, if the watch doesn't bring the missing change before."""
+"""Seconds until the retry after a conflict, unless the watch delivers the missing change earlier."""
 
 
 class Controller(Protocol):
-    """A kind's half of a reconcile. The queue never hands the same key to two workers at once."""
+    """The part of a reconcile that depends on the kind. No two workers have the same key at once."""
 
     @property
     def resource(self) -> Resource:
         """The kind."""
 
     async def reconcile(self, key: ObjectKey) -> float | None:
-        """Bring an object that the cache has to its wanted state: parse it once, observe, decide, apply.
+        """Bring a cached object to its wanted state: parse it once, observe, decide, apply.
 
         Returns:
-            Seconds until the object is to be looked at again, or None to wait for an event.
+            Seconds until the object is due again, or None to wait for an event.
 
         Raises:
-            ConflictError, AlreadyExistsError: The cache was behind. The object is looked at again soon.
-            Exception: Anything else that went wrong. The object is tried again with back-off.
+            ConflictError, AlreadyExistsError: The cache was out of date. The object is retried soon.
+            Exception: Any other failure. The object is retried with back-off.
         """
 
     def forget(self, key: ObjectKey) -> None:
-        """Drop all that is remembered of an object that is gone."""
+        """Drop the memory of an object that no longer exists."""
 
 
 class Reconciler:
@@ -50,10 +50,10 @@ class Reconciler:
         self._metrics = metrics
 
     async def reconcile(self, key: ObjectKey) -> float | None:
-        """Bring the object to its wanted state, or return in how many seconds to look again.
+        """Bring the object to its wanted state. Return the seconds until it is due again, or None.
 
         Raises:
-            Exception: The object has to be tried again with back-off. The error is logged and counted already.
+            Exception: The object has to be retried with back-off. The error is already logged and counted.
         """
         controller = self._controllers.get(key.kind)
         if controller is None:
@@ -69,7 +69,7 @@ class Reconciler:
         try:
             again_s = await controller.reconcile(key)
         except (ConflictError, AlreadyExistsError) as error:
-            _log.debug("behind", extra={**key.log_fields, "error": str(error)})
+            _log.debug("cache is out of date", extra={**key.log_fields, "error": str(error)})
             self._count(key, "behind")
             return RETRY_SOON_S
         except Exception as error:

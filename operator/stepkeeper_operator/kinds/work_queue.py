@@ -13,17 +13,17 @@ K = TypeVar("K", bound=Hashable)
 
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 120.0
-_MOST_DOUBLINGS = 16
-"""By then a delay is the greatest. The power of a key that fails for days would be too large for a float."""
+_MAX_DOUBLINGS = 16
+"""The delay has reached its maximum by then. Without a limit, the power would overflow a float after days."""
 
 _JITTER = 0.1
-"""Greatest share by which a delay is stretched, so that a thousand jobs that started together don't stay together."""
+"""Largest share added to a delay, so that a thousand jobs that started together spread out."""
 
 
 class WorkQueue(Generic[K]):
-    """Queue keys that are due. A key waits at most once, and no two workers hold the same key.
+    """Queue keys that are due. A key is queued at most once, and no two workers hold the same key.
 
-    Call all methods but `run` from the event loop that `run` runs in.
+    Call all methods from the event loop that runs `run`.
     """
 
     def __init__(self, jitter: Callable[[], float] = random.random) -> None:
@@ -39,9 +39,9 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
 
     def add(self, key: K) -> None:
-        """Queue the key, unless it is queued already; a delay that it waits for ends.
+        """Queue the key now, unless it is queued already; this ends its delay.
 
-        If a worker has it now, reconcile it once more afterwards.
+        If a worker holds the key, it is reconciled once more afterwards.
         """
         self._end_delay(key)
         if key in self._held:
@@ -64,14 +64,13 @@ class WorkQueue(Generic[K]):
             timer.cancel()
 
     def __len__(self) -> int:
-        """Count the keys that are due and that no worker has taken yet."""
+        """Count the keys that are due and wait for a worker."""
         return len(self._waiting)
 
     async def run(self, n_workers: int, work: Callable[[K], Awaitable[float | None]]) -> None:
-        """Work until cancelled. `work` returns in how many seconds the key is due again, or None.
+        """Work until cancelled. `work` returns the seconds until the key is due again, or None.
 
-        An exception from `work` means that the key has to be tried again after a growing delay. `work` logs
-        what went wrong itself.
+        After an exception from `work`, the key is retried after a growing delay. `work` logs its own errors.
         """
         async with asyncio.TaskGroup() as group:
             for _ in range(n_workers):
@@ -85,9 +84,9 @@ class WorkQueue(Generic[K]):
             self._held.add(key)
             try:
                 delay_s = await work(key)
-            except Exception:  # whatever one job's reconcile raises, the other jobs go on
+            except Exception:  # an error of one object must not stop the others
                 n_failed = self._failures[key] = self._failures.get(key, 0) + 1
-                delay_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(n_failed - 1, _MOST_DOUBLINGS))
+                delay_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(n_failed - 1, _MAX_DOUBLINGS))
             else:
                 self._failures.pop(key, None)
             finally:
@@ -100,15 +99,15 @@ class WorkQueue(Generic[K]):
 
 
 class KindQueues:
-    """Give each kind a queue and workers of its own: one whose work takes long holds up no other."""
+    """Give each kind its own queue and workers, so that a slow kind doesn't delay the others."""
 
     def __init__(self, n_workers: Mapping[str, int]) -> None:
-        """Make a queue for each of these kinds, for so many workers."""
+        """Make a queue for each kind, with the given number of workers."""
         self._n_workers = dict(n_workers)
         self._queues: dict[str, WorkQueue[ObjectKey]] = {kind: WorkQueue() for kind in n_workers}
 
     def add(self, key: ObjectKey, delay_s: float = 0.0) -> None:
-        """Queue the key, at once or after a delay. Nobody works on a key of another kind: it is dropped."""
+        """Queue the key, at once or after a delay. A key of another kind has no worker and is dropped."""
         queue = self._queues.get(key.kind)
         if queue is None:
             return

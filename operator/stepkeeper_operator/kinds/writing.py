@@ -27,11 +27,11 @@ __all__ = ["ObjectWriter", "renew_condition"]
 _log = logging.getLogger(__name__)
 
 _EVENT_LIMIT = 1024
-"""Bytes of an event's note, as Kubernetes counts them."""
+"""Longest note of an event that Kubernetes accepts, in bytes."""
 
 
 class ObjectWriter:
-    """Write to the objects of one kind, and count all writes that their controller makes.
+    """Write to the objects of one kind, and count the writes of their controller.
 
     `identity` names this operator in events.
     """
@@ -52,11 +52,11 @@ class ObjectWriter:
         self._clock = clock
 
     async def write_status(self, meta: ObjectMeta, status: RawObject) -> RawObject:
-        """Replace the whole status of the object. Return the object as it is then.
+        """Replace the whole status of the object. Return the updated object.
 
         Raises:
-            InvalidObjectError: The API server keeps no such status, or no status with the object's spec.
-            ConflictError: Somebody changed the object since it was read, or another one has its name.
+            InvalidObjectError: The API server rejects this status, or any status of an object with this spec.
+            ConflictError: The object was changed since it was read, or another one has its name.
             ApiError: The write failed.
         """
         body = {
@@ -75,10 +75,10 @@ class ObjectWriter:
         return raw
 
     async def set_finalizers(self, meta: ObjectMeta, finalizers: Sequence[str]) -> RawObject | None:
-        """Replace the object's finalizers. Return the object as it is then, or None if it is gone.
+        """Replace the object's finalizers. Return the updated object, or None if it no longer exists.
 
         Raises:
-            ConflictError: Somebody changed the object since it was read, or another one has its name.
+            ConflictError: The object was changed since it was read, or another one has its name.
             ApiError: The write failed.
         """
         raw = await self._cluster.set_finalizers(
@@ -100,26 +100,26 @@ class ObjectWriter:
         try:
             await self._cluster.create(EVENTS, meta.namespace, body)
         except ApiError as error:
-            # The status says the same, so a lost event is not worth repeating the other writes.
+            # The status has the same text, so a lost event is not worth repeating the other writes.
             _log.warning("cannot write event", extra={**fields, "error": str(error)})
 
     async def report_unreadable(
         self, raw: RawObject, problems: Sequence[str], *, initial: RawObject
     ) -> RawObject | None:
-        """Name the parts of the object's spec that can't be read in condition Accepted, and in an event.
+        """Report the unreadable parts of the object's spec in condition Accepted and in an event.
 
-        The API server may keep no status with such a spec. Then the parts are logged, and nothing is tried again.
+        If the API server rejects the status of such an object, the parts are logged, and nothing is retried.
 
         Args:
             raw: The object.
             problems: Path and reason of each part.
-            initial: The fields of a status that has none yet.
+            initial: The fields of a new status.
 
         Returns:
-            The object as it is then, or None if nothing was written: it has that condition, or can't have it.
+            The updated object. None if nothing was written: it has that condition, or the status was rejected.
 
         Raises:
-            ConflictError: Somebody changed the object since it was read, or another one has its name.
+            ConflictError: The object was changed since it was read, or another one has its name.
             ApiError: The write failed.
         """
         meta = ObjectMeta.model_validate(raw["metadata"])
@@ -130,17 +130,17 @@ class ObjectWriter:
         others = [c for c in status.get("conditions") or () if c.get("type") != ConditionType.ACCEPTED]
         status = {**initial, **status, "conditions": [condition, *others][:MAX_CONDITIONS]}
         try:
-            told = await self.write_status(meta, status)
+            written = await self.write_status(meta, status)
         except InvalidObjectError as error:
             extra = {**self._key_of(meta).log_fields, "problems": condition["message"], "error": str(error)}
-            _log.warning("cannot write status of unreadable object: nothing is done for it", extra=extra)
+            _log.warning("cannot write status of unreadable object; it is not managed", extra=extra)
             return None
         event = ObjectEvent(warning=True, reason=Reason.UNREADABLE_SPEC, message=condition["message"])
         await self.create_event(meta, event)
-        return told
+        return written
 
     def count_write(self, what: str, meta: ObjectMeta) -> None:
-        """Count and log a write that was done for the object."""
+        """Count and log a write that was made for the object."""
         self._metrics.writes.labels(kind=self._resource.kind, what=what).inc()
         _log.debug("wrote", extra={"what": what, **self._key_of(meta).log_fields})
 
@@ -149,7 +149,7 @@ class ObjectWriter:
 
 
 def renew_condition(known: RawObject, update: ConditionUpdate, *, generation: int, now: float) -> RawObject:
-    """Return the condition as it is now, or `known`, of whatever version, if that is the same."""
+    """Return the new condition, or `known` itself if it is equal, also in the form of another version."""
     before = read_object(Condition, known).value
     after = update.apply_to(before, generation=generation, now=now)
     same = before is not None and before.model_copy(update={"observed_generation": generation}) == after
@@ -157,7 +157,7 @@ def renew_condition(known: RawObject, update: ConditionUpdate, *, generation: in
 
 
 def _refuse(raw: RawObject, problems: Sequence[str], *, generation: int, now: float) -> RawObject | None:
-    """Return condition Accepted that names the problems, or None if the object says so already."""
+    """Return condition Accepted that names the problems, or None if the object has it already."""
     text = describe_problems(problems)
     known = condition_of(raw, ConditionType.ACCEPTED)
     update = ConditionUpdate(
@@ -181,7 +181,7 @@ def _event_manifest(
         "action": "Reconcile",
         "type": "Warning" if event.warning else "Normal",
         "reason": event.reason,
-        # A character that the cut goes through is left out.
+        # A character that is cut in two is left out.
         "note": event.message.encode()[:_EVENT_LIMIT].decode(errors="ignore"),
         "regarding": {
             "apiVersion": resource.api_version,

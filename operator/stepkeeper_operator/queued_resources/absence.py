@@ -1,7 +1,7 @@
-"""Compare the lists of the cloud with the objects.
+"""Compare the cloud's lists with the objects.
 
-What a list leaves out is asked for by name: one short list must destroy nothing, and let go of nothing. What it shows
-of an object that is gone is counted.
+Anything that is missing from a list is read by name: one incomplete list must not delete or release anything. Cloud
+resources without an object are counted.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPU, Place
 from stepkeeper_operator.cloud_tpu.naming import CLUSTER_LABEL, UID_LABEL, make_cloud_id
@@ -18,7 +19,7 @@ from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.cluster import QUEUED_RESOURCES
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.metrics import QueuedResourceMetrics
-from stepkeeper_operator.queued_resources.sight import find_labels
+from stepkeeper_operator.queued_resources.cloud_view import find_labels
 from stepkeeper_operator.queued_resources.subject import Subject
 
 __all__ = ["OrphanWatch", "complete_listing", "read_by_name"]
@@ -27,33 +28,38 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MOST_AT_ONCE: Final = 8
+_MAX_CONCURRENT: Final = 8
 _CLOUD_ID: Final = re.compile(r"[a-z][a-z0-9-]*")
-"""What the cloud can name a node. The label of a Kubernetes node may name it something else."""
+"""Valid ids of cloud nodes. The label of a Kubernetes node may have any other text."""
 
 
 async def complete_listing(
     cloud: CloudTPU, listing: Listing, subject: Subject, members: Iterable[Node], place: Place
 ) -> Listing:
-    """Return the listing with what it leaves out of an object, asked for by name and by the same version of the API.
+    """Return the listing, completed with an object's missing resources and nodes, read with the same API version.
 
-    That is the present resource, and what is being adopted; then their nodes, once they have some. Where the present
-    one is gone, it is the nodes that the cluster's nodes name. Raises CloudTPUError.
+    These are the current resource, the one being adopted, and their nodes once they have some. If the current one
+    doesn't exist, they are the cloud nodes that the cluster's nodes name. Raises CloudTPUError.
     """
     meta, operator = subject.meta, subject.status.operator
     known = operator.created and not operator.adopting
     hosts = {each.slice_id for each in members if _CLOUD_ID.fullmatch(each.slice_id)}
-    asked = known or operator.adopting or subject.status.removing or meta.deletion_timestamp is not None
-    if not (asked or hosts):  # somebody may have emptied the status of one that has hosts
+    expected = known or operator.adopting or subject.status.removing or meta.deletion_timestamp is not None
+    if not (expected or hosts):  # with hosts, the status may have been emptied
         return listing
     present = make_cloud_id(meta.namespace, meta.name, operator.number)
     ids = {present, operator.identity.partition("@")[0] if operator.adopting else ""} - {""}
     resources = listing.resources | await _get_all(
         ids - listing.resources.keys(), lambda name: cloud.get_queued_resource(place, name, listing.version)
     )
-    had_nodes = {"ACTIVE"} if subject.status.active_since is not None else set[str]()
+    had_nodes = subject.status.active_since is not None
     found = [resources[name] for name in ids & resources.keys()]
-    names = {name for each in found if not known or each.state in had_nodes for name in each.node_ids}
+    names = {
+        name
+        for each in found
+        if not known or (had_nodes and each.phase is QueuedResourceState.ACTIVE)
+        for name in each.node_ids
+    }
     if present not in resources:
         names |= hosts
     nodes = listing.nodes | await _get_all(
@@ -63,7 +69,7 @@ async def complete_listing(
 
 
 async def read_by_name(cloud: CloudTPU, place: Place, cloud_id: str, version: ApiVersion) -> Listing:
-    """Read a resource and its nodes: a listing of nothing else. Raises CloudTPUError."""
+    """Read one resource and its nodes into a listing. Raises CloudTPUError."""
     found = await cloud.get_queued_resource(place, cloud_id, version)
     if found is None:
         return Listing(asked_at=0.0)
@@ -72,8 +78,8 @@ async def read_by_name(cloud: CloudTPU, place: Place, cloud_id: str, version: Ap
 
 
 async def _get_all(names: Iterable[str], get: Callable[[str], Awaitable[T | None]]) -> dict[str, T]:
-    """Return what there is of these names. Several are asked for at a time. Raises the first error."""
-    slots = asyncio.Semaphore(_MOST_AT_ONCE)
+    """Read the objects with these names that exist, several at a time. Raises the first error."""
+    slots = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def get_one(name: str) -> tuple[str, T | None]:
         async with slots:
@@ -84,24 +90,24 @@ async def _get_all(names: Iterable[str], get: Callable[[str], Awaitable[T | None
 
 
 class OrphanWatch:
-    """Count cloud resources of this cluster whose object is gone: they cost money, and aren't deleted."""
+    """Count cloud resources of this cluster without an object: they cost money, and the operator deletes none."""
 
     def __init__(self, cache: Cache, metrics: QueuedResourceMetrics) -> None:
         self._cache = cache
         self._metrics = metrics
         self._logged: dict[Place, set[str]] = {}
 
-    def look(self, place: Place, listing: Listing, *, cluster_id: str) -> None:
-        """Count the orphans of a listing, and log each that is new."""
+    def update(self, place: Place, listing: Listing, *, cluster_id: str) -> None:
+        """Count the orphans of a listing, and log each new one."""
         uids = self._cache.list_uids(QUEUED_RESOURCES)
         orphans, known = set[str](), self._logged.get(place, set())
         for each in listing.resources.values():
             labels = find_labels(each, listing)
             ours = labels.get(CLUSTER_LABEL) == cluster_id and labels.get(UID_LABEL) not in uids
-            if ours and each.state != "DELETING":
+            if ours and each.phase is not QueuedResourceState.DELETING:
                 orphans.add(each.name)
                 if each.name not in known:
-                    text = "cloud resource of this cluster whose object is gone: it costs money until it is deleted"
+                    text = "cloud resource of this cluster has no QueuedResource: it costs money until it is deleted"
                     _log.warning(text, extra={"resource": each.name, "state": each.state})
         self._logged[place] = orphans
         self._metrics.record_orphans(place.project, place.zone, len(orphans))

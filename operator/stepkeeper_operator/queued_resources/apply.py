@@ -1,4 +1,4 @@
-"""Apply a decision about a QueuedResource to the cloud and the cluster. A reconcile writes nowhere else."""
+"""Apply a decision about a QueuedResource to the cloud and the cluster: all writes of a reconcile."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,6 +15,7 @@ from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.kinds.writing import ObjectWriter
 from stepkeeper_operator.labels import CORDONED_BY_ANNOTATION
 from stepkeeper_operator.queued_resources.absence import read_by_name
+from stepkeeper_operator.queued_resources.cloud_view import is_ours
 from stepkeeper_operator.queued_resources.decision import (
     Action,
     Cordon,
@@ -27,8 +28,7 @@ from stepkeeper_operator.queued_resources.decision import (
     Relabel,
     SetFinalizer,
 )
-from stepkeeper_operator.queued_resources.observed import CORDON_REST_S, Memory, Observed, Outcome, Verb
-from stepkeeper_operator.queued_resources.sight import is_ours
+from stepkeeper_operator.queued_resources.observed import CORDON_RETRY_S, Memory, Observed, Outcome, Verb
 from stepkeeper_operator.queued_resources.subject import Subject
 
 __all__ = ["Applier"]
@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 
 
 class Applier:
-    """Carry out a decision in its order: status, events, actions.
+    """Carry out a decision in this order: status, events, actions.
 
-    What the cloud answers is remembered, and the next decision takes it into the status.
+    The cloud's answer is remembered, and the next decision adds it to the status.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Applier:
 
         Raises:
             ApiError: A write to the cluster failed. The writes before it are done.
-            LeaseLostError: Another operator may act by now. The writes before that are done.
+            LeaseLostError: Another operator may act now. The writes before it are done.
         """
         meta, memory = subject.meta, self._memory.get(subject.meta.uid)
         if decision.write_status:
@@ -81,7 +81,7 @@ class Applier:
             self._writer.count_write(type(action).__name__, meta)
 
     async def report_unreadable(self, raw: RawObject, problems: Sequence[str]) -> None:
-        """Name the parts that can't be read in condition Accepted. Raises ApiError."""
+        """Report the unreadable parts in condition Accepted. Raises ApiError."""
         changed = await self._writer.report_unreadable(raw, problems, initial={"state": "Pending"})
         if changed is not None:
             self._cache.record_queued_resource(changed)
@@ -93,7 +93,7 @@ class Applier:
         except InvalidObjectError as error:
             if subject.resource is not None:
                 raise
-            # Its spec isn't valid, and the API server keeps no status with it. Its removal continues.
+            # Its spec is invalid, and the API server rejects each status with it. Its removal continues.
             _log.warning("cannot write status of unreadable object", extra={"error": str(error)})
             memory.unwritten = decision.status
         else:
@@ -101,10 +101,10 @@ class Applier:
             self._cache.record_queued_resource(raw)
 
     def _check_acting(self) -> None:
-        """Look at the Lease before a write to the cloud, as the cluster does before its writes."""
+        """Check the Lease before a write to the cloud, as `guard_writes` does for the cluster."""
         if not self._acting():
             raise LeaseLostError(
-                "the lease is over: nothing more is asked of the cloud, another operator may act"
+                "the lease has expired: another operator may act, and this one sends no more requests to the cloud"
             )
 
     async def _do_action(self, meta: ObjectMeta, action: Action) -> None:
@@ -125,8 +125,8 @@ class Applier:
             case Relabel():
                 await self._change(action.member, labels=make_node_labels(meta))
             case EvictPod(pod=pod):
-                # A disruption budget forbids it, two budgets cover the pod, or a webhook refuses: the other pods are
-                # evicted all the same. The time for the drain is bounded, and this one is asked for again.
+                # Also evict the other pods if a disruption budget or a webhook refuses this one. It is retried, and
+                # the time for the drain is bounded.
                 eviction = self._cluster.evict_pod(pod.namespace, pod.name, uid=pod.uid)
                 await _try(eviction, "evict pod", f"{pod.namespace}/{pod.name}")
             case DeleteNode():
@@ -148,14 +148,14 @@ class Applier:
             memory.operation_read_at = 0.0
 
     async def _delete(self, meta: ObjectMeta, action: DeleteCloudResource) -> str | None:
-        """Delete it, after another look: since the list, somebody else may have taken it over."""
+        """Delete it after another check: another object may have taken it over since the list."""
         place, cloud_id, version = action.place, action.cloud_id, action.version
         listing = await read_by_name(self._cloud, place, cloud_id, version)
         found = listing.resources.get(cloud_id)
         if found is None:
             return None
         if not is_ours(found, listing, meta, action.operator):
-            text = f"{cloud_id} doesn't carry this object's label any more, so it isn't deleted"
+            text = f"{cloud_id} no longer has this object's label, so it isn't deleted"
             raise CloudTPUError(ErrorKind.BUSY, "ABORTED", text)
         self._check_acting()
         return await self._cloud.delete_queued_resource(
@@ -163,7 +163,7 @@ class Applier:
         )
 
     async def _label(self, action: LabelNodes) -> None:
-        """Label the nodes, each after another look: a list is older, and somebody else may label them, too."""
+        """Label the nodes, each after another check: another operator may have labeled it since the list."""
         for node_id, owner in action.owners.items():
             node = await self._cloud.get_node(action.place, node_id, action.version)
             if node is None or node.labels.get(UID_LABEL, "") != owner:
@@ -175,19 +175,19 @@ class Applier:
     async def _set_finalizer(self, meta: ObjectMeta, *, present: bool) -> None:
         others = [name for name in meta.finalizers if name != FINALIZER]
         raw = await self._writer.set_finalizers(meta, [*others, FINALIZER] if present else others)
-        if raw is not None and present:  # without it, the object goes, and the watch brings that
+        if raw is not None and present:  # without the finalizer, the watch reports the deletion
             self._cache.record_queued_resource(raw)
 
     async def _cordon_for_removal(self, meta: ObjectMeta, member: Node) -> None:
-        """Cordon a node. A refusal holds up no removal, since machines cost money. It is tried again after a minute."""
+        """Cordon a node. A refusal doesn't block the removal, since machines cost money. Retry after a minute."""
         memory, now = self._memory.get(meta.uid), self._clock()
-        known = memory.cordon_refused_at is not None and now < memory.cordon_refused_at + CORDON_REST_S
-        level = logging.DEBUG if known else logging.INFO  # one of hundreds of nodes is enough
+        known = memory.cordon_refused_at is not None and now < memory.cordon_refused_at + CORDON_RETRY_S
+        level = logging.DEBUG if known else logging.INFO  # one message for hundreds of nodes is enough
         if not await _try(self._cordon(member, by=meta.uid), "cordon node", member.name, level=level):
             memory.cordon_refused_at = now
 
     async def _cordon(self, member: Node, *, by: str | None) -> None:
-        """Cordon a node in the name of the object with uid `by`; None: uncordon it."""
+        """Cordon a node for the object with uid `by`; None: uncordon it."""
         await self._change(member, unschedulable=by is not None, annotations={CORDONED_BY_ANNOTATION: by})
 
     async def _change(self, member: Node, **changes: Any) -> None:
@@ -196,12 +196,12 @@ class Applier:
             self._cache.record_node(raw)
 
     async def _delete_node(self, meta: ObjectMeta, member: Node) -> None:
-        """Delete a Node object. A lasting refusal is in the next status; the other nodes don't wait for it."""
+        """Delete a Node object. A permanent error is shown in the next status, and doesn't stop the other deletions."""
         refusals = self._memory.get(meta.uid).refusals
         try:
             await self._cluster.delete(NODES, None, member.name, uid=member.uid)
         except ApiError as error:
-            if not error.lasts:
+            if not error.is_permanent:
                 raise
             refusals[member.uid] = str(error)
         else:
@@ -209,7 +209,7 @@ class Applier:
 
 
 async def _try(request: Awaitable[None], what: str, name: str, *, level: int = logging.INFO) -> bool:
-    """Send a request that a later look repeats if it is refused. Return whether it was accepted."""
+    """Send a request that a later reconcile repeats if it fails. Return whether it succeeded."""
     try:
         await request
     except ApiError as error:

@@ -56,16 +56,16 @@ class DeleteCloudResource:
     request_id: str
     version: ApiVersion
     operator: ResourceOperatorState = field(compare=False)
-    """Whether the object has adopted it."""
+    """Shows whether the object has adopted it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelNodes:
-    """Write this object's labels on live cloud nodes, in this order."""
+    """Set this object's labels on existing cloud nodes, in this order."""
 
     place: Place
     owners: Mapping[str, str]
-    """The uid that each node's label named when this was decided, by the node's id; empty: it had none."""
+    """The uid in each node's label at the time of the decision, by the node's id; empty: it had none."""
 
     labels: Mapping[str, str]
     version: ApiVersion
@@ -75,26 +75,26 @@ class LabelNodes:
 class Cordon:
     member: Node
     undo: bool = False
-    """Let pods come to the node again."""
+    """True: uncordon the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relabel:
-    """Let the node's labels name this object: they name one that is gone, whose machines this one has adopted."""
+    """Set this object's labels on a node of machines that it has adopted from a deleted object."""
 
     member: Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictPod:
-    """Ask for the pod's end with its grace period, as far as its disruption budget allows it."""
+    """Evict the pod with its grace period, if its disruption budget allows it."""
 
     pod: MemberPod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteNode:
-    """Delete the node's object: its machine is gone."""
+    """Delete the Node object of a deleted machine."""
 
     member: Node
 
@@ -112,12 +112,12 @@ Action: TypeAlias = (
 
 
 judge_accepted: Final = partial(ConditionUpdate, QueuedResourceConditionType.ACCEPTED, status=False)
-"""Make condition Accepted, which is False unless `status` is given."""
+"""Make condition Accepted, with status False by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something that isn't as it should be, and what to do: a part of condition Degraded."""
+    """A problem, and what to do about it: a part of condition Degraded."""
 
     reason: Reason
     message: str
@@ -128,19 +128,19 @@ class Plan:
     """The next step with the cloud resource, before the status is filled in."""
 
     status: QueuedResourceStatus
-    """With `operator`, operation and error as they will be. The mirror of the cloud isn't in it yet."""
+    """The new `operator`, operation and error. The mirror of the cloud is added later."""
 
     actions: tuple[Action, ...] = ()
-    look_s: float | None = None
+    requeue_after_s: float | None = None
     accepted: ConditionUpdate | None = None
-    """Set where the plan knows why the request isn't accepted."""
+    """Set if the plan knows why the request isn't accepted."""
 
     problems: tuple[Problem, ...] = ()
     waiting: str = ""
-    """The thing that it waits for, for condition Active."""
+    """Description of what it waits for, for condition Active."""
 
     events: tuple[ObjectEvent, ...] = ()
-    """Created once, together with the status."""
+    """Events to create once, together with the status."""
 
 
 class Decision(KindDecision[QueuedResourceStatus, Action]):

@@ -1,4 +1,4 @@
-"""Observe the cloud and the cluster around one QueuedResource. A reconcile reads nowhere else."""
+"""Observe the cloud and the cluster for one QueuedResource: all reads of a reconcile."""
 
 import asyncio
 import base64
@@ -21,15 +21,15 @@ from stepkeeper_operator.metrics import QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.absence import OrphanWatch, complete_listing
 from stepkeeper_operator.queued_resources.observed import MemberPod, Memory, Observed, ResourceMemory
 from stepkeeper_operator.queued_resources.settings import CloudSettings
-from stepkeeper_operator.queued_resources.subject import Subject, has_nothing
+from stepkeeper_operator.queued_resources.subject import Subject, has_no_cloud_resource
 
 __all__ = ["Observer"]
 
 _FRESH_SHARE: Final = 0.9
-"""Share of the time between two looks for which a listing is shared by all who come."""
+"""Share of the poll interval for which a listing is shared."""
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
-"""Annotation on a pod that a kubelet runs from a file: it can't be evicted."""
+"""Annotation of a static pod, which can't be evicted."""
 
 
 class Observer:
@@ -57,7 +57,7 @@ class Observer:
         self._clock = clock
 
     async def observe(self, subject: Subject) -> Observed:
-        """Gather everything around it. Errors of the cloud are a part of it. Raises ApiError for the cluster's."""
+        """Gather the input of a decision, including errors of the cloud. Raises ApiError for the cluster's errors."""
         meta, memory = subject.meta, self._memory.get(subject.meta.uid)
         nodes = self._cache.list_nodes_of(meta.uid)
         observed = Observed(
@@ -68,7 +68,7 @@ class Observer:
             outcome=memory.outcome,
             listed_at=memory.listed_at,
         )
-        if _needs_nothing(subject):
+        if _needs_no_cloud(subject):
             return observed
         if subject.status.removing or meta.deletion_timestamp is not None:
             observed = replace(observed, pods=await self._find_pods(nodes))
@@ -77,7 +77,7 @@ class Observer:
         return await self._observe_cloud(subject, memory, observed)
 
     def forget(self, uid: str) -> None:
-        """Forget an object that is gone, and its place if it was the last one there."""
+        """Forget an object that no longer exists, and its place if it was the last one there."""
         place = self._memory.forget(uid)
         if place is not None:
             self._poller.forget_place(place)
@@ -89,7 +89,7 @@ class Observer:
             return observed
         now, operation = self._clock(), await self._read_operation(subject.status, memory)
         fresh_s = _FRESH_SHARE * self._settings.compute_poll_s(subject.status)
-        # What an operation did is judged by a list from after its end.
+        # The result of an operation is judged by a list that was requested after its end.
         ended = operation is not None and operation.done
         after = max(memory.last_cloud_write_at, now if ended else 0.0)
         try:
@@ -99,18 +99,18 @@ class Observer:
             self._metrics.record_list(place.project, place.zone, memory.listed_at)
             return replace(observed, error=error, operation=operation)
         memory.listed_at = listing.asked_at
-        self._orphans.look(place, listing, cluster_id=observed.cluster_id)
+        self._orphans.update(place, listing, cluster_id=observed.cluster_id)
         self._metrics.record_list(place.project, place.zone, listing.asked_at)
         return replace(
             observed,
             listing=complete,
             listed_at=listing.asked_at,
             operation=operation,
-            former=self._find_former(subject),
+            previous=self._find_previous_nodes(subject),
         )
 
-    def _find_former(self, subject: Subject) -> tuple[Node, ...]:
-        """Find the cluster's nodes of objects that are gone: some may be of machines that this one has adopted."""
+    def _find_previous_nodes(self, subject: Subject) -> tuple[Node, ...]:
+        """Find the cluster's nodes of deleted objects: some may belong to machines that this one has adopted."""
         if not subject.status.operator.adopted:
             return ()
         uids = self._cache.list_uids(QUEUED_RESOURCES)
@@ -120,7 +120,7 @@ class Observer:
     async def _read_operation(
         self, status: QueuedResourceStatus, memory: ResourceMemory
     ) -> CloudOperationState | None:
-        """Look at the operation that the status names. One that the API has forgotten is done."""
+        """Read the operation that the status names. One that the API no longer knows is done."""
         now, rest_s = self._clock(), _FRESH_SHARE * self._settings.poll_fast_s
         if status.operation is None or now - memory.operation_read_at < rest_s:
             return None
@@ -129,27 +129,27 @@ class Observer:
         try:
             found = await self._cloud.get_operation(name, read_api_version(status))
         except CloudTPUError:
-            return None  # the listing that is asked for next shows what is wrong with the API
+            return None  # the next listing shows the error
         return found or CloudOperationState(name=name, done=True)
 
     async def _find_pods(self, members: tuple[Node, ...]) -> tuple[MemberPod, ...]:
-        """Find the pods that have to end before the machines go. The pods of a silent node don't end."""
+        """Find the pods that have to end before the machines are removed. Pods on a silent node can't end."""
         lists = await asyncio.gather(
             *(self._cluster.list_pods_on(node.name) for node in members if node.ready)
         )
-        return tuple(_read_pod(raw) for pods in lists for raw in pods if _holds_up(raw))
+        return tuple(_read_pod(raw) for pods in lists for raw in pods if _blocks_removal(raw))
 
     async def _read_script(self, subject: Subject, observed: Observed) -> Observed:
-        """Read the startup script, where the next request needs one."""
+        """Read the startup script if the next request needs it."""
         resource, status, namespace = subject.resource, subject.status, subject.meta.namespace
         reference = None if resource is None else resource.spec.slices.startup_script_secret_ref
         if reference is None or (status.operator.created and status.was_seen):
             return observed
-        what = f"Secret {namespace}/{reference.name}, which spec.slices.startupScriptSecretRef names,"
+        what = f"Secret {namespace}/{reference.name} of spec.slices.startupScriptSecretRef"
         try:
             raw = await self._cluster.get(SECRETS, namespace, reference.name)
         except ApiError as error:
-            advice = "name it in cloudTPU.startupScriptSecrets of the chart's values if access is forbidden"
+            advice = "if access is forbidden, add it to cloudTPU.startupScriptSecrets in the chart's values"
             return replace(observed, script_error=f"{what} can't be read: {error}; {advice}")
         if raw is None:
             return replace(observed, script_error=f"{what} doesn't exist; create it")
@@ -159,43 +159,43 @@ class Observer:
             return replace(observed, script_error=f"{what} has no text under key {reference.key}")
 
     async def _find_cluster_id(self) -> str:
-        """Find the id that no other cluster has."""
+        """Find the unique id of this cluster."""
         if not self._memory.cluster_id:
             raw = await self._cluster.get(NAMESPACES, None, "kube-system")
             if raw is None:
-                text = "there is no namespace kube-system, whose uid names this cluster in the cloud"
+                text = "namespace kube-system doesn't exist; its uid identifies this cluster in the cloud"
                 raise ApiError(404, text)
             self._memory.cluster_id = str(raw["metadata"]["uid"])
         return self._memory.cluster_id
 
 
-def _needs_nothing(subject: Subject) -> bool:
-    """Return True where the decision doesn't depend on the cloud, so that it works without it."""
+def _needs_no_cloud(subject: Subject) -> bool:
+    """Return True if the decision doesn't need the cloud, so that it is made even if the cloud doesn't answer."""
     if subject.meta.deletion_timestamp is None:
         return False
-    nothing = has_nothing(subject.status) and subject.status.observed_generation is not None
+    nothing = has_no_cloud_resource(subject.status) and subject.status.observed_generation is not None
     return FINALIZER not in subject.meta.finalizers or subject.retain or nothing
 
 
 def _find_place(subject: Subject) -> Place | None:
-    """Find where the resource is. The name of what was made has it, else the spec."""
+    """Find the place of the resource: in the name of a created one, else in the spec."""
     named, resource = parse_cloud_name(subject.status.cloud_name), subject.resource
     if named is not None and (subject.status.operator.created or resource is None):
         return named
     return None if resource is None else place_of(resource.spec)
 
 
-def _holds_up(pod: RawObject) -> bool:
-    """Return True for a pod that has to end before its machine goes."""
+def _blocks_removal(pod: RawObject) -> bool:
+    """Return True for a pod that has to end before its machine is removed."""
     owner = controller_of(pod)
     daemon = owner is not None and owner.get("kind") == "DaemonSet"
     mirror = _MIRROR in (pod["metadata"].get("annotations") or {})
-    over = (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
-    return not (daemon or mirror or over)
+    ended = (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
+    return not (daemon or mirror or ended)
 
 
 def _read_pod(raw: RawObject) -> MemberPod:
-    """Read a pod of a host."""
+    """Read a pod on a host."""
     meta = raw["metadata"]
     return MemberPod(
         namespace=meta["namespace"],

@@ -1,6 +1,6 @@
-"""Define the input of a decision about one QueuedResource, and what this process remembers of it.
+"""Define the input of a decision about one QueuedResource, and this process's memory about it.
 
-A restart may forget all of the memory.
+The memory may be lost in a restart.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,14 +13,14 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudOperationState, CloudTPUErr
 from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.facts import Node
 
-__all__ = ["CORDON_REST_S", "MemberPod", "Memory", "Observed", "Outcome", "ResourceMemory", "Verb"]
+__all__ = ["CORDON_RETRY_S", "MemberPod", "Memory", "Observed", "Outcome", "ResourceMemory", "Verb"]
 
-CORDON_REST_S: Final = 60.0
-"""Seconds without cordons after a refused one. A drain is looked at every few seconds, and has hundreds of nodes."""
+CORDON_RETRY_S: Final = 60.0
+"""Seconds without cordons after a refusal: a drain is checked every few seconds, and has hundreds of nodes."""
 
 
 class Verb(StrEnum):
-    """A request to the Cloud TPU API, by what it does."""
+    """The kinds of requests to the Cloud TPU API."""
 
     LIST = "List"
     CREATE = "Create"
@@ -30,19 +30,19 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberPod:
-    """A pod on a member that has to end before the member's machine goes: no DaemonSet's, and not finished."""
+    """A pod on a member that has to end before its machine is removed: not of a DaemonSet, and not finished."""
 
     namespace: str
     name: str
     uid: str
     node: str
     stopping: bool = False
-    """Its deletion was asked for."""
+    """True if it is being deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The answer to a request of ours that isn't in the status yet."""
+    """The answer to a request that isn't in the status yet."""
 
     verb: Verb
     at: float
@@ -54,41 +54,41 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """The cloud and the cluster around one QueuedResource at one moment."""
+    """The state of the cloud and the cluster for one QueuedResource at one moment."""
 
     cluster_id: str
-    """Uid of namespace kube-system: the cluster's name in the cloud."""
+    """Uid of namespace kube-system: the cluster's id in the cloud."""
 
     listing: Listing | None = None
-    """The contents of its place in the cloud, asked for after our last request there. None: there is no answer."""
+    """The contents of its place in the cloud, read after the last write there. None: there is no answer."""
 
     error: CloudTPUError | None = None
     """Why there is no listing."""
 
     listed_at: float = 0.0
-    """Unix time of the last listing that this operator got for it, else of the operator's start."""
+    """Unix time of the last listing of its place, or of the operator's start."""
 
     operation: CloudOperationState | None = None
-    """The operation that the status names; None: it wasn't looked at."""
+    """The operation that the status names; None: it wasn't read."""
 
     outcome: Outcome | None = None
     members: tuple[Node, ...] = ()
     """Nodes of this cluster whose labels name the object: hosts of its cloud nodes."""
 
     refusals: Mapping[str, str] = field(default_factory=dict)
-    """Why Node objects couldn't be deleted whose machines are gone, by their uids."""
+    """Errors of the deletions of Node objects, by their uids."""
 
     cordon_refused_at: float | None = None
-    """Unix time at which the cordon of a member was last refused; None: none was, as far as this operator knows."""
+    """Unix time of the last refused cordon of a member; None: no refusal is known."""
 
-    former: tuple[Node, ...] = ()
-    """Nodes of this cluster that name objects which are gone, where this one has adopted machines."""
+    previous: tuple[Node, ...] = ()
+    """Nodes of this cluster whose labels name deleted objects, if this one has adopted machines."""
 
     pods: tuple[MemberPod, ...] | None = None
-    """The pods on the members; None: they aren't looked at, for its machines aren't being removed."""
+    """The pods on the members; None: they weren't read, because its machines aren't being removed."""
 
     script: str | None = None
-    """The startup script, where the spec names one and it is about to be needed."""
+    """The startup script, if the spec names one and the next request needs it."""
 
     script_error: str = ""
     """Why there is no script."""
@@ -101,18 +101,18 @@ class ResourceMemory:
     listed_at: float
     place: Place | None = None
     outcome: Outcome | None = None
-    """The answer to our last request that isn't in the status yet."""
+    """The answer to the last request that isn't in the status yet."""
 
     last_cloud_write_at: float = 0.0
-    """Lists that were asked for before it say nothing."""
+    """Earlier lists are out of date."""
 
     operation_read_at: float = 0.0
     refusals: dict[str, str] = field(default_factory=dict)
-    """Why Node objects can't be deleted, by their uids."""
+    """Errors of the deletions of Node objects, by their uids."""
 
     cordon_refused_at: float | None = None
     unwritten: QueuedResourceStatus | None = None
-    """A status that the API server refuses to keep, since the object's spec isn't valid."""
+    """A status that the API server rejects because the object's spec is invalid."""
 
 
 class Memory:
@@ -124,7 +124,7 @@ class Memory:
         self.cluster_id = ""
 
     def get(self, uid: str) -> ResourceMemory:
-        """Return what is remembered of the object; of a new one, nothing."""
+        """Return the memory of the object, which is empty for a new one."""
         return self._resources.setdefault(uid, ResourceMemory(listed_at=self._clock()))
 
     def forget(self, uid: str) -> Place | None:

@@ -1,4 +1,4 @@
-"""Define how often the cloud is asked, and how long things may take. Pure."""
+"""Define poll intervals, retry waits and time limits for the cloud. Pure."""
 
 from dataclasses import dataclass
 from typing import Final, Self
@@ -10,7 +10,7 @@ from stepkeeper_operator.settings import OperatorSettings
 __all__ = ["CloudSettings"]
 
 _QUOTA_LIMIT_S: Final = 1800.0
-_MOST_DOUBLINGS: Final = 20
+_MAX_DOUBLINGS: Final = 20
 _WAITING: Final = {
     QueuedResourceState.ACCEPTED,
     QueuedResourceState.WAITING,
@@ -25,37 +25,36 @@ class CloudSettings:
     """Times of the controller of QueuedResources, in seconds."""
 
     poll_fast_s: float = 10.0
-    """Between two looks while something is happening: an operation, provisioning, a deletion."""
+    """Poll interval while the resource is changing: an operation, provisioning, a deletion."""
 
     poll_active_s: float = 60.0
-    """Between two looks at an active resource."""
+    """Poll interval of an active resource."""
 
     poll_waiting_s: float = 120.0
-    """Between two looks at a request that waits for machines, or at one that nothing more happens to."""
+    """Poll interval of a request that waits for machines, or that has ended."""
 
-    n_at_once: int = 64
-    """Most reconciles at once. A request that hangs costs one of them half a minute; and one connection to the cloud
-    takes 100 requests at once."""
+    n_workers: int = 64
+    """Maximum number of concurrent reconciles. A request that hangs blocks one of them for half a minute. One
+    connection to the cloud takes 100 concurrent requests."""
 
     drain_s: float = 600.0
-    """Longest wait for the pods on machines that are removed: their jobs save meanwhile."""
+    """Longest wait for the pods on machines that are removed, in which their jobs save."""
 
     settle_s: float = 90.0
-    """Time after which a request to create that got no answer isn't carried out any more: longer than its limit."""
+    """Time after which an unanswered request to create is no longer carried out: longer than its time limit."""
 
     operation_s: float = 3600.0
-    """Longest time for which an operation of the cloud is believed to go on."""
+    """Time after which an operation of the cloud is no longer expected to finish."""
 
     first_retry_s: float = 5.0
-    """Wait after a first passing error. It doubles with each further one."""
+    """Wait after a first transient error. It doubles each time."""
 
     longest_retry_s: float = 300.0
     quota_retry_s: float = 300.0
-    """Wait after a first refusal for lack of quota. It doubles with each further one, to half an hour."""
+    """Wait after a first refusal for lack of quota. It doubles each time, up to half an hour."""
 
     refused_retry_s: float = 3600.0
-    """Wait after an error that stays until somebody changes something: a permission, a project. A deletion doesn't wait
-    so long."""
+    """Wait after an error that needs a person: a permission, a project. Deletions wait less."""
 
     @classmethod
     def from_settings(cls, settings: OperatorSettings) -> Self:
@@ -69,17 +68,17 @@ class CloudSettings:
         )
 
     def compute_poll_s(self, status: QueuedResourceStatus) -> float:
-        """Compute the seconds until the cloud is looked at again: the sooner, the sooner something can have changed."""
+        """Compute the seconds until the next poll of the cloud, by how soon a change is expected."""
         if status.operation is not None or status.removing:
             return self.poll_fast_s
         if status.state in _WAITING:
             return self.poll_waiting_s
-        rests = status.state is QueuedResourceState.ACTIVE or status.error is not None
-        return self.poll_active_s if rests else self.poll_fast_s
+        idle = status.state is QueuedResourceState.ACTIVE or status.error is not None
+        return self.poll_active_s if idle else self.poll_fast_s
 
     def compute_retry_s(self, kind: ErrorKind, n_errors: int) -> float:
-        """Compute the wait after the `n_errors`th error in a row."""
-        factor = 2.0 ** min(max(0, n_errors - 1), _MOST_DOUBLINGS)
+        """Compute the wait after the `n_errors`th consecutive error."""
+        factor = 2.0 ** min(max(0, n_errors - 1), _MAX_DOUBLINGS)
         match kind:
             case ErrorKind.QUOTA:
                 return min(max(_QUOTA_LIMIT_S, self.quota_retry_s), self.quota_retry_s * factor)

@@ -1,4 +1,4 @@
-"""Read a QueuedResource as far as possible: a deleted one is removed even if its spec can't be read."""
+"""Read the readable parts of a QueuedResource: a deletion works even if the spec is unreadable."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,28 +9,28 @@ from stepkeeper_operator.api.base import ApiModel, ObjectMeta
 from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy, QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
-from stepkeeper_operator.facts.raw import RawObject, read_in
+from stepkeeper_operator.facts.raw import RawObject, get_nested
 
-__all__ = ["Subject", "has_nothing", "read_subject"]
+__all__ = ["Subject", "has_no_cloud_resource", "read_subject"]
 
 _NEEDED: Final = ("cloudName", "provider", "removal", "operation", "operator")
-"""Fields of a status by which a resource is found: without them it would be made twice."""
+"""Status fields that identify the cloud resource: without them it would be created twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A QueuedResource, or what is left of one that is being deleted and can't be read."""
+    """A QueuedResource, or the readable parts of one that is being deleted."""
 
     meta: ObjectMeta
     status: QueuedResourceStatus
     resource: QueuedResource | None
-    """None: it can't be read as a whole."""
+    """None: it isn't readable as a whole."""
 
     retain: bool
-    """Its deletion leaves the cloud resource."""
+    """True if its deletion leaves the cloud resource."""
 
     problems: tuple[str, ...] = ()
-    """Path and reason of each part without which nothing can be done for the object."""
+    """Path and reason of each unreadable part that keeps the object from being managed."""
 
 
 class _Remnant(ApiModel):
@@ -41,10 +41,13 @@ class _Remnant(ApiModel):
 
 
 def read_subject(raw: RawObject) -> Subject:
-    """Read the object. Raises ValidationError if not even its metadata can be read."""
+    """Read the object. Raises ValidationError if even its metadata is unreadable."""
     meta = ObjectMeta.model_validate(raw["metadata"])
-    retain, status = read_in(raw, "spec", "deletionPolicy") == DeletionPolicy.RETAIN, raw.get("status") or {}
-    if status.get("state") not in (None, *QueuedResourceState):  # without a state it would be a new one
+    retain, status = (
+        get_nested(raw, "spec", "deletionPolicy") == DeletionPolicy.RETAIN,
+        raw.get("status") or {},
+    )
+    if status.get("state") not in (None, *QueuedResourceState):  # without a state it would look new
         raw = {**raw, "status": {**status, "state": QueuedResourceState.UNKNOWN.value}}
     reading, unfindable = read_object(QueuedResource, raw), _find_status_problems(status)
     resource, problems = reading.value, (*reading.problems, *unfindable)
@@ -52,13 +55,13 @@ def read_subject(raw: RawObject) -> Subject:
         return Subject(meta=meta, status=resource.status, resource=resource, retain=retain)
     remnant = read_object(_Remnant, raw).value
     known = QueuedResourceStatus() if remnant is None else remnant.status
-    # With a part of its spec left out, it would be another one's; but a deletion needs no spec.
+    # A spec without its unreadable parts would mean another resource. A deletion needs no spec.
     reported = problems if unfindable or meta.deletion_timestamp is None else ()
     return Subject(meta=meta, status=known, resource=None, retain=retain, problems=reported)
 
 
-def has_nothing(status: QueuedResourceStatus) -> bool:
-    """Return True where the cloud has nothing of it for certain: it was never asked for, or was removed for good."""
+def has_no_cloud_resource(status: QueuedResourceStatus) -> bool:
+    """Return True if there is certainly nothing in the cloud: it was never requested, or finally removed."""
     operator = status.operator
     if operator.created or status.removing or operator.adopting or status.was_seen:
         return False

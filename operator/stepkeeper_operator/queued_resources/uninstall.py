@@ -1,4 +1,4 @@
-"""Refuse to uninstall the operator while it alone can let go of QueuedResources: `check-uninstall`."""
+"""Refuse to uninstall the operator while QueuedResources need it: `check-uninstall`."""
 
 import os
 from collections.abc import Sequence
@@ -17,30 +17,32 @@ _MAX_LISTED: Final = 20
 _NOT_FOUND: Final = 404
 
 OBSTACLE: Final = 1
-"""Exit status of a refusal. The chart's Job doesn't try again after it."""
+"""Exit status of a refusal. The chart's Job doesn't retry after it."""
 
 
 async def check_uninstall(cluster: Cluster, output: TextIO) -> int:
-    """Look for QueuedResources that need the operator, and write them to `output`.
+    """Find QueuedResources that need the operator, and write them to `output`.
 
-    Without it, the machines of those with deletionPolicy Delete stay; and none that has the operator's
-    finalizer can be deleted, nor can its namespace.
+    Without it, the machines of those with deletionPolicy Delete stay. Objects with the operator's finalizer can't be
+    deleted, nor can their namespaces.
 
     Returns:
-        The exit status: 0 if there are none, `OBSTACLE`, or 75 if the API server doesn't answer now.
+        The exit status: 0 if there are none, `OBSTACLE`, or 75 if the API server doesn't answer.
     """
     try:
         objects = await cluster.list_all(QUEUED_RESOURCES)
     except ApiError as error:
-        if error.status == _NOT_FOUND:  # the CRD is gone, and with it every object
+        if error.status == _NOT_FOUND:  # without the CRD there are no objects
             return os.EX_OK
-        output.write(f"cannot see whether there are QueuedResources: {error}\n")
+        output.write(f"cannot list QueuedResources: {error}\n")
         return os.EX_TEMPFAIL
     delete, key = DeletionPolicy.DELETE, "finalizers"
-    needy = [raw for raw in objects if _policy_of(raw) == delete or FINALIZER in raw["metadata"].get(key, ())]
-    if not needy:
+    blocking = [
+        raw for raw in objects if _policy_of(raw) == delete or FINALIZER in raw["metadata"].get(key, ())
+    ]
+    if not blocking:
         return os.EX_OK
-    output.write(f"{_describe(needy)}\n")
+    output.write(f"{_describe(blocking)}\n")
     return OBSTACLE
 
 
@@ -48,17 +50,17 @@ def _policy_of(raw: RawObject) -> str:
     return str(raw["spec"].get("deletionPolicy", DeletionPolicy.DELETE))
 
 
-def _describe(needy: Sequence[RawObject]) -> str:
-    first, more = needy[0]["metadata"], len(needy) - _MAX_LISTED
-    needs = "1 QueuedResource needs" if len(needy) == 1 else f"{len(needy)} QueuedResources need"
+def _describe(blocking: Sequence[RawObject]) -> str:
+    first, more = blocking[0]["metadata"], len(blocking) - _MAX_LISTED
+    needs = "1 QueuedResource needs" if len(blocking) == 1 else f"{len(blocking)} QueuedResources need"
     lines = [
-        f"{needs} the operator. Without it, machines cost money, and deletions of objects and namespaces never end:",
-        *(_line(raw) for raw in needy[:_MAX_LISTED]),
+        f"{needs} the operator. Without it, machines cost money, and deletions of objects and namespaces never finish:",
+        *(_line(raw) for raw in blocking[:_MAX_LISTED]),
         *([f"  and {more} more: kubectl get qr --all-namespaces"] if more > 0 else []),
-        "Delete all of them, wait until they are gone, and uninstall again. The first one:",
+        "Delete all of them, wait until they are gone, and uninstall again. To delete the first one:",
         f"  kubectl delete qr --namespace {first['namespace']} {first['name']}",
-        "To keep its machines, set spec.deletionPolicy: Retain first. A new object of the same namespace and name",
-        f"takes them over by annotation {ADOPT_ANNOTATION}.",
+        "To keep its machines, set spec.deletionPolicy: Retain first. A new object with the same namespace and name",
+        f"can take them over with annotation {ADOPT_ANNOTATION}.",
         "To uninstall regardless: helm uninstall --no-hooks",
     ]
     return "\n".join(lines)
@@ -66,6 +68,6 @@ def _describe(needy: Sequence[RawObject]) -> str:
 
 def _line(raw: RawObject) -> str:
     meta, status = raw["metadata"], raw.get("status") or {}
-    cloud = status.get("cloudName") or "nothing in the cloud is known yet"
+    cloud = status.get("cloudName") or "no known cloud resource"
     state = "being deleted" if "deletionTimestamp" in meta else status.get("state") or "new"
     return f"  {meta['namespace']}/{meta['name']}: {cloud} ({state}, deletionPolicy {_policy_of(raw)})"

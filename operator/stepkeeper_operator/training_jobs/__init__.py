@@ -1,1 +1,1 @@
-"""Reconcile CheckpointedTrainingJobs: observe for the decision, and carry it out."""
+"""Reconcile CheckpointedTrainingJobs: observe the cluster, decide, and apply the decision."""

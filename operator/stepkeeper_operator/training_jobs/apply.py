@@ -1,4 +1,4 @@
-"""Apply a decision about a job to the cluster. A reconcile writes nowhere else."""
+"""Apply a decision about a job to the cluster. This is the only place where a reconcile writes."""
 
 import logging
 import re
@@ -38,25 +38,25 @@ _log = logging.getLogger(__name__)
 
 _NUMBER: Final = re.compile(r"\d+")
 _OUTAGE_S: Final = 60.0
-"""Seconds after which a failure that may pass by itself is told: a webhook that restarts is no news."""
+"""Seconds after which a failure that may be transient is reported. A webhook that restarts is not reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of carrying out a decision."""
+    """The result of applying a decision."""
 
-    told: bool
-    """The status is what was decided."""
+    status_written: bool
+    """True if the status in the cluster is the decided one."""
 
     failures: tuple[ApiError, ...]
-    """Writes that have to be tried again with back-off."""
+    """Errors of the writes to retry with back-off."""
 
     settled: bool
-    """False: refusals came or went, or may have since an earlier operator met them: the next status is to say that."""
+    """False if the refusals of writes may have changed, so that the status has to be derived again."""
 
 
 class Applier:
-    """Carry out a decision in its order: status, events, actions."""
+    """Apply a decision in this order: status, events, actions."""
 
     def __init__(
         self,
@@ -76,19 +76,19 @@ class Applier:
     async def apply_decision(
         self, key: ObjectKey, job: CheckpointedTrainingJob, decision: Decision
     ) -> Outcome:
-        """Carry out `decision`. A write that fails holds up only those that rely on it.
+        """Apply `decision`. A failed write blocks only the writes that rely on it.
 
         Raises:
-            ConflictError: Somebody changed the job since it was read. Nothing is done.
+            ConflictError: The job was changed since it was read. Nothing is done.
             ApiError: The job is gone. Nothing is done.
         """
         memory = self._memory.get_job(job.metadata.uid)
-        before, unwritten = memory.rejections, await self._tell(job, decision)
+        before, unwritten = memory.rejections, await self._write_status(job, decision)
         failures, refused = ([] if unwritten is None else [unwritten]), dict[str, Rejection]()
         held: tuple[type[Action], ...] = () if unwritten is None else RELYING_ON_STATUS
         resources = decision.status.resources
         made = resources is not None and resources.job_set is not None
-        kept = None if made else before.get(CreateJobSet.__name__)  # it is tried only from time to time
+        kept = None if made else before.get(CreateJobSet.__name__)  # it is retried only from time to time
         may_start = True
         for action in decision.actions:
             if isinstance(action, held) or (not may_start and _starts_pods(action)):
@@ -99,15 +99,15 @@ class Applier:
             rejection = None if error is None else self._describe_refusal(job, before.get(name), error)
             if rejection is not None:
                 refused[name] = rejection
-            if error is None or (creates and rejection is not None and rejection.told):
-                continue  # the decision says itself when to make the JobSet again
+            if error is None or (creates and rejection is not None and rejection.reportable):
+                continue  # the decision sets when to retry the JobSet
             failures.append(error)
             if isinstance(action, ApplyConfigMap):
                 may_start = False
         memory.rejections = refused if kept is None else {CreateJobSet.__name__: kept, **refused}
         settled = memory.rejections == before and (memory.has_acted or not is_refused(decision.status))
         memory.has_acted = True
-        return Outcome(told=unwritten is None, failures=tuple(failures), settled=settled)
+        return Outcome(status_written=unwritten is None, failures=tuple(failures), settled=settled)
 
     async def _try_action(
         self, key: ObjectKey, job: CheckpointedTrainingJob, action: Action
@@ -116,26 +116,26 @@ class Applier:
             await self._do_action(key, job, action)
         except ApiError as error:
             extra = {**key.log_fields, "what": type(action).__name__, "error": str(error)}
-            behind = error.status == HTTPStatus.CONFLICT
-            _log.log(logging.DEBUG if behind else logging.WARNING, "a write failed", extra=extra)
+            stale = error.status == HTTPStatus.CONFLICT
+            _log.log(logging.DEBUG if stale else logging.WARNING, "a write failed", extra=extra)
             return error
         return None
 
-    async def _tell(self, job: CheckpointedTrainingJob, decision: Decision) -> ApiError | None:
-        """Write the status, and events once it is written. Return why it can't be written, which an event says too."""
+    async def _write_status(self, job: CheckpointedTrainingJob, decision: Decision) -> ApiError | None:
+        """Write the status and then the events. Return the error, also reported as an event, if the write fails."""
         memory = self._memory.get_job(job.metadata.uid)
         if not decision.write_status:
-            memory.unwritten = None  # the last one arrived, or isn't wanted any more
+            memory.unwritten = None  # the last status was written, or is obsolete
             return None
         try:
             raw = await self._writer.write_status(job.metadata, decision.status.to_raw())
         except ApiError as error:
             if isinstance(error, ConflictError) or error.status == HTTPStatus.NOT_FOUND:
-                raise  # the job is another one by now, or gone
+                raise  # the job has changed or is gone
             known = memory.unwritten
-            now_told = memory.unwritten = self._describe_refusal(job, known, error)
-            if now_told is not None and now_told.told and (known is None or not known.told):
-                text = f"the status can't be written, and nothing starts or stops before it can: {error}"
+            refusal = memory.unwritten = self._describe_refusal(job, known, error)
+            if refusal is not None and refusal.reportable and (known is None or not known.reportable):
+                text = f"cannot write the status; nothing starts or stops until it is written: {error}"
                 event = ObjectEvent(warning=True, reason="StatusNotWritten", message=text)
                 await self._writer.create_event(job.metadata, event)
             return error
@@ -149,19 +149,19 @@ class Applier:
     def _describe_refusal(
         self, job: CheckpointedTrainingJob, known: Rejection | None, error: ApiError
     ) -> Rejection | None:
-        """Describe the refusal of a write, of which `known` is the last one. None: the operator was only behind."""
+        """Describe the refusal of a write; `known` is the last one. None for a conflict: the job read was stale."""
         if error.status == HTTPStatus.CONFLICT:
             return None
         now = self._clock()
         since = now if known is None else known.since
-        lasts = error.lasts and error.status < HTTPStatus.INTERNAL_SERVER_ERROR
+        is_permanent = error.is_permanent and error.status < HTTPStatus.INTERNAL_SERVER_ERROR
         return Rejection(
             generation=job.metadata.generation,
             status=error.status,
-            message=_keep_words(known, str(error), job.metadata.generation),
+            message=_keep_message(known, str(error), job.metadata.generation),
             at=now,
             since=since,
-            told=lasts or now - since >= _OUTAGE_S,
+            reportable=is_permanent or now - since >= _OUTAGE_S,
         )
 
     async def _do_action(self, key: ObjectKey, job: CheckpointedTrainingJob, action: Action) -> None:
@@ -198,19 +198,19 @@ class Applier:
                     raise
                 self._cache.forget_objects(frozenset({pod.uid}))
                 return
-        # The Job's finalizer keeps the pod until the Job has counted it. Without this deletion it holds up the restart.
+        # The Job's finalizer keeps the pod until the Job has counted it. Without this deletion it blocks the restart.
         await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
 
 
 def _starts_pods(action: Action) -> bool:
-    """Tell whether the action starts pods, which read their settings as they are then."""
+    """Return True if the action starts pods, which read their settings at their start."""
     return isinstance(action, CreateJobSet) or (isinstance(action, SetSuspend) and not action.suspend)
 
 
-def _keep_words(known: Rejection | None, text: str, generation: int) -> str:
-    """Keep the words of before where only numbers differ, as ports and times do: new words are a write and an event.
+def _keep_message(known: Rejection | None, text: str, generation: int) -> str:
+    """Return the known message if only numbers differ, such as ports and times, to save a write and an event.
 
-    The numbers of an edited spec are news.
+    Numbers that differ after an edit of the spec are reported.
     """
     if known is None or known.generation != generation:
         return text
@@ -218,7 +218,7 @@ def _keep_words(known: Rejection | None, text: str, generation: int) -> str:
 
 
 def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
-    """Build the change of `suspend`, the one field of a JobSet that changes after it was made."""
+    """Build the change of `suspend`, the only field of a JobSet that changes after its creation."""
     return {
         "apiVersion": JOBSETS.api_version,
         "kind": JOBSETS.kind,
@@ -228,7 +228,7 @@ def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
 
 
 def _pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
-    """Build the patch that fails a pod, with phase and condition together.
+    """Build the patch that sets a pod's phase to Failed and its condition together.
 
     A Failed pod without the condition would count as a failure of the application.
     """

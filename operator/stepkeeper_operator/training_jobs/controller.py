@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class JobReading(NamedTuple):
-    """A job as far as it can be read."""
+    """The readable parts of a job, and the problems of the others."""
 
     job: CheckpointedTrainingJob
     problems: tuple[str, ...]
@@ -105,8 +105,8 @@ class JobController(KindController[JobReading, Observed, Decision]):
         self, key: ObjectKey, subject: JobReading, observed: Observed, decision: Decision
     ) -> float | None:
         outcome = await self._applier.apply_decision(key, subject.job, decision)
-        if outcome.told:
-            # Only a request that the status has is made: a restarted operator makes the same one.
+        if outcome.status_written:
+            # Send only a request that the status records, so that a restarted operator sends the same one.
             request = find_open_request(decision.status)
             self._reports.set_save_request(subject.job.metadata.uid, request)
             self._update_metrics(key, subject.job, decision)

@@ -1,4 +1,4 @@
-"""Define the decision about one job, as values. `apply` carries it out."""
+"""Define the decision about one job, as values. `apply` executes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class DeleteJobSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUpPod:
-    """Set phase Failed and DisruptionTarget in one write, then delete the pod's object without its kubelet."""
+    """Set phase Failed and DisruptionTarget in one write, then delete the pod without waiting for its kubelet."""
 
     pod: Pod
     message: str
@@ -57,13 +57,13 @@ class GiveUpPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteTrainingJob:
-    """Delete the job itself: its time to live after its end is over."""
+    """Delete the job itself: its time to live after its end has expired."""
 
 
 Action: TypeAlias = ApplyConfigMap | CreateJobSet | SetSuspend | DeleteJobSet | GiveUpPod | DeleteTrainingJob
 
 RELYING_ON_STATUS: Final = (CreateJobSet, DeleteJobSet, SetSuspend)
-"""Actions that start and end attempts. The status that numbers and explains those is written before."""
+"""Actions that start or end attempts. The status that numbers and explains the attempts is written first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Remember what this process did for each job. All of it can be lost: a restart costs only a few requests."""
+"""Remember what this process did for each job. Losing it in a restart costs only a few requests."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ class Rejection:
     """The API server's refusal of a write for a job."""
 
     generation: int
-    """Generation of the job that what was written was made from."""
+    """Generation of the job from which the refused write was built."""
 
     status: int
     """HTTP status of the answer."""
@@ -20,10 +20,10 @@ class Rejection:
     message: str
     at: float
     since: float
-    """Unix time of the first refusal of a row that goes on till now."""
+    """Unix time of the first refusal in the current row of refusals."""
 
-    told: bool
-    """True where a person has to hear of it: it lasts until they change something, or has lasted for a while."""
+    reportable: bool
+    """True if users should see it: it lasts until something is changed, or has lasted for a while."""
 
 
 @dataclass(slots=True)
@@ -33,10 +33,10 @@ class JobMemory:
     config_map_read_at: float = float("-inf")
     jobset_read_at: float = float("-inf")
     held_jobset: str | None = None
-    """Uid of the JobSet that somebody else suspended as it was made, and stops and resumes from then on."""
+    """Uid of the JobSet that another controller suspended at its creation, and has controlled since."""
 
     has_acted: bool = False
-    """True once a decision was carried out. Until then nobody knows what the API server refuses by now."""
+    """True once a decision was applied. Until then it is unknown which writes the API server refuses."""
 
     rejections: dict[str, Rejection] = field(default_factory=dict)
     """The refusals of the last actions, by the action's name."""
@@ -45,8 +45,8 @@ class JobMemory:
     """The refusal of the last status."""
 
     def note_holder(self, jobset: JobSet) -> None:
-        """Note whether somebody else holds the JobSet: it tells so itself only until it is changed."""
-        if jobset.born_suspended:
+        """Note whether another controller holds the JobSet: the object shows it only until it is changed."""
+        if jobset.created_suspended:
             self.held_jobset = jobset.uid
 
 

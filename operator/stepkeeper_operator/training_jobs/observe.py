@@ -1,6 +1,6 @@
-"""Observe the cluster around one job: from the cache, and by a request where the cache may be behind.
+"""Observe the cluster around one job: from the cache, and by requests where the cache may be stale.
 
-A reconcile reads nowhere else.
+This is the only place where a reconcile reads.
 """
 
 from collections.abc import Callable
@@ -60,19 +60,19 @@ class Observer:
     async def observe(
         self, key: ObjectKey, job: CheckpointedTrainingJob, unreadable: tuple[str, ...] = ()
     ) -> Observed:
-        """Gather everything around the job, whose spec is without its `unreadable` parts. Raises ApiError.
+        """Gather everything around the job, whose spec lacks its `unreadable` parts. Raises ApiError.
 
-        A job that is over starts nothing, so what the watches tell of it is enough.
+        A job that has ended starts nothing, so the cache is enough for it.
         """
         uid, over = job.metadata.uid, find_end(job) is not None
         jobset = self._cache.get_jobset(key) if over else await self._read_jobset(key, job)
         config_map = None if over else await self._read_config_map(key, uid)
         predecessors = _find_predecessors(key, uid, jobset, config_map)
         if predecessors is not None:
-            # The garbage collector deletes both: what is another's is as good as gone.
+            # The garbage collector deletes the objects of another owner: treat them as gone.
             jobset = config_map = None
-            told = _find_told(self._cache.list_leftovers(key))
-            predecessors = replace(predecessors, told=told)
+            terminating = _find_terminating(self._cache.list_leftovers(key))
+            predecessors = replace(predecessors, terminating=terminating)
         jobset = _recall_holder(job, jobset, self._memory.get_job(uid))
         pods, evidence = self._cache.list_pods(uid), self._cache.list_evidence(uid)
         n_nodes, n_unknown_nodes = self._cache.count_nodes()
@@ -80,19 +80,19 @@ class Observer:
         rejections = {
             action: rejection
             for action, rejection in memory.rejections.items()
-            if rejection.told
+            if rejection.reportable
             and (action != CreateJobSet.__name__ or rejection.generation == job.metadata.generation)
         }
         needed = not over and jobset is None
         leftover = predecessors or await self._find_leftover(key, job) if needed else None
-        told = () if leftover is None else leftover.told
+        terminating = () if leftover is None else leftover.terminating
         return Observed(
             jobset=jobset,
             workload=None if jobset is None else self._cache.get_workload(jobset.uid),
             pods=pods,
             leftover=leftover,
             evidence=evidence,
-            nodes=self._collect_nodes((*pods, *told), evidence),
+            nodes=self._collect_nodes((*pods, *terminating), evidence),
             n_nodes=n_nodes,
             n_unknown_nodes=n_unknown_nodes,
             report=self._reports.get_report(uid),
@@ -117,15 +117,15 @@ class Observer:
         return None if raw is None else read_queued_machines(raw)
 
     async def _read_jobset(self, key: ObjectKey, job: CheckpointedTrainingJob) -> JobSet | None:
-        """Read the JobSet from the cache. If it has none, ask the API server, since much follows from that.
+        """Read the JobSet from the cache. If it is not cached, ask the API server, since much depends on it.
 
-        Also ask for the JobSet that a job without a running attempt waits for: watches can break silently.
+        Also ask if a job without a running attempt waits for its JobSet: watches can break silently.
         """
         known, memory = self._cache.get_jobset(key), self._memory.get_job(job.metadata.uid)
         now = self._clock()
         if known is not None:
-            believed_s = compute_recheck_s(job, known, now=now)
-            if believed_s is None or now - memory.jobset_read_at < believed_s:
+            trusted_s = compute_recheck_s(job, known, now=now)
+            if trusted_s is None or now - memory.jobset_read_at < trusted_s:
                 return known
         raw = await self._cluster.get(JOBSETS, key.namespace, key.name)
         memory.jobset_read_at = now
@@ -135,9 +135,9 @@ class Observer:
         return read_jobset(raw)
 
     async def _find_leftover(self, key: ObjectKey, job: CheckpointedTrainingJob) -> Leftover | None:
-        """Find one Job or pod that an earlier JobSet left: one is enough to wait for.
+        """Find one Job or pod of an earlier JobSet; one is enough to wait for.
 
-        The API server is asked whether it still exists, since much follows from that.
+        Ask the API server whether it still exists, since much depends on it.
         """
         items = self._cache.list_leftovers(key)
         for item in items:
@@ -146,16 +146,16 @@ class Observer:
             if raw is None or raw["metadata"]["uid"] != item.uid:
                 self._cache.forget_objects(frozenset({item.uid}))
                 continue
-            return Leftover(name=f"{resource.kind} {item.name}", told=_find_told(items))
+            return Leftover(name=f"{resource.kind} {item.name}", terminating=_find_terminating(items))
         return await self._find_unwatched(job)
 
     async def _find_unwatched(self, job: CheckpointedTrainingJob) -> Leftover | None:
-        """Find what an earlier JobSet made while our watches were broken: no cache has it yet."""
+        """Find an object of an earlier JobSet that is not in the cache yet, because the watches were broken."""
         at = job.status.next_start_time
         if job.status.operator.job_sets == 0 or (at is not None and self._clock() < at):
             return None
         for resource in (BATCH_JOBS, PODS):
-            # List first: an object that a watch brings meanwhile is then in the cache.
+            # List first: an object that a watch delivers meanwhile is then in the cache.
             selector = f"{JOB_UID_LABEL}={job.metadata.uid}"
             present = await self._cluster.list_uids(resource, selector, namespace=job.metadata.namespace)
             if present - self._cache.list_uids(resource):
@@ -163,9 +163,9 @@ class Observer:
         return None
 
     async def _read_config_map(self, key: ObjectKey, uid: str) -> ConfigMap | None:
-        """Read the ConfigMap once per resync period. ConfigMaps aren't watched; each write also refreshes it.
+        """Read the ConfigMap once per resync period. ConfigMaps are not watched; each write also refreshes it.
 
-        One of another owner may be gone at any moment, so it is read each time.
+        A ConfigMap of another owner is read each time, since it may disappear at any moment.
         """
         memory, now = self._memory.get_job(uid), self._clock()
         known = memory.config_map
@@ -183,7 +183,7 @@ class Observer:
 
 
 def _recall_holder(job: CheckpointedTrainingJob, jobset: JobSet | None, memory: JobMemory) -> JobSet | None:
-    """Recall whether somebody else suspended the JobSet as it was made. An earlier operator's status says so, too."""
+    """Set `born_suspended` from memory, or from the status that an earlier operator process wrote."""
     if jobset is not None:
         memory.note_holder(jobset)
     if jobset is None or jobset.is_queued:
@@ -191,12 +191,12 @@ def _recall_holder(job: CheckpointedTrainingJob, jobset: JobSet | None, memory: 
     resources = job.status.resources
     same = resources is not None and resources.job_set is not None and resources.job_set.uid == jobset.uid
     kind = ConditionType.QUOTA_RESERVED
-    said = same and any(c.type == kind and c.reason == Reason.NO_WORKLOAD for c in job.status.conditions)
-    return replace(jobset, born_suspended=said or memory.held_jobset == jobset.uid)
+    recorded = same and any(c.type == kind and c.reason == Reason.NO_WORKLOAD for c in job.status.conditions)
+    return replace(jobset, created_suspended=recorded or memory.held_jobset == jobset.uid)
 
 
-def _find_told(items: tuple[BatchJob | Pod, ...]) -> tuple[Pod, ...]:
-    """Find the pods of training jobs that were told to end."""
+def _find_terminating(items: tuple[BatchJob | Pod, ...]) -> tuple[Pod, ...]:
+    """Find the pods of training jobs whose deletion was requested."""
     pods = [item for item in items if isinstance(item, Pod)]
     return tuple(pod for pod in pods if pod.deadline is not None and pod.job_uid)
 
@@ -204,7 +204,7 @@ def _find_told(items: tuple[BatchJob | Pod, ...]) -> tuple[Pod, ...]:
 def _find_predecessors(
     key: ObjectKey, uid: str, jobset: JobSet | None, config_map: ConfigMap | None
 ) -> Leftover | None:
-    """Find what a deleted job of the same name has left: the garbage collector takes a moment."""
+    """Find an object of a deleted job of the same name that is not garbage-collected yet."""
     kinds = {JOBSETS.kind: (jobset, key.name), CONFIG_MAPS.kind: (config_map, config_map_name(key.name))}
     for kind, (item, name) in kinds.items():
         if item is not None and item.owner_uid != uid and item.owner_job == key.name:

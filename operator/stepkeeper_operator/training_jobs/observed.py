@@ -1,4 +1,4 @@
-"""Define the input of a decision about one job, besides the job itself."""
+"""Define the input of a decision about one job, in addition to the job itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from stepkeeper_operator.training_jobs.memory import Rejection
 
 __all__ = [
     "JOBSET_RECHECK_S",
-    "REJECTED_AGAIN_S",
+    "REJECTION_RETRY_S",
     "Leftover",
     "Observed",
     "View",
@@ -23,29 +23,29 @@ __all__ = [
 ]
 
 JOBSET_RECHECK_S: Final = 5.0
-"""Seconds for which the cached state of an awaited JobSet is believed at first."""
+"""Seconds for which the cached state of an awaited JobSet is trusted at first."""
 
 _MAX_RECHECK_S: Final = 60.0
 _RECHECK_SHARE: Final = 0.25
-"""The share of the time since the attempt's end for which that state is believed later on."""
+"""The share of the time since the attempt's end for which that state is trusted later."""
 
 
-REJECTED_AGAIN_S: Final = 60.0
-"""Seconds until a JobSet that the API server refused is tried again."""
+REJECTION_RETRY_S: Final = 60.0
+"""Seconds until the creation of a refused JobSet is retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """The objects of an earlier JobSet, or of a deleted job of this name, still there while it has no JobSet."""
+    """An object of an earlier JobSet, or of a deleted job of this name, that exists while the job has no JobSet."""
 
     name: str
     """Kind and name of one such object."""
 
     origin: str = "an earlier JobSet"
-    """What it is of."""
+    """The owner of the object, for messages."""
 
-    told: tuple[Pod, ...] = ()
-    """Pods whose Job is gone, or of a deleted job, that were told to end. On a lost node they never do."""
+    terminating: tuple[Pod, ...] = ()
+    """Terminating pods whose Job is gone, or of a deleted job. On a lost node they never end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +53,16 @@ class Observed:
     """The cluster around one job at one moment."""
 
     jobset: JobSet | None = None
-    """The JobSet that has the job's name, whoever owns it."""
+    """The JobSet with the job's name, of any owner."""
 
     workload: Workload | None = None
     """Kueue's Workload of the JobSet, if there is one."""
 
     pods: tuple[Pod, ...] = ()
-    """Pods of all attempts that left any."""
+    """The remaining pods of all attempts."""
 
     leftover: Leftover | None = None
-    """Set only where there is no JobSet."""
+    """Set only if there is no JobSet."""
 
     evidence: tuple[AttemptEvidence, ...] = ()
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -70,34 +70,34 @@ class Observed:
 
     n_nodes: int = 0
     n_unknown_nodes: int = 0
-    """Both counts are over the whole cluster."""
+    """Both counts cover the whole cluster."""
 
     report: LastReport | None = None
     config_map: ConfigMap | None = None
     ca_pem: str = ""
     rejection: Rejection | None = None
-    """The refusal of the JobSet that was to be made. Set only for what was made from the present generation."""
+    """The refusal of the JobSet's creation. Set only if it was built from the current generation."""
 
     rejections: Mapping[str, Rejection] = field(default_factory=dict)
-    """The refusals that people have to hear of, by the action's name: `rejection`, and those of all other writes."""
+    """The reportable refusals by the action's name: `rejection`, and those of all other writes."""
 
     has_acted: bool = True
-    """False: this operator has carried out no decision about the job yet, and has met no refusal that it could."""
+    """False if this operator process has applied no decision about the job, so it has seen no refusals."""
 
     unreadable: tuple[str, ...] = ()
-    """Path and reason of each part of the spec that this operator can't read. The job is without them."""
+    """Path and reason of each part of the spec that this operator cannot read. The job lacks these parts."""
 
     root_rivals: tuple[JobRoot, ...] = ()
-    """The other jobs of the cluster whose root is this job's, is inside of it or around it."""
+    """The other jobs of the cluster whose root is the same as this job's, inside it, or contains it."""
 
     held: bool = False
-    """True if the job isn't accepted: what runs goes on, and nothing starts."""
+    """True if the job is not accepted: running pods continue, and nothing starts."""
 
     machines: QueuedMachines | None = None
-    """The QueuedResource that the job names; None if it names none, or there is none of that name."""
+    """The QueuedResource that the job names; None if it names none, or the resource does not exist."""
 
     queued_resources_managed: bool = True
-    """False: this operator has the kind QueuedResource switched off."""
+    """False if QueuedResources are disabled in this operator."""
 
     operator_started_at: float = 0.0
     last_write_at: float = 0.0
@@ -105,32 +105,32 @@ class Observed:
 
     @property
     def is_queued(self) -> bool:
-        """True if Kueue manages the JobSet: it is Kueue alone that resumes it, or stops it for others.
+        """True if Kueue manages the JobSet: then only Kueue resumes it, or stops it for others.
 
-        Only the JobSet and its Workload tell. Kueue's webhook may put a JobSet in a queue that the job doesn't name.
+        Only the JobSet and its Workload show this: Kueue's webhook may set a queue that the job does not name.
         """
         return self.jobset is not None and (self.jobset.is_queued or self.workload is not None)
 
     def count_hosts(self, job: CheckpointedTrainingJob) -> int:
-        """Count the hosts of what runs. An edit that isn't accepted changes what the spec says, and not those."""
+        """Count the JobSet's hosts, or the spec's if there is no JobSet. A refused edit changes only the spec."""
         made = 0 if self.jobset is None else self.jobset.n_pods
         return made or job.spec.placement.n_hosts
 
     def find_eviction(self, job: CheckpointedTrainingJob) -> str | None:
-        """Return why Kueue has suspended the JobSet. None: it has not."""
+        """Return why Kueue has suspended the JobSet; None if it has not."""
         if self.jobset is None or not self.is_queued or not self.jobset.suspend or job.spec.suspend:
             return None
         evicted = None if self.workload is None else self.workload.eviction
         return "Kueue suspended it" if evicted is None else f"Kueue evicted it ({evicted})"
 
     def find_evidence(self, ordinal: tuple[int, int]) -> AttemptEvidence | None:
-        """Find all evidence with that ordinal. The attempts before and after a suspension have the same one."""
+        """Find all evidence with that ordinal. The attempts before and after a suspension share one."""
         return next((evidence for evidence in self.evidence if evidence.ordinal == ordinal), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A job, what was observed around it, and the time: the input of every rule."""
+    """A job, the observed cluster around it, and the time: the input of every rule."""
 
     job: CheckpointedTrainingJob
     observed: Observed
@@ -156,13 +156,13 @@ class View:
 
 
 def compute_recheck_s(job: CheckpointedTrainingJob, jobset: JobSet, *, now: float) -> float | None:
-    """Compute for how many seconds the cached state of the JobSet is believed without a word of its watch.
+    """Compute for how many seconds the cached state of the JobSet is trusted without a watch event.
 
-    It is looked at again only while the job goes on after JobSet has acted: no attempt runs, it isn't suspended, and
-    the operator itself doesn't let a back-off pass.
+    It is read again only while the job waits for JobSet to act: no attempt runs, the JobSet is not suspended, and the
+    operator does not wait for a back-off.
 
     Returns:
-        The seconds, which grow while the job waits; None as long as the job doesn't wait for JobSet.
+        The seconds, which grow while the job waits; None while the job does not wait for JobSet.
 
     """
     attempts, next_at = job.status.attempts, job.status.next_start_time
@@ -175,6 +175,6 @@ def compute_recheck_s(job: CheckpointedTrainingJob, jobset: JobSet, *, now: floa
 
 
 def find_end(job: CheckpointedTrainingJob) -> int | None:
-    """Find the Unix time at which the job has ended; None if it isn't over."""
+    """Find the Unix time at which the job ended; None if it has not ended."""
     ends = (c for c in job.status.conditions if c.type in END_CONDITIONS and c.status is ConditionStatus.TRUE)
     return next((end.last_transition_time for end in ends), None)

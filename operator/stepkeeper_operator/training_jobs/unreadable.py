@@ -1,4 +1,4 @@
-"""Manage a job whose spec can't be read at all: say what is wrong, show its commits, and stop it if asked."""
+"""Manage a job whose spec cannot be read at all: report the problems and commits, and stop it if requested."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import JOBSETS, Cluster
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.facts.raw import RawObject, condition_of, read_in
+from stepkeeper_operator.facts.raw import RawObject, condition_of, get_nested
 from stepkeeper_operator.kinds.writing import ObjectWriter, renew_condition
 from stepkeeper_operator.training_jobs.apply import suspend_manifest
 from stepkeeper_operator.training_jobs.attempts.budgets import reset_failures
@@ -27,13 +27,13 @@ __all__ = ["UnreadableJobs"]
 _BY_SPEC: Final = frozenset(
     {ConditionType.RUNNING, ConditionType.REPORTING, ConditionType.PROGRESSING, ConditionType.POD_STUCK}
 )
-"""Conditions of what runs, which change without the spec, and can't be judged without it."""
+"""Conditions of the running attempt, which cannot be judged without the spec."""
 
-_NOT_JUDGED: Final = "not known while the spec can't be read; condition Accepted names what to correct"
+_NOT_JUDGED: Final = "unknown while the spec cannot be read: see condition Accepted"
 
 
 class UnreadableJobs:
-    """Do for jobs that can't be read what needs no more than their raw objects."""
+    """Manage unreadable jobs by their raw objects."""
 
     def __init__(
         self,
@@ -51,40 +51,40 @@ class UnreadableJobs:
         self._clock = clock
 
     async def manage(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
-        """Set condition Accepted of the job, with an event, show its commits, and stop its JobSet if the spec says so.
+        """Set condition Accepted with an event, show the job's commits, and stop its JobSet if the spec requests it.
 
         Raises:
             ApiError: A write failed; the others were tried.
         """
         meta = ObjectMeta.model_validate(raw["metadata"])
-        # The stop is first: the API server may keep no status with such a spec.
+        # Stop first: the API server may refuse a status for such a spec.
         try:
-            await self._stop_if_asked(key, raw, meta)
+            await self._stop_if_requested(key, raw, meta)
         except ApiError:
             with contextlib.suppress(ApiError):
-                await self._tell(raw, meta, problems)
+                await self._report(raw, meta, problems)
             raise
-        await self._tell(raw, meta, problems)
+        await self._report(raw, meta, problems)
 
-    async def _tell(self, raw: RawObject, meta: ObjectMeta, problems: tuple[str, ...]) -> None:
+    async def _report(self, raw: RawObject, meta: ObjectMeta, problems: tuple[str, ...]) -> None:
         evidence = self._cache.list_evidence(meta.uid)
-        judged = _stop_judging(raw, now=self._clock())
+        judged = _reset_conditions(raw, now=self._clock())
         shown = _show_commits(judged, Observed(report=self._reports.get_report(meta.uid), evidence=evidence))
-        told = await self._writer.report_unreadable(shown, problems, initial={"phase": "Pending"})
-        if told is None and shown.get("status") != raw.get("status"):
-            told = await self._writer.write_status(meta, shown["status"])
-        if told is not None:
-            self._cache.record_training_job(told)
+        written = await self._writer.report_unreadable(shown, problems, initial={"phase": "Pending"})
+        if written is None and shown.get("status") != raw.get("status"):
+            written = await self._writer.write_status(meta, shown["status"])
+        if written is not None:
+            self._cache.record_training_job(written)
 
-    async def _stop_if_asked(self, key: ObjectKey, raw: RawObject, meta: ObjectMeta) -> None:
+    async def _stop_if_requested(self, key: ObjectKey, raw: RawObject, meta: ObjectMeta) -> None:
         jobset, spec = self._cache.get_jobset(key), raw.get("spec")
-        asked = isinstance(spec, Mapping) and spec.get("suspend") is True
+        requested = isinstance(spec, Mapping) and spec.get("suspend") is True
         own = jobset is not None and jobset.owner_uid == meta.uid and not jobset.is_finished
-        if asked and own and jobset is not None and not jobset.deleting:
+        if requested and own and jobset is not None and not jobset.deleting:
             await self._stop(jobset)
 
     async def _stop(self, jobset: JobSet) -> None:
-        """Suspend the JobSet. One that Kueue manages is deleted: Kueue would resume it."""
+        """Suspend the JobSet, or delete it if Kueue manages it: Kueue would resume it."""
         workload = self._cache.get_workload(jobset.uid)
         if Observed(jobset=jobset, workload=workload).is_queued:
             await self._cluster.delete(
@@ -96,9 +96,9 @@ class UnreadableJobs:
 
 
 def _show_commits(raw: RawObject, observed: Observed) -> RawObject:
-    """Return the job with what pods say of its commits in its status. They are progress, whatever the spec says."""
+    """Return the job with the commits that its pods reported in its status."""
     spec = raw.get("spec")
-    job = read_object(CheckpointedTrainingJob, {**raw, "spec": _make_stand_in(spec)}).value
+    job = read_object(CheckpointedTrainingJob, {**raw, "spec": _make_placeholder(spec)}).value
     if job is None:
         return raw
     mirror = mirror_storage(job, observed, running=None)
@@ -109,15 +109,15 @@ def _show_commits(raw: RawObject, observed: Observed) -> RawObject:
         known = job.status.operator
         starts = {"starts_without_checkpoint": min(1, known.starts_without_checkpoint)}
         update["operator"] = known.model_copy(update=starts)
-        if read_in(spec, "restarts", "resetOnNewCheckpoint") is not False:
+        if get_nested(spec, "restarts", "resetOnNewCheckpoint") is not False:
             update["restarts"] = reset_failures(job.status.restarts)
     written = job.status.model_copy(update=update).to_raw()
     new = {key: written[key] for key in ("checkpoint", "operator", "restarts") if key in written}
     return {**raw, "status": {**(raw.get("status") or {}), **new}}
 
 
-def _stop_judging(raw: RawObject, *, now: float) -> RawObject:
-    """Return the job with the conditions Unknown that can't be judged without its spec: they would stay for ever."""
+def _reset_conditions(raw: RawObject, *, now: float) -> RawObject:
+    """Return the job with status Unknown in the conditions that cannot be judged without its spec."""
     status = raw.get("status") or {}
     before = status.get("conditions") or []
     generation = ObjectMeta.model_validate(raw["metadata"]).generation
@@ -137,9 +137,9 @@ def _make_unknown(condition: RawObject, *, generation: int, now: float) -> RawOb
     return renew_condition(condition, update, generation=generation, now=now)
 
 
-def _make_stand_in(spec: object) -> RawObject:
-    """Make a spec that can be read in place of one that can't. It has the root of this one."""
-    uri = read_in(spec, "checkpoint", "uri")
+def _make_placeholder(spec: object) -> RawObject:
+    """Make a readable spec with the same root to replace an unreadable one."""
+    uri = get_nested(spec, "checkpoint", "uri")
     checkpoint = {
         "uri": uri if isinstance(uri, str) else "file:///unknown",
         "interval": {"every": {"steps": 1}},

@@ -7,7 +7,7 @@ from typing import Final, Protocol, cast
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from stepkeeper_planners.adapters import checkpointable, dtensor, plain
 from stepkeeper_planners.errors import UnsupportedShardingError
@@ -37,7 +37,7 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks, sharding: str | None 
         sharding: for an XLA tensor, the text of the sharding with which it will be filled; None to leave it.
 
     Raises:
-        UnsupportedShardingError: the placement doesn't say which device holds what.
+        UnsupportedShardingError: the placement doesn't determine which device holds what.
     """
     if sharding is not None:
         from stepkeeper_planners.adapters import xla
@@ -80,8 +80,16 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor], sharding: str
     _adapter(tensor).fill(tensor, pieces)
 
 
+def distribute_as(tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Return `whole`, which all ranks have, placed as the tensor if that is a DTensor. No rank waits for another."""
+    if not isinstance(tensor, DTensor) or not _is_dtensor(tensor):
+        return whole
+    whole = whole.to(device=tensor.device, dtype=tensor.dtype)
+    return distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
+
+
 def identity(tensor: torch.Tensor) -> object:
-    """Return a key that is equal for tied tensors: the same elements of the same memory. None if that can't be told."""
+    """Return a key that is equal for tied tensors: the same elements of the same memory. None if unknown."""
     if isinstance(tensor, ShardedTensor):
         # `describe` refuses it, and can name it.
         return None
@@ -89,7 +97,7 @@ def identity(tensor: torch.Tensor) -> object:
 
 
 def structure(tensor: torch.Tensor) -> object:
-    """Return a hashable key that is equal for tensors that are described alike, whatever their elements are. Cheap."""
+    """Return a hashable key that is equal for tensors with equal descriptions; their elements don't matter. Cheap."""
     if is_ordinary(tensor):
         return (tensor.dtype, tensor.layout, tensor.shape)
     kind: object = None
@@ -168,7 +176,7 @@ def copy_sharding(tensor: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def has_sharding(tensor: torch.Tensor) -> bool:
-    """Tell whether the tensor has a sharding. An XLA tensor has none if nobody marked it and no program made it."""
+    """Return whether the tensor has a sharding. An XLA tensor has none until it is marked or a program makes it."""
     if tensor.device.type != "xla":
         return True
     from stepkeeper_planners.adapters import xla_sharding
@@ -209,7 +217,7 @@ def device_memory(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def has_overlapping_elements(tensor: torch.Tensor) -> bool:
-    """Return whether several elements of the local memory surely share one place, as after expand()."""
+    """Return whether several elements certainly share one place in local memory, as after expand()."""
     if tensor.device.type == "xla":
         return False
     local = dtensor.to_local(tensor) if _is_dtensor(tensor) else tensor
@@ -250,8 +258,8 @@ def _adapter(tensor: torch.Tensor, fqn: str = "tensor") -> _Adapter:
         return plain
     if isinstance(tensor, ShardedTensor):
         raise UnsupportedShardingError(
-            f"{fqn}: torch's old ShardedTensor isn't stored. Use DTensor: fully_shard() makes it, and so does "
-            "FullyShardedDataParallel where it is given a device_mesh"
+            f"{fqn}: torch's old ShardedTensor can't be stored. Use DTensor: fully_shard() makes one, and so does "
+            "FullyShardedDataParallel with a device_mesh"
         )
     # DTensor comes first: its local tensor may be on any device, and its shape is global.
     if _is_dtensor(tensor):

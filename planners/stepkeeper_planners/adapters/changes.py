@@ -1,4 +1,4 @@
-"""Mark a tensor as it is now, so that a later look tells whether it was changed. Nothing waits for a device."""
+"""Sample a tensor, to detect later whether it was changed. Nothing waits for a device."""
 
 import ctypes
 from typing import Final, NamedTuple
@@ -10,17 +10,17 @@ from torch.nn.parameter import is_lazy
 __all__ = ["ChangeMark", "mark_changes"]
 
 _SAMPLE_BYTES: Final = 16
-"""From so many bytes at its beginning and its middle a tensor in the host's memory is known again."""
+"""The number of bytes that are sampled at the beginning and in the middle of a tensor in host memory."""
 
 _SAMPLES: Final = 4
-"""From so many elements one on a device is."""
+"""The number of elements that are sampled of a tensor on a device."""
 
 
 class ChangeMark(NamedTuple):
     """A tensor at one moment."""
 
     identity: tuple[object, ...]
-    """The object, its dtype, and the changes that torch counts. It counts none through `tensor.data`."""
+    """The object, its dtype, and torch's count of changes, which misses changes through `tensor.data`."""
 
     on_host: bytes = b""
     """Some of its elements."""
@@ -29,7 +29,7 @@ class ChangeMark(NamedTuple):
     """A copy of some of its elements, on their device."""
 
     def differs_from(self, earlier: "ChangeMark") -> bool:
-        """Return True if the tensor was surely changed since `earlier`, or is another one. Waits for its device."""
+        """Return True if the tensor has certainly changed since `earlier`, or is another one. Waits for its device."""
         if (self.identity, self.on_host) != (earlier.identity, earlier.on_host):
             return True
         if self.on_device is None or earlier.on_device is None:
@@ -39,9 +39,9 @@ class ChangeMark(NamedTuple):
 
 
 def mark_changes(tensor: torch.Tensor) -> ChangeMark:
-    """Mark a tensor of any kind, for tens of microseconds at most.
+    """Sample a tensor of any kind, in tens of microseconds at most.
 
-    XLA tensors take no part in a computation: their changes are counted, also those through `tensor.data`.
+    XLA tensors are not read: torch counts their changes, including those through `tensor.data`.
     """
     if is_lazy(tensor):
         return ChangeMark(identity=(id(tensor),))

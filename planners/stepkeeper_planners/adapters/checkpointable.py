@@ -1,4 +1,4 @@
-"""Handle local tensors that say which boxes of a global tensor they hold: torch's CheckpointableTensor protocol.
+"""Handle local tensors that declare which boxes of a global tensor they hold: torch's CheckpointableTensor protocol.
 
 They are recognized by four attributes, which any torch.Tensor may be given. torch 2.15 has the protocol; it isn't
 needed here.
@@ -26,7 +26,7 @@ def is_checkpointable(tensor: torch.Tensor) -> bool:
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
-    """Describe the chunks of this rank. The layout isn't complete: nothing tells what other ranks hold.
+    """Describe the chunks of this rank. The layout isn't complete: it lacks what other ranks hold.
 
     Raises:
         UnsupportedShardingError: the tensor has no elements in memory, or isn't strided.
@@ -57,7 +57,7 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
-    """Fill every local shard from its piece; what lies between the shards stays.
+    """Fill every local shard from its piece; the elements between the shards stay unchanged.
 
     A shard with the same box as an earlier one gets the same piece.
 

@@ -35,9 +35,9 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
     Ranks: the mesh uses global ranks.
 
     Raises:
-        UnsupportedShardingError: a placement is Partial, or doesn't say who holds what; ranks don't ascend along a mesh
-            dimension that shards; a part lies outside of the process group; or the local tensor doesn't match the
-            placements, or has no elements in memory.
+        UnsupportedShardingError: a placement is Partial, or doesn't determine which rank holds what; ranks don't ascend
+            along a mesh dimension that shards; a part lies outside of the process group; or the local tensor doesn't
+            match the placements, or has no elements in memory.
     """
     shape = tuple(tensor.shape)
     local = to_local(tensor)
@@ -91,7 +91,8 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
 def identity(tensor: torch.Tensor) -> object:
     """Return which memory it uses, how it views it, and which part of the global tensor that is.
 
-    The storage tells the memory, not its address: the local tensor may be empty on some ranks only, and tied on all.
+    The storage object identifies the memory, not its address: the local tensor may be empty on some ranks only, and
+    tied on all.
     """
     local = to_local(tensor)
     part = (_dtensor(tensor).device_mesh, _dtensor(tensor).placements, tuple(tensor.shape))
@@ -163,7 +164,7 @@ def _placements(placements: tuple[Placement, ...]) -> Placements:
             cuts.append(DimShard(dim=dim, split_factor=getattr(placement, "split_factor", 1)))
         else:
             raise UnsupportedShardingError(
-                f"it is placed as {placement}, which isn't known here; redistribute() it to Replicate or Shard first"
+                f"it is placed as {placement}, which isn't supported; redistribute() it to Replicate or Shard first"
             )
     return tuple(cuts)
 
@@ -173,6 +174,6 @@ def _check_local(local: torch.Tensor, rank: int, sizes: tuple[int, ...] | None) 
         return
     placed = "an empty one" if sizes is None else sizes
     raise UnsupportedShardingError(
-        f"rank {rank} has a part of shape {tuple(local.shape)}, where the placements say {placed}; make it with "
-        "distribute_tensor(), or tell from_local() the shape"
+        f"rank {rank} holds a part of shape {tuple(local.shape)}, but the placements imply {placed}; make it with "
+        "distribute_tensor(), or pass the shape to from_local()"
     )

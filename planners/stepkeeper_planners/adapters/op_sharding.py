@@ -33,7 +33,7 @@ class Tiling:
     """For each tile, in row-major order, the devices that hold a copy."""
 
     def padded_sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the sizes of what every device holds, with padding."""
+        """Return the sizes of every device's part, with padding."""
         return tuple(-(-size // count) for size, count in zip(shape, self.counts, strict=True))
 
     def boxes(self, shape: tuple[int, ...]) -> list[Box]:
@@ -54,8 +54,8 @@ class Tiling:
     def deduplicated(self, shape: tuple[int, ...]) -> "Tiling | None":
         """Return a tiling with more cuts, in which no two devices hold the same element; None if that isn't even.
 
-        Each device keeps a part of what it has, so no communication is needed. Uneven tilings are left alone, because
-        the compiler would gather a tensor that comes out of a program in uneven tiles.
+        Each device keeps a part of its data, so no communication is needed. Uneven tilings are left alone, because the
+        compiler would gather a tensor that comes out of a program in uneven tiles.
         """
         counts = list(self.counts)
         devices = np.array(self.groups).reshape(*counts, self.copies)
@@ -79,7 +79,7 @@ def parse_sharding(fqn: str, text: str, ndim: int) -> Tiling | None:
     """Return the tiling that the text describes; None if every device holds the whole tensor.
 
     Raises:
-        UnsupportedShardingError: the text doesn't say which device holds what, or its kind is unknown here.
+        UnsupportedShardingError: the text doesn't determine which device holds what, or its kind is unknown here.
     """
     try:
         return _parsed(text, ndim)
@@ -94,17 +94,17 @@ def _parsed(text: str, ndim: int) -> Tiling | None:
         return None
     if text.startswith("{manual"):
         raise UnsupportedShardingError(
-            "its sharding is MANUAL: what each device holds is known only to the code that put it there. "
-            "Call disable_manual_sharding() and save what that returns"
+            "its sharding is MANUAL: only the code that put the data there knows what each device holds. Call "
+            "disable_manual_sharding() and save its result"
         )
     match = _TILED.match(text)
     if match is None:
-        raise UnsupportedShardingError(f"sharding {text} isn't one that can be stored; use mark_sharding()")
+        raise UnsupportedShardingError(f"sharding {text} can't be stored; use mark_sharding()")
     dims = _numbers(match["dims"])
     devices = _devices(match)
     counts = dims[:-1] if match["replicate"] else dims
     if len(counts) != ndim or prod(dims) != len(devices):
-        raise UnsupportedShardingError(f"sharding {text} is not one of a tensor of {ndim} dimensions")
+        raise UnsupportedShardingError(f"sharding {text} doesn't fit a tensor of {ndim} dimensions")
     copies = dims[-1] if match["replicate"] else 1
     groups = tuple(tuple(devices[i : i + copies]) for i in range(0, len(devices), copies))
     return None if len(groups) == 1 else Tiling(counts=tuple(counts), groups=groups)
@@ -157,7 +157,7 @@ def device_owners(
     if process_count != ranks.world_size or list(local) != list(everywhere[ranks.rank * share :][:share]):
         raise UnsupportedShardingError(
             f"rank {ranks.rank} of {ranks.world_size} has devices {list(local)} of {list(everywhere)} in a program of "
-            f"{process_count} processes; needed is one rank for each process, in the order of the devices"
+            f"{process_count} processes; there must be one rank for each process, in the order of the devices"
         )
     return {
         device: (Owner(rank=position // share, local_index=position % share),)

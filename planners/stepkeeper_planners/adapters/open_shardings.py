@@ -1,4 +1,4 @@
-"""Know which XLA tensors have no sharding that a user gave them, and keep copying from giving them one."""
+"""Track which XLA tensors have no sharding set by the user, and keep copies from giving them one."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,21 +17,21 @@ __all__ = [
     "count_devices",
     "is_inferred",
     "is_sharded_as",
+    "keep_shardings_open",
     "note_inferred",
-    "self_copies_left_out",
-    "shardings_left_open",
+    "skip_self_copies",
 ]
 
-_INFERRED: Final = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]  # torch types it not
-"""Tensors whose shardings priming inferred, with the text of each: torch_xla doesn't tell them from marked ones."""
+_INFERRED: Final = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]  # torch has no types for it
+"""Tensors whose shardings priming inferred, with the text of each: for torch_xla they are like marked ones."""
 
 
 @contextmanager
-def shardings_left_open(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
-    """Yield the ids of the tensors that have no sharding, and see to it that they have none afterwards.
+def keep_shardings_open(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
+    """Yield the ids of the tensors that have no sharding, and make sure that they have none afterwards.
 
-    A program that reads such an XLA tensor, as one that copies it does, pins it to how it lies: replicated on all
-    devices. XLA could no longer shard it, and what is computed from it, in the next step of the training.
+    A program that reads such an XLA tensor, for example to copy it, pins its current placement: replicated on all
+    devices. XLA could then no longer shard it, or tensors computed from it, in the next training step.
     """
     left_open = [tensor for tensor in tensors if not adapters.has_sharding(tensor)]
     try:
@@ -40,15 +40,15 @@ def shardings_left_open(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
         adapters.clear_sharding(left_open)
 
 
-def self_copies_left_out() -> AbstractContextManager[object]:
-    """Leave out copies of XLA tensors onto themselves, as load_state_dict() copies what a load has filled in place.
+def skip_self_copies() -> AbstractContextManager[object]:
+    """Skip copies of XLA tensors onto themselves: load_state_dict() copies tensors that a load has filled in place.
 
-    They would be a program that reads and writes every parameter.
+    They would become a program that reads and writes every parameter.
     """
-    return _SelfCopiesLeftOut() if "torch_xla" in sys.modules else nullcontext()
+    return _SkipSelfCopies() if "torch_xla" in sys.modules else nullcontext()
 
 
-class _SelfCopiesLeftOut(TorchFunctionMode):
+class _SkipSelfCopies(TorchFunctionMode):
     @override
     def __torch_function__(
         self,
@@ -71,20 +71,20 @@ def collect_shardings(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def note_inferred(tensors: Iterable[torch.Tensor]) -> None:
-    """Note that nobody marked these tensors, whatever shardings they have by now."""
+    """Record that the user didn't mark these tensors, even if they have shardings now."""
     for tensor in tensors:
         if tensor.device.type == "xla" and (text := _text(tensor)):
             _INFERRED[_unwrap(tensor)] = text
 
 
 def is_inferred(tensor: torch.Tensor) -> bool:
-    """Tell whether the tensor has a sharding that was noted as inferred, and still has that one."""
+    """Return whether the tensor has a sharding that was noted as inferred, and still has that one."""
     bare = _unwrap(tensor) if tensor.device.type == "xla" else tensor
     return bare in _INFERRED and _INFERRED[bare] == _text(bare)
 
 
 def is_sharded_as(tensor: torch.Tensor, other: object) -> bool:
-    """Tell whether both are XLA tensors of one shape that have one and the same sharding."""
+    """Return whether both are XLA tensors of one shape that have the same sharding."""
     if not isinstance(other, torch.Tensor) or not tensor.device.type == other.device.type == "xla":
         return False
     return tensor.shape == other.shape and _text(tensor) == _text(other) != ""

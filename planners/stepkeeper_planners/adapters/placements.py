@@ -28,11 +28,11 @@ class DimShard:
 
     dim: int
     split_factor: int = 1
-    """Into how many parts later mesh dimensions had cut it before, as for FSDP over tensor parallelism; 1 for none."""
+    """The number of parts that later mesh dimensions cut it into first, as for FSDP over tensor parallelism; or 1."""
 
 
 Placements = tuple[DimShard | None, ...]
-"""For each mesh dimension, what it shards; None if it holds copies."""
+"""For each mesh dimension, the tensor dimension that it shards; None if it holds copies."""
 
 _SHOWN: Final = 16
 """Most ranks of a mesh that a message shows."""
@@ -46,8 +46,8 @@ def add_slice_dimension(mesh: RankMesh, root: RankMesh) -> RankMesh:
     """Return the mesh with a further dimension, over the slices beside it in its root mesh.
 
     An example is a model with some tensor-parallel layers: every other layer lies on one mesh for each of the parallel
-    ranks. These meshes know nothing of one another, and hold copies. If nothing lies beside the mesh, it is returned
-    as it is.
+    ranks. These meshes don't reference each other, and hold copies. Without such slices, the mesh is returned
+    unchanged.
     """
     at = np.array(np.unravel_index([root.ranks.index(rank) for rank in mesh.ranks], root.shape))
     along = [dim for dim in range(len(root.shape)) if (at[dim] != at[dim][0]).any()]
@@ -70,7 +70,8 @@ def chunks_on_mesh(mesh: RankMesh, placements: Placements, shape: tuple[int, ...
     tensors, because there may be thousands of them on a thousand ranks.
 
     Raises:
-        UnsupportedShardingError: the placements don't fit the mesh or the shape, or don't say who holds what.
+        UnsupportedShardingError: the placements don't fit the mesh or the shape, or don't determine which rank holds
+            what.
     """
     if not prod(shape):
         return (Chunk(box=Box.whole(shape), owners=_owners(mesh.ranks)),)
@@ -110,8 +111,8 @@ def chunks_in_group(
         if not holders:
             outside = ", ".join(str(owner.rank) for owner in chunk.owners[:_SHOWN])
             raise UnsupportedShardingError(
-                f"its part at {chunk.box.offsets} lies on rank {outside}, which isn't in the process group that saves "
-                f"or loads; that is of {len(members)} ranks of all. Give a group that holds all of the tensor's parts"
+                f"its part at {chunk.box.offsets} lies on rank {outside}, which isn't in the process group of "
+                f"{len(members)} ranks that saves or loads. Pass a group that holds all of the tensor's parts"
             )
         chunks.append(Chunk(box=chunk.box, owners=_owners(holders)))
     return tuple(chunks)
@@ -122,10 +123,10 @@ def check_ascending_ranks(mesh: RankMesh, placements: Placements) -> None:
     """Check that ranks ascend along every mesh dimension that shards.
 
     Otherwise torch contradicts itself: its collectives take the parts in the order of ranks, so full_tensor() and
-    distribute_tensor() use another order than the mesh and the placements say.
+    distribute_tensor() use another order than the mesh and the placements define.
 
     Raises:
-        UnsupportedShardingError: ranks don't ascend; it names the mesh, and what to build instead.
+        UnsupportedShardingError: ranks don't ascend; the message names the mesh, and suggests a better one.
     """
     grid = np.array(mesh.ranks).reshape(mesh.shape)
     for dim, cut in enumerate(placements):
@@ -140,7 +141,7 @@ def check_ascending_ranks(mesh: RankMesh, placements: Placements) -> None:
 
 @lru_cache(maxsize=256)
 def box_of_rank(mesh: RankMesh, placements: Placements, shape: tuple[int, ...], rank: int) -> Box | None:
-    """Return what one rank holds; None if it has no elements.
+    """Return one rank's box; None if it has no elements.
 
     Raises:
         UnsupportedShardingError: as `chunks_on_mesh`.
@@ -169,7 +170,7 @@ def _cuts_by_dim(mesh: RankMesh, placements: Placements, ndim: int) -> list[list
 
 
 def _position(mesh: RankMesh, order: Sequence[int], split_factor: int) -> int:
-    """Return behind how many of the cuts, outermost first, a cut comes that found the dimension in so many parts."""
+    """Return how many of the cuts, outermost first, come before a cut with this split factor."""
     parts = 1
     for position, mesh_dim in enumerate(order):
         if parts == split_factor:

@@ -24,11 +24,11 @@ def check_storable(fqn: str, tensor: torch.Tensor) -> None:
     """Check that the tensor has its elements in memory, strided, and isn't made of other tensors.
 
     Raises:
-        UnsupportedShardingError: it can't be stored; it says what to do.
+        UnsupportedShardingError: it can't be stored; the message suggests what to do.
     """
     if tensor.is_meta:
         raise UnsupportedShardingError(
-            f"{fqn}: a tensor on the meta device has no data; materialise it first"
+            f"{fqn}: a tensor on the meta device has no data; materialize it first"
         )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")

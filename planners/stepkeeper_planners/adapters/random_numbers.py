@@ -12,7 +12,7 @@ __all__ = ["read_accelerator", "read_xla", "seed_accelerator", "set_accelerator"
 def read_accelerator() -> dict[str, Any] | None:
     """Return the states of torch's generators of this process's accelerator; None if it uses none, or none has any.
 
-    An accelerator that the process hasn't used is left alone: to ask it would take memory on each of its devices.
+    An accelerator that the process hasn't used is left alone: querying it would allocate memory on each of its devices.
     """
     found = _accelerator()
     if found is None:
@@ -27,7 +27,8 @@ def read_accelerator() -> dict[str, Any] | None:
 def set_accelerator(state: Mapping[str, Any]) -> bool:
     """Set what `read_accelerator` returned. Return False if this process has no such accelerator.
 
-    The current device gets what was the current one's. The others get theirs if there are as many, in this order.
+    The current device gets the state of the device that was current. The others get theirs, in order, if there are as
+    many.
     """
     found = _accelerator(used=False)
     if found is None or found[0] != state["kind"]:
@@ -77,7 +78,7 @@ def _uses_xla() -> bool:
 
 
 def _current_state(module: Any) -> Any:
-    """Return the state of the current device's generator. TorchTPU's module doesn't say it since torch 2.13."""
+    """Return the state of the current device's generator. TorchTPU's module has lacked it since torch 2.13."""
     if hasattr(torch.accelerator, "random"):  # since torch 2.14
         return torch.accelerator.random.get_rng_state()
     if generators := getattr(module, "default_generators", ()):
@@ -88,12 +89,12 @@ def _current_state(module: Any) -> Any:
 def _accelerator(*, used: bool = True) -> tuple[str, Any] | None:
     """Return the kind and torch's module of the accelerator, if it has generators.
 
-    The module is asked only what torch.accelerator has no function for: TorchTPU's refuses the rest.
+    The module is used only where torch.accelerator has no function: TorchTPU's refuses the rest.
 
     Args:
         used: whether it counts only if this process has used it.
     """
-    # The one that this torch is built for, whether the machine has one or not. To look would start its driver, which
+    # The one that this torch is built for, whether the machine has one or not. Looking would start its driver, which
     # forbids later forks.
     device = torch.accelerator.current_accelerator()
     if device is None or device.type == "xla":

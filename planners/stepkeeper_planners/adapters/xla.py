@@ -4,7 +4,7 @@ torch_xla's own indices of a shard need the data to be there, and fail while a s
 imported only here, in `xla_sharding` and in `xla_pieces`.
 """
 
-# ruff: noqa: SLF001 — what a checkpoint needs to know is public in no version of torch_xla
+# ruff: noqa: SLF001 — torch_xla has no public API for what a checkpoint needs
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -70,7 +70,7 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor], sharding: str
     Args:
         tensor: the tensor.
         pieces: the elements, by local index.
-        sharding: the text of the sharding that it gets; None to leave it as it is. What the tensor held is neither
+        sharding: the text of the sharding that it gets; None to leave it as it is. The tensor's old data is neither
             moved nor read, and no program runs.
 
     Raises:
@@ -82,14 +82,14 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor], sharding: str
     if tiling is None:
         mark = build_op_sharding(None) if sharding is not None else _C._get_xla_op_sharding(bare)
         if mark and bare.numel():
-            # A copy onto a tensor that is marked is a program, and marking data that was copied is none.
+            # A copy onto a marked tensor needs a program; marking data that was copied needs none.
             _C._xla_clear_sharding(bare)
         plain.fill(bare, pieces)
         if mark and bare.numel():
             _C._xla_mark_sharding(bare, mark)
         return
     if sharding is not None:
-        # A tensor may have another one. Its data is replaced below, and nothing reads it before.
+        # A tensor may have another sharding. Its data is replaced below, and nothing reads it before that.
         _C._xla_clear_sharding(bare)
         _C._xla_annotate_custom_sharding(bare, build_op_sharding(tiling))
     devices = local_devices()
@@ -121,9 +121,9 @@ def materialize(tensors: Iterable[torch.Tensor]) -> None:
 def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Clone tensors of which several devices hold the same part, so that no two devices hold the same.
 
-    torch_xla moves the shards of all devices or none. Of these clones that is each element once, and the shards of all
-    processes have the same size. They cost one program, compiled at the first call, and the memory of one copy of the
-    tensors, spread over the devices. The tensors, their shardings and the programs that use them stay as they were.
+    torch_xla moves the shards of all devices or none. With these clones it moves each element once, and the shards of
+    all processes have the same size. They cost one program, compiled at the first call, and the memory of one copy of
+    the tensors, spread over the devices. The tensors, their shardings and the programs that use them stay as they were.
 
     Ranks: all ranks call it with the same tensors, because it runs a program on all devices.
     """
@@ -137,7 +137,7 @@ def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
 
 
 def clone_deduplicated(tensor: torch.Tensor, fqn: str) -> torch.Tensor | None:
-    """Return a pending clone in which no two devices hold the same element; None if that isn't possible, or no gain."""
+    """Return a pending clone in which no two devices hold the same element; None if impossible or useless."""
     if tensor.device.type != "xla":
         return None
     bare = unwrap(tensor)
@@ -152,7 +152,7 @@ def clone_deduplicated(tensor: torch.Tensor, fqn: str) -> torch.Tensor | None:
 def start_pending(tensors: Iterable[torch.Tensor], *, until_running: bool = False) -> None:
     """Start the computations that are pending on these tensors.
 
-    With `until_running`, wait until the devices have taken them on. Unlike torch_xla.sync(), this neither starts the
+    With `until_running`, wait until the devices have accepted them. Unlike torch_xla.sync(), this neither starts the
     training's pending work nor draws a new random seed.
     """
     bare = [unwrap(tensor) for tensor in tensors if tensor.device.type == "xla"]

@@ -4,7 +4,7 @@ torch_xla moves a tensor whole, and holds the GIL meanwhile. A tensor that was c
 program.
 """
 
-# ruff: noqa: SLF001 — what a checkpoint needs to know is public in no version of torch_xla
+# ruff: noqa: SLF001 — torch_xla has no public API for what a checkpoint needs
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -101,10 +101,10 @@ HostPart = tuple[Box, torch.Tensor]
 def plan_clone(fqn: str, tensor: torch.Tensor, most_bytes: int) -> ClonePlan:
     """Plan to cut `tensor` into pieces, each of which moves about `most_bytes` at most to this host.
 
-    Tilings that aren't even are left in one piece: the compiler would gather what comes out of a program in such tiles.
+    Tilings that aren't even are left in one piece: the compiler would gather a result in such tiles.
 
     Raises:
-        UnsupportedShardingError: the sharding doesn't say which device holds what.
+        UnsupportedShardingError: the sharding doesn't determine which device holds what.
     """
     bare = unwrap(tensor)
     shape = tuple(bare.shape)
@@ -139,7 +139,7 @@ def with_fewer_pieces(cut: ClonePlan, most_bytes: int) -> ClonePlan:
 
 
 def describe_clone(fqn: str, tensor: torch.Tensor, cut: ClonePlan, ranks: Ranks) -> TensorLayout:
-    """Describe the layout of such a copy. What only this process's devices hold alike is still one chunk.
+    """Describe the layout of such a copy. Copies within this process are still one chunk.
 
     Raises:
         UnsupportedShardingError: ranks and devices don't fit together.

@@ -1,6 +1,6 @@
 """Read and set the shardings of torch_xla's tensors, by the sharding's text alone."""
 
-# ruff: noqa: SLF001 — what a checkpoint needs to know is public in no version of torch_xla
+# ruff: noqa: SLF001 — torch_xla has no public API for what a checkpoint needs
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -78,12 +78,12 @@ def tiling_of(bare: torch.Tensor, fqn: str = "tensor") -> Tiling | None:
 def deduplicated_tiling(
     bare: torch.Tensor, present: Tiling | None, *, across_processes_only: bool = False
 ) -> Tiling | None:
-    """Return the tiling of a copy in which no two devices hold the same element; None if there is none, or no gain.
+    """Return the tiling of a copy in which no two devices hold the same element; None if impossible or useless.
 
     Args:
         bare: the tensor, unwrapped.
         present: its tiling.
-        across_processes_only: leave alone what all devices of a single process hold.
+        across_processes_only: keep copies on the devices of a single process.
     """
     shape = tuple(bare.shape)
     if present is None and bare.numel() and xr.is_spmd():
@@ -150,7 +150,7 @@ def _owners(ranks: Ranks) -> dict[int, tuple[Owner, ...]]:
 def sharding_text(tensor: torch.Tensor) -> str:
     """Return the sharding's text, "" for a tensor that has none."""
     bare = unwrap(tensor)
-    # A read returns what the tensor knew, and only then takes over the sharding of what is pending on it.
+    # A read returns the cached sharding, and only then updates it from the pending computation.
     _C._get_xla_sharding_spec(bare)
     return str(_C._get_xla_sharding_spec(bare))
 
@@ -161,7 +161,7 @@ def count_devices() -> int:
 
 
 def has_sharding(tensor: torch.Tensor) -> bool:
-    """Tell whether the tensor has a sharding, `{replicated}` included: a program that writes it must keep that."""
+    """Return whether the tensor has a sharding, `{replicated}` included: a program that writes it must keep that."""
     return bool(sharding_text(tensor))
 
 

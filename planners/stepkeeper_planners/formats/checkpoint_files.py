@@ -74,7 +74,7 @@ def as_checkpoint_files(source: str | os.PathLike[str] | CheckpointFiles) -> Che
 
 @contextmanager
 def open_source_file(
-    files: CheckpointFiles, name: str, what: str, *, missing: str = "is missing; the checkpoint isn't whole"
+    files: CheckpointFiles, name: str, what: str, *, missing: str = "is missing; the checkpoint is incomplete"
 ) -> Iterator[io.BufferedReader]:
     """Open a file of the source.
 
@@ -82,7 +82,7 @@ def open_source_file(
         files: the source.
         name: the file's name.
         what: the name in the source that should be in the file, for errors.
-        missing: the words for the error if there is no such file.
+        missing: the error text if there is no such file.
 
     Raises:
         SourceError: there is no such file, or there can't be one of this name.
@@ -93,6 +93,6 @@ def open_source_file(
     except (FileNotFoundError, NotADirectoryError) as error:
         raise SourceError(f"{where} {missing}") from error
     except (IsADirectoryError, ValueError) as error:
-        raise SourceError(f"{where} is no file: {error}") from error
+        raise SourceError(f"{where} isn't a file: {error}") from error
     with file:
         yield file

@@ -46,7 +46,7 @@ class CheckpointTensor:
 
     @property
     def first_location(self) -> Location:
-        """The location of its first chunk. Reading tensors in this order goes through each file from front to back."""
+        """The location of its first chunk. Reading tensors in this order reads each file from front to back."""
         return self.locations[0] if self.locations else ("", 0, 0)
 
     @property
@@ -90,7 +90,7 @@ class CheckpointReader:
             return decode_value(fqn, data)
         except ValueDecodeError as error:
             raise ValueDecodeError(
-                f"{error}. It stands in {printable(f'{self.files.name}/{name}')}"
+                f"{error}. It is stored in {printable(f'{self.files.name}/{name}')}"
             ) from error
 
     def read_elements(self, fqn: str) -> Iterator[memoryview]:
@@ -122,7 +122,7 @@ class CheckpointReader:
     def _read_rows(
         self, tensor: CheckpointTensor, parts: Sequence[tuple[Box, ChunkLocation]]
     ) -> Iterator[memoryview]:
-        """Read rows along the first dimension. Within them a chunk's elements lie together, whatever its box is."""
+        """Read rows along the first dimension. Within them, the elements of any chunk are contiguous."""
         n_rows, row_bytes = tensor.shape[0], tensor.n_bytes // tensor.shape[0]
         # Enough rows to use every byte that is fetched of each chunk.
         narrowest_bytes = min(elements.n_bytes // box.sizes[0] for box, elements in parts)
@@ -160,7 +160,7 @@ def open_checkpoint(files: CheckpointFiles) -> CheckpointReader:
     """Open a checkpoint. Check that every tensor's chunks cover it.
 
     Raises:
-        SourceError: there is no checkpoint, or one that was written in a way that isn't read here.
+        SourceError: there is no checkpoint, or one in an unsupported form.
         MetadataDecodeError: its metadata is damaged, contradicts itself, or would run code.
     """
     metadata = _read_metadata(files)
@@ -191,7 +191,7 @@ def open_checkpoint(files: CheckpointFiles) -> CheckpointReader:
 
 def _read_metadata(files: CheckpointFiles) -> Metadata:
     where = f"{files.name}/.metadata"
-    missing = "is missing: there is no .metadata, so it is no checkpoint, or one that wasn't finished"
+    missing = "is missing: without .metadata this isn't a checkpoint, or its save didn't finish"
     with open_source_file(files, ".metadata", "the checkpoint", missing=missing) as file:
         metadata = read_metadata(file.read(), name=where)
     check_metadata(metadata, name=where)
@@ -199,12 +199,13 @@ def _read_metadata(files: CheckpointFiles) -> Metadata:
 
 
 def _parse_location(files: CheckpointFiles, fqn: str, info: Any) -> Location:
-    """Return where an entry's bytes lie, from what torch's FileSystemWriter notes."""
+    """Return where an entry's bytes lie, from the record of torch's FileSystemWriter."""
     if info is None:
-        raise SourceError(f"{printable(fqn)}: {files.name}/.metadata doesn't say where its bytes are")
+        raise SourceError(f"{printable(fqn)}: {files.name}/.metadata doesn't locate its bytes")
     if getattr(info, "transform_descriptors", None):
         raise SourceError(
-            f"{printable(fqn)}: was transformed when it was written ({info.transform_descriptors}); load and save it"
+            f"{printable(fqn)}: was transformed when it was written ({info.transform_descriptors}); load it and save "
+            "it again"
         )
     name = info.relative_path
     if Path(name).name != name:

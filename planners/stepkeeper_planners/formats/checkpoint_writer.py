@@ -41,8 +41,8 @@ def write_checkpoint(
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise PlannerError(
-            f"{dst}: a conversion is one process's work, this is one of {dist.get_world_size()}; "
-            "convert in a process of its own, or before init_process_group"
+            f"{dst}: a conversion runs in a single process, but this is one of {dist.get_world_size()}; convert in a "
+            "separate process, or before init_process_group"
         )
     flat = flatten_state(state)
     total_bytes = sum(tensor.numel() * tensor.element_size() for tensor in flat.tensors.values())
@@ -70,7 +70,7 @@ def _is_of_checkpoint(path: Path) -> bool:
 
 
 def _reason(failure: BaseException) -> BaseException:
-    """Return the error that a caller expects. For a failed write, torch only says that its position is wrong."""
+    """Return the error that a caller expects. For a failed write, torch only reports that its position is wrong."""
     reason: BaseException | None = failure
     while type(failure) is RuntimeError and reason is not None:
         if isinstance(reason, OSError):

@@ -1,6 +1,6 @@
 """Locate the elements of stored tensors.
 
-torch.distributed.checkpoint stores each chunk as a torch.save file, many of them one behind another in one file.
+torch.distributed.checkpoint stores each chunk as a torch.save file, many of them one after another in one file.
 """
 
 import io
@@ -97,13 +97,13 @@ def locate_chunk(
             tensor = load_archive(archive)
         except PickleRefusedError as error:
             raise SourceError(
-                f"{where} are no stored tensor: the file is damaged or cut off, or another writer's ({error})"
+                f"{where} aren't a stored tensor: the file is damaged or cut off, or another writer's ({error})"
             ) from error
     if not isinstance(tensor, torch.Tensor) or tensor.dtype != dtype or tuple(tensor.shape) != shape:
-        raise SourceError(f"{where} don't hold a {dtype} tensor of shape {shape}, as the metadata says")
+        raise SourceError(f"{where} don't hold a {dtype} tensor of shape {shape}, as the metadata states")
     if not tensor.is_contiguous() or len(archive.element_offsets) != 1 or tensor.is_conj() or tensor.is_neg():
         raise SourceError(
-            f"{where} hold the elements in another order or form than C's; load and save it again"
+            f"{where} don't hold the elements in C order; load the checkpoint and save it again"
         )
     skipped_bytes = int(tensor.storage_offset()) * dtype.itemsize
     return ChunkLocation(

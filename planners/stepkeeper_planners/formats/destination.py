@@ -22,7 +22,7 @@ def new_file(dst: Path, *, source: Path | None, overwrite: bool) -> Iterator[Bin
 
     Args:
         dst: the file to write. The temporary one is beside it.
-        source: what is being converted, which is never replaced.
+        source: the source of the conversion, which is never replaced.
         overwrite: whether an existing file is replaced.
 
     Raises:
@@ -54,7 +54,7 @@ def new_folder(
 
     Args:
         dst: the folder to write. The temporary one is beside it.
-        source: what is being converted, which is never replaced.
+        source: the source of the conversion, which is never replaced.
         overwrite: whether an existing folder is replaced.
         replaceable: returns whether a file is of the kind that this conversion writes.
 
@@ -102,7 +102,8 @@ def _check_folder(
         raise DestinationExistsError(f"{dst} exists; delete it, or pass overwrite=True")
     if dst.is_symlink() or not dst.is_dir() or not _holds_only(dst, replaceable):
         raise DestinationExistsError(
-            f"{dst} is nothing that this conversion writes, so overwrite=True doesn't replace it; delete it yourself"
+            f"{dst} isn't something that this conversion writes, so overwrite=True doesn't replace it; delete it "
+            "yourself"
         )
     if source is not None and _is_within(source, dst):
         raise DestinationExistsError(f"{source}, which is the source, is in {dst}; name another folder")

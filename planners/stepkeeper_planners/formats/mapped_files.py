@@ -11,7 +11,7 @@ _NO_RESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def map_file(file: BinaryIO) -> mmap.mmap:
-    """Map a file that isn't empty. What is written to the memory stays in this process.
+    """Map a file that isn't empty. Writes to the memory stay in this process.
 
     No memory is reserved for it: the file may be larger.
     """

@@ -37,7 +37,7 @@ class Box:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The first index behind the box, per dimension."""
+        """The first index after the box, per dimension."""
         return tuple(map(add, self.offsets, self.sizes))
 
     @property

@@ -20,7 +20,7 @@ def check_layout(layout: TensorLayout) -> None:
     """
     chunks = layout.chunks
     if len(chunks) == 1 and chunks[0].box.sizes == layout.global_shape:
-        # Most tensors are such, with one owner on each of many ranks: the owners need not be looked at.
+        # Most tensors are whole on each of many ranks: their owners need not be checked.
         check_cover(layout.fqn, layout.global_shape, [chunks[0].box])
         return
     boxes, owners = [chunk.box for chunk in chunks], [chunk.owners for chunk in chunks]

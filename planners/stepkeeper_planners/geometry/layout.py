@@ -66,7 +66,7 @@ class TensorLayout:
     """The ranks of each slice of the device mesh, if there are several slices that hold the whole tensor each."""
 
     def local_boxes(self, rank: int) -> dict[int, Box]:
-        """Return what a rank holds: each distinct box, by the lowest local index of its copies on that rank.
+        """Return a rank's boxes: each distinct one, by the lowest local index of its copies on that rank.
 
         Further copies on the same rank are left out: they are never read or written separately.
         """

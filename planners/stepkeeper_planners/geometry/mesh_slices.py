@@ -41,8 +41,8 @@ def keep_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
     The slices take turns by bytes, so that each writes about as much. If no slice holds all of a tensor, its layout is
     unchanged.
 
-    Nothing compares what slices hold, and experts that have the same name on all slices are not equal. So parts of
-    several slices would make a tensor that no rank ever had.
+    Nothing compares the slices, and experts with the same name on all slices are not equal. So parts of several slices
+    would make a tensor that no rank ever had.
     """
     turns = Counter[Slice]()
     whole: dict[tuple[int, ...], list[Slice]] = {}

@@ -1,17 +1,24 @@
 """Collect the differences between a state and a checkpoint from all ranks, and report them as one error."""
 
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 import numpy as np
 
-from stepkeeper_planners.errors import LoadMismatchError
+from stepkeeper_planners.errors import LoadMismatchError, format_ranks
 from stepkeeper_planners.loading.name_suggestions import find_rename, suggest_names
 
+_log: Final = logging.getLogger(__name__)
+
+_SHOWN: Final = 100
+"""The most names that a message of the log lists."""
+
 _NEAR: Final = 8
-"""For how many missing names similar names are searched; a message shows no more."""
+"""The number of missing names for which similar names are searched; a message shows no more."""
 
 _GROUPS: Final = re.compile(r"(?:(.*?)\.)?param_groups(?:\.|$)")
 """Matches the flat names of an optimizer's groups."""
@@ -30,16 +37,30 @@ class Differences:
     castable: tuple[str, ...] = ()
     """The mismatched names that `cast` would convert."""
     asked: tuple[str, ...] = ()
-    """The top-level names that the state asks for."""
+    """The top-level names that the state requests."""
     changing: tuple[str, ...] = ()
     """The top-level names below which both sides have values, and no tensors, under names that the other side lacks."""
     optimizers: tuple[str, ...] = ()
     """The optimizers in the state or in the checkpoint."""
     primed: tuple[str, ...] = ()
     """Those that have state in the state."""
+    left_over: Mapping[str, str] = field(default_factory=dict)
+    """Differences of optimizers' groups that only a strict load refuses."""
+    strict: bool = True
+    """Whether what only one side has is refused. Else it is logged."""
 
     def __bool__(self) -> bool:
-        return bool(self.missing or self.unexpected or self.mismatched)
+        return self.stops_rank or bool(self.strict and self.unexpected)
+
+    @property
+    def stops_rank(self) -> bool:
+        """True if this rank's state can't be loaded, whatever other ranks ask for."""
+        return bool(self.mismatched or (self.strict and (self.missing or self.left_over)))
+
+    @property
+    def is_none(self) -> bool:
+        """True if state and checkpoint have the same."""
+        return not (self.missing or self.unexpected or self.mismatched or self.left_over)
 
     def short(self) -> "Differences":
         """Return a copy with a bounded number of names of each kind, to send to ranks that mostly have the same."""
@@ -48,6 +69,7 @@ class Differences:
             missing=self.missing[:_SENT],
             unexpected=self.unexpected[:_SENT],
             mismatched=dict(list(self.mismatched.items())[:_SENT]),
+            left_over=dict(list(self.left_over.items())[:_SENT]),
             castable=self.castable[:_SENT],
         )
 
@@ -67,7 +89,7 @@ class Findings:
         """Pack a rank's differences for sending.
 
         Args:
-            differences: what the rank found.
+            differences: the rank's differences.
             stored_names: the checkpoint's names, the same on all ranks.
             short: whether to send a bounded number of names only.
         """
@@ -80,9 +102,9 @@ class Findings:
 def intersect_unexpected(
     findings: Sequence[Findings | None], stored_names: Iterable[str]
 ) -> list[Differences | None]:
-    """Return the ranks' differences, with only those unexpected names that no rank asks for.
+    """Return the ranks' differences, with only those unexpected names that no rank requests.
 
-    Each pipeline stage asks for its own names, so a name that one rank doesn't expect may belong to another.
+    Each pipeline stage requests its own names, so a name that one rank doesn't expect may belong to another.
     """
     names = sorted(stored_names)
     common = np.ones(len(names), dtype=bool)
@@ -93,6 +115,27 @@ def intersect_unexpected(
     return [None if each is None else replace(each.differences, unexpected=unexpected) for each in findings]
 
 
+def judge_differences(by_rank: Sequence[Differences | None]) -> LoadMismatchError | None:
+    """Return one error of all ranks' differences, as `build_mismatch_error`. If none is refused, log them."""
+    if any(by_rank):
+        return build_mismatch_error(by_rank)
+    found = {rank: each for rank, each in enumerate(by_rank) if each is not None}
+    reasons = {name: f" ({reason})" for each in found.values() for name, reason in each.left_over.items()}
+    for what, kind in (
+        ("not in the checkpoint, left as they were", "missing"),
+        ("not in the state, not restored", "unexpected"),
+        ("differences of groups", "left_over"),
+    ):
+        names = sorted(_union(found, len(by_rank), attrgetter(kind)).items())
+        on = [
+            f"{n}{reasons.get(n, '')}{f' (on {format_ranks(ranks)})' if ranks else ''}" for n, ranks in names
+        ]
+        if names:
+            shown = ", ".join(on[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+            _log.warning("strict=False: %d %s: %s", len(names), what, shown)
+    return None
+
+
 def build_mismatch_error(
     by_rank: Sequence[Differences | None], *, loaded: str = "nothing was loaded"
 ) -> LoadMismatchError:
@@ -100,13 +143,15 @@ def build_mismatch_error(
 
     Args:
         by_rank: each rank's differences; None for a rank that found none.
-        loaded: what of the state was changed.
+        loaded: the part of the state that was changed.
     """
     found = {rank: each for rank, each in enumerate(by_rank) if each}
+    logged_only: dict[str, Any] = {"missing": (), "unexpected": (), "left_over": {}}
+    found = {rank: each if each.strict else replace(each, **logged_only) for rank, each in found.items()}
     missing = _union(found, len(by_rank), lambda each: each.missing)
     unexpected = _union(found, len(by_rank), lambda each: each.unexpected)
-    mismatched = _union(found, len(by_rank), lambda each: tuple(each.mismatched))
-    reasons = {name: reason for each in found.values() for name, reason in each.mismatched.items()}
+    mismatched = _union(found, len(by_rank), lambda each: (*each.mismatched, *each.left_over))
+    reasons = {n: why for each in found.values() for n, why in {**each.mismatched, **each.left_over}.items()}
     together = Differences(
         missing=tuple(sorted(missing)),
         unexpected=tuple(sorted(unexpected)),
@@ -147,7 +192,16 @@ def _union(
 def _causes(differences: Differences) -> Iterator[str]:
     missing, unexpected = differences.missing, differences.unexpected
     rename = find_rename(missing, unexpected)
-    if rename is not None:
+    of_missing, of_unexpected = (list_with_state(n, differences.optimizers) for n in (missing, unexpected))
+    numbered = {of for of, parameter in of_missing if parameter.isdecimal()}
+    numbered &= {of for of, parameter in of_unexpected if not parameter.isdecimal()}
+    if numbered:
+        yield (
+            f"The state has the parameters of {', '.join(map(repr, sorted(numbered)))} by number, the checkpoint has "
+            "them by name: put the Optimizer object itself into the state. dcp.load calls state_dict() of objects at "
+            'the top of a state, so put it one level down: {"state": {"model": model, "optimizer": optimizer}}.'
+        )
+    elif rename is not None:
         mine, theirs = rename.example
         yield (
             f"One rename fixes {rename.fixes} of {len(missing)} missing names: {rename.rule}. "
@@ -161,12 +215,12 @@ def _causes(differences: Differences) -> Iterator[str]:
                 + ", ".join(f"{mine!r} may be {theirs!r}" for mine, theirs in near.items())
                 + "."
             )
-    if not list_with_state(missing, differences.optimizers):
+    if not of_missing:
         yield from _advise_priming(differences)
     for name in differences.changing if rename is None else ():
         yield (
             f"If the names below {name!r} change from one start to the next, as a data loader's may, save it as "
-            "Whole, or as PerRank where the ranks have their own: that is one value, whatever is in it."
+            "Whole, or as PerRank where the ranks have their own: that is one value, with any content."
         )
 
 

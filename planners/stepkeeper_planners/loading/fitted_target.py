@@ -1,9 +1,11 @@
-"""Ask a checkpoint for an optimizer's state by the names that it has there, and give it back by those of the state."""
+"""Request an optimizer's state by its names in a checkpoint, and map it back to its names in the state."""
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import reduce
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -13,7 +15,7 @@ from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.stored_state import StoredState
 from stepkeeper_planners.state.named_optimizer import NamedState, find_named_states
-from stepkeeper_planners.state.optimizer_groups import Given, StoredGroup, explain_sizes
+from stepkeeper_planners.state.optimizer_groups import GroupOptions, StoredGroup, explain_sizes
 from stepkeeper_planners.state.tree import flatten_resolved, join_path, list_leaves
 
 __all__ = ["FittedTarget"]
@@ -21,15 +23,15 @@ __all__ = ["FittedTarget"]
 _log: Final = logging.getLogger(__name__)
 
 _IS_LIST: Final = re.compile(r"\d+\.params")
-"""Matches what shows, below the name of groups, that they are stored as a list."""
+"""Matches names below the groups' name that occur only if the groups are stored as a list."""
 
 
 class FittedTarget(LoadTarget):
-    """A state as one checkpoint is asked for it.
+    """A state with the names that one checkpoint has for it.
 
-    It differs from the state in the optimizers that are named by their parameters. Of their groups, all that the
-    checkpoint has is asked for, tensors into memory of their own: which group a parameter is in is known only when
-    that is read. The state of their parameters is asked for by numbers if that is how it was saved.
+    It differs from the state in the optimizers whose parameters have names. All entries of their groups in the
+    checkpoint are requested, tensors into separate memory: only these entries show which group a parameter is in. The
+    state of their parameters is requested by number if it was saved by number.
     """
 
     def __init__(self, target: LoadTarget, stored: StoredState, rules: LoadRules) -> None:
@@ -43,50 +45,66 @@ class FittedTarget(LoadTarget):
         super().__init__(target.state)
         self.resizable = target.resizable
         self.flat = self.filled = target.flat
-        """`filled` has the names that the state is filled by."""
+        """`filled` has the names under which the state is filled."""
 
         tree = target.flat.tree
-        self._rules: Final = rules
         optimizers = list(find_named_states(tree))
         known = frozenset((*stored.tensors, *stored.values)).difference(stored.further) if optimizers else ()
         fitted = [_Optimizer(path, present, known, stored) for path, present in optimizers]
+        renamed = {name: own for each in fitted for name, own in each.list_renamed()}
+        self.rules: Final = replace(rules, renamed=renamed)
+        """The rules for the names by which the checkpoint is asked."""
+
+        self._aliases: Final = target.flat.aliases
         self._optimizers: Final = [
             each
             for each in fitted
-            if any(rules.selects(join_path((*each.path, name))) for name, _ in list_leaves(each.state))
+            if any(self.rules.selects(join_path((*each.path, name))) for name, _ in list_leaves(each.state))
         ]
-        self.of_groups = frozenset(name for each in self._optimizers for name in each.asked)
+        self.of_groups = frozenset(name for each in self._optimizers for name in each.requested)
         if self._optimizers:
-            asked = [(each.path, each.with_asked()) for each in self._optimizers]
-            self.flat = flatten_resolved(reduce(_put, asked, tree))
+            requested = [(each.path, each.with_requested()) for each in self._optimizers]
+            self.flat = flatten_resolved(reduce(_put, requested, tree))
         if any(each.found == "numbers" for each in self._optimizers):
             present = [(each.path, each.state) for each in self._optimizers]
             self.filled = flatten_resolved(reduce(_put, present, tree))
 
-    def give_back(self, read: Mapping[str, object], *, is_first_rank: bool) -> Given:
+    def list_filled(self, requested: Iterable[str]) -> frozenset[str]:
+        """Return the names in the state of what is filled from what the checkpoint is requested for by these names."""
+        names = [self.rules.name_in_state(name) for name in requested if name not in self.of_groups]
+        for each in self._optimizers:
+            options = list_leaves(each.state["param_groups"]) if each.requested else ()
+            names += filter(self.rules.selects, (f"{each.below}.{option}" for option, _ in options))
+        return frozenset(self._aliases.get(name, name) for name in names)
+
+    def assign_group_options(self, read: Mapping[str, object], *, is_first_rank: bool) -> GroupOptions:
         """Give the optimizers' groups their options.
 
         Args:
-            read: the values by the names by which they were asked for. The tensors have been read, too.
+            read: the values by the names by which they were requested. The tensors have been read, too.
             is_first_rank: whether to log, once for all ranks, that an optimizer was saved by position.
         """
-        given = Given(selects=self._rules.selects, cast=self._rules.cast)
+        options = GroupOptions(selects=self.rules.selects, cast=self.rules.cast)
         for each in self._optimizers:
             stored, state = list(each.build_groups(read)), each.state
             by_number = any(type(key) is int for params, _ in stored for key in params)
             reason = each.explain_refusal([params for params, _ in stored], by_number=by_number)
             if reason is not None:
-                given.mismatched[join_path(each.path)] = reason
+                options.mismatched[join_path(each.path)] = reason
                 continue
             keys = state.numbers if by_number else state.groups
-            given.give(each.below, state["param_groups"], keys, stored)
-            if by_number and is_first_rank:
+            nameless = sum(str(key).startswith("#") for params, _ in stored for key in params)
+            why = f"{nameless} of its parameters are in no module of the state, and have no names"
+            if by_number:
+                why = "the checkpoint has its parameters by position, not by name"
+            options.assign(each.below, state["param_groups"], keys, stored)
+            if (by_number or nameless) and is_first_rank:
                 _log.warning(
-                    "%s: the checkpoint has its parameters by position, not by name: restored in the order of the "
-                    "parameters, after a comparison of shapes",
+                    "%s: %s: restored in the order of the parameters, after a comparison of shapes",
                     join_path(each.path),
+                    why,
                 )
-        return given
+        return options
 
 
 class _Optimizer:
@@ -96,35 +114,45 @@ class _Optimizer:
         self, path: tuple[Any, ...], present: NamedState, known: Collection[str], stored: StoredState
     ) -> None:
         """Find out how the checkpoint, which has the `known` names, names it."""
-        self.path, self.state, self.found = path, present, ""
+        self.path, self.found = path, ""
         """`found`: what the checkpoint has its parameters' state by: "names", "numbers", or "" if it has none."""
-        for by, state in (("numbers", present.with_numbers()), ("names", present)):
+        parameters = {name for group in present.groups for name in group}
+        # Other entries of its state have the same names in both.
+        own = {name: entry for name, entry in present["state"].items() if name in parameters}
+        named = present.with_content({**present, "state": own})
+        for by, state in (("numbers", named.with_numbers()), ("names", named)):
             if any(join_path((*path, "state", name)) in known for name, _ in list_leaves(state["state"])):
-                self.found, self.state = by, state
+                self.found = by
+        self.state = present.with_numbers() if self.found == "numbers" else present
         self.below: Final = join_path((*path, "param_groups"))
         rests = sorted(n.removeprefix(f"{self.below}.") for n in known if n.startswith(f"{self.below}."))
         self.is_flat: Final = not any(map(_IS_LIST.fullmatch, rests))
         """True if groups are stored for each parameter, as with torch's `flatten_optimizer_state_dict`."""
 
-        parameters = {name for group in present.groups for name in group}
         # Those of other parameters are left over.
         mine = (rest for rest in rests if not self.is_flat or self._split(rest)[0] in parameters)
-        asked = [f"{self.below}.{rest}" for rest in mine] or [self.below] * (self.below in known)
-        self.asked: Final = {name: _make_memory(name, stored) for name in asked}
+        requested = [f"{self.below}.{rest}" for rest in mine] or [self.below] * (self.below in known)
+        self.requested: Final = {name: _make_memory(name, stored) for name in requested}
         """The stored names of its groups' entries, with memory for those that are tensors."""
 
-    def with_asked(self) -> NamedState:
-        """Return its state with what is asked for in place of the groups."""
+    def list_renamed(self) -> Iterator[tuple[str, str]]:
+        """Yield the parts of its state that the checkpoint has by number, with their names in the state."""
+        numbers = chain(*self.state.numbers) if self.found == "numbers" else ()
+        for number, name in zip(numbers, chain(*self.state.groups), strict=False):
+            yield join_path((*self.path, "state", number)), join_path((*self.path, "state", name))
+
+    def with_requested(self) -> NamedState:
+        """Return its state with what is requested for in place of the groups."""
         below = f"{self.below}."
-        groups = {name.removeprefix(below): leaf for name, leaf in self.asked.items()}
+        groups = {name.removeprefix(below): leaf for name, leaf in self.requested.items()}
         # Older writers store a list without tensors as one value.
-        asked: Any = groups.get(self.below, groups)
-        return self.state.with_content({**self.state, "param_groups": asked})
+        requested: Any = groups.get(self.below, groups)
+        return self.state.with_content({**self.state, "param_groups": requested})
 
     def build_groups(self, read: Mapping[str, object]) -> Iterator[StoredGroup]:
-        """Make the stored groups of their entries, which may be hostile. One without a list of parameters is none."""
+        """Build the stored groups from their entries, which may be hostile. Skip those without a list of parameters."""
         by_group: dict[str, dict[str, object]] = {}
-        for name, memory in self.asked.items():
+        for name, memory in self.requested.items():
             leaf = read[name] if memory is None else memory
             if name == self.below:
                 listed = leaf if isinstance(leaf, list) else []
@@ -143,10 +171,10 @@ class _Optimizer:
             return "the parameters have positions on one side, and numbers as their names on the other"
         if by_number and params != self.state.numbers:
             reason = explain_sizes(list(map(len, params)), list(map(len, self.state.groups)))
-            reason = reason or "its numbers are no positions"
+            reason = reason or "its numbers aren't positions"
             return f"{reason}, and the checkpoint doesn't name the parameters"
-        if self.state.is_joint and not by_number and self.found and params != self.state.groups:
-            return "its parameters have state together, in their order, and they or their order differ now"
+        if self.state.is_joint and not by_number and params and params != self.state.groups:
+            return "its parameters share state in their order, and the parameters or their order have changed"
         return None
 
     def _split(self, rest: str) -> tuple[str, str]:
@@ -161,7 +189,7 @@ def _make_memory(name: str, stored: StoredState) -> torch.Tensor | None:
 
 
 def _put(tree: Any, placed: tuple[tuple[Any, ...], object]) -> Any:
-    """Return the tree with an item at a path. What isn't on the way is the same."""
+    """Return the tree with an item at a path. Everything off the path is the same object."""
     path, item = placed
     if not path:
         return item

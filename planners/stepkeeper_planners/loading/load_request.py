@@ -1,4 +1,4 @@
-"""Collect the names, layouts and values that a state asks a checkpoint for."""
+"""Collect the names, layouts and values that a state requests from a checkpoint."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class LoadTarget:
         """
         self.state: Final = state
         self.of_groups: frozenset[str] = frozenset()
-        """The names of optimizers' groups that are asked for, whichever the state has."""
+        """The requested names of optimizers' groups, whether or not the state has them."""
 
     @cached_property
     def flat(self) -> FlatState:
@@ -48,11 +48,11 @@ class LoadTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """Everything that a state asks for, by flat name."""
+    """Everything that a state requests, by flat name."""
 
     layouts: Sequence[TensorLayout]
     values: Mapping[str, Path] = field(default_factory=dict)
-    """The values that are no tensors, with the keys that lead to each."""
+    """The values that aren't tensors, with the keys that lead to each."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Further names of tied tensors, each with the name of its layout."""
     per_rank: Mapping[str, Resize | None] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class LoadRequest:
     resizable: Mapping[str, Resizable] = field(default_factory=dict)
     """The parts that may get another number of items than they have now, by name."""
     of_groups: frozenset[str] = frozenset()
-    """The names of optimizers' groups, which are asked for whatever the rules select."""
+    """The names of optimizers' groups, which are requested even if the rules don't select them."""
     marks: Collection[str] = ()
     """The marks of the state's keys and empty dicts, as `encode_nesting` names them."""
 
@@ -72,7 +72,7 @@ class LoadRequest:
 def build_load_request(
     target: LoadTarget, ranks: Ranks, shardings: Mapping[str, str] | None = None
 ) -> LoadRequest:
-    """Describe everything that the state asks for. No tensor is computed or moved.
+    """Describe everything that the state requests. No tensor is computed or moved.
 
     Args:
         target: the state.
@@ -80,7 +80,7 @@ def build_load_request(
         shardings: the shardings that tensors get when they are filled, by name; see `choose_shardings`.
 
     Raises:
-        UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
+        UnsupportedShardingError: a tensor's placement doesn't determine which device holds what.
         DuplicateNameError: two keys of a dict have one name.
     """
     placed, flat = shardings or {}, target.flat

@@ -1,4 +1,4 @@
-"""Match the names that a state asks for with those that a checkpoint has; list the reads and the differences."""
+"""Match the names that a state requests with those that a checkpoint has; list the reads and the differences."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -24,13 +24,13 @@ def compare(
     rules: LoadRules | None = None,
     owner: Ranks | None = None,
 ) -> tuple[StateReads, Differences]:
-    """Plan the reads of one rank, and list what keeps the checkpoint from being loaded.
+    """Plan the reads of one rank, and list the differences that prevent the load.
 
     Every element of every local box is read exactly once, even if the tensor is tied or this rank has several copies.
 
     Args:
-        request: what the state asks for.
-        stored: what the checkpoint has.
+        request: the names, layouts and values of the state.
+        stored: the content of the checkpoint.
         ranks: the rank that holds the tensors' parts.
         rules: which names are loaded, and how strictly; None for all names, strictly.
         owner: the rank whose `PerRank` values are loaded, if it is not `ranks`.
@@ -79,25 +79,25 @@ class _Comparison:
             values=tuple(self._values),
             skipped=tuple(self._skipped),
             unread=tuple(unread),
-            not_found=tuple(self._missing),
             tied_copies=tuple(self._tied_copies),
         )
         return reads, self._build_differences(unread)
 
     def _build_differences(self, unread: list[str]) -> Differences:
-        # With nothing in common, strict=False would load nothing; nobody means that.
+        # With nothing in common, strict=False would load nothing, which is never intended.
         of_groups = self._request.of_groups
         reads_any = bool(self._pieces) or any(each.fqn not in of_groups for each in self._values)
-        raised = self._rules.strict or (self._missing and not reads_any)
+        strict = self._rules.strict or bool(self._missing and not reads_any)
         names = (*self._stored.tensors, *self._stored.values, *self._requested_names()) if unread else ()
-        optimizers = find_optimizers(names)
+        optimizers, name_in_state = find_optimizers(names), self._rules.name_in_state
         return Differences(
-            missing=tuple(sorted(self._missing)) if raised else (),
-            unexpected=tuple(unread) if raised else (),
-            mismatched=self._mismatched,
-            castable=tuple(self._castable),
+            missing=tuple(sorted(self._missing)),
+            unexpected=tuple(unread),
+            strict=strict,
+            mismatched={name_in_state(name): reason for name, reason in self._mismatched.items()},
+            castable=tuple(map(name_in_state, self._castable)),
             asked=tuple(sorted({name.partition(".")[0] for name in self._requested_names()})),
-            changing=tuple(self._find_changing(unread)) if raised else (),
+            changing=tuple(self._find_changing(unread)) if strict else (),
             optimizers=tuple(sorted(optimizers)),
             primed=tuple(sorted({n for n, _ in list_with_state(self._requested_names(), optimizers)})),
         )
@@ -140,7 +140,7 @@ class _Comparison:
         found = self._stored.tensors[name]
         if layout.fqn in self._request.overlapping:
             self._mismatched[name] = (
-                "expanded in the state: several of its elements are one place in memory. Load into a clone() of it"
+                "expanded in the state: several of its elements share one place in memory. Load into a clone() of it"
             )
             return
         if reason := self._explain_difference(layout, found):
@@ -180,7 +180,7 @@ class _Comparison:
         if castable and self._rules.cast:
             return None
         if self._rules.cast:
-            return f"{reason}: converted it would lose what only {found.dtype} can say"
+            return f"{reason}: conversion would lose what only {found.dtype} can represent"
         return reason
 
     def _match_value(self, fqn: str, path: Path) -> None:
@@ -199,7 +199,7 @@ class _Comparison:
             self._missing.append(fqn)
 
     def _match_resizable(self) -> set[str]:
-        """Read lists and dicts that may get other items as they were saved. Return the state's names in them."""
+        """Read lists and dicts whose items may differ from the saved ones. Return the state's names in them."""
         found = match_resizable(self._request, self._stored, self._rules)
         for read in found.reads:
             self._values.append(read)
@@ -217,7 +217,7 @@ class _Comparison:
                 self._match_rank_values(fqn, resize, worlds[fqn])
             elif fqn in self._stored_values or fqn in self._stored.tensors:
                 self._mismatched[fqn] = (
-                    "one for all ranks in the checkpoint, PerRank in the state. Load it without PerRank once"
+                    "one for all ranks in the checkpoint, PerRank in the state. Load it once without PerRank"
                 )
             else:
                 self._missing.append(fqn)
@@ -265,6 +265,4 @@ class _Comparison:
     def _report_unmatched_items(self) -> None:
         known = [*self._requested_names(), *self._stored.tensors, *self._stored.values]
         for pattern in self._rules.find_unmatched_items(known):
-            self._mismatched[pattern] = (
-                "asked for with items, and neither the state nor the checkpoint has it"
-            )
+            self._mismatched[pattern] = "selected by items=, but neither the state nor the checkpoint has it"

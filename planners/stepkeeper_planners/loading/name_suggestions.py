@@ -1,4 +1,4 @@
-"""Suggest what a missing name is called on the other side: the same name under a prefix, or a misspelt one."""
+"""Suggest the name on the other side for a missing name: the same name under a prefix, or a misspelt one."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ def _prefix_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterat
 
 
 def _suffixes(name: str) -> Iterator[str]:
-    """Yield the name, and what is left as its first parts are removed one by one."""
+    """Yield the name, and its rests as its first parts are removed one by one."""
     end = name
     while end:
         yield end

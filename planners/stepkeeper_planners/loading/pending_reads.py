@@ -85,7 +85,7 @@ class PendingReads:
         """Make the read items.
 
         Args:
-            reads: what this rank reads.
+            reads: this rank's reads.
             boxes: this rank's local boxes of each tensor, by local index.
             tensors: the state's tensors, by flat name.
             stored_dtype_of: returns the dtype of a tensor by its name in the checkpoint.

@@ -1,4 +1,4 @@
-"""Plan a load for torch.distributed.checkpoint's `load`, and put what is read into the state."""
+"""Plan a load for torch.distributed.checkpoint's `load`, and put the data into the state."""
 
 import io
 from collections.abc import Collection, Mapping
@@ -20,6 +20,7 @@ from stepkeeper_planners.loading.differences import (
     Findings,
     build_mismatch_error,
     intersect_unexpected,
+    judge_differences,
 )
 from stepkeeper_planners.loading.fitted_target import FittedTarget
 from stepkeeper_planners.loading.load_request import LoadTarget, build_load_request
@@ -35,7 +36,7 @@ from stepkeeper_planners.state.values import decode_value
 
 
 class SPMDLoadPlanner(LoadPlanner):
-    """Load a checkpoint into the state's own tensors, whatever layout it was saved with.
+    """Load a checkpoint, saved with any layout, into the state's own tensors.
 
     Pass one to `dcp.load`; each planner serves one load. The state's tensors must already be on their devices, with
     their shardings.
@@ -110,7 +111,7 @@ class SPMDLoadPlanner(LoadPlanner):
 
         Args:
             state_dict: the state to fill; nested dicts and lists of tensors, values and objects.
-            metadata: what the checkpoint holds.
+            metadata: the checkpoint's metadata.
             is_coordinator: whether this rank makes the global plan.
 
         Raises:
@@ -137,7 +138,7 @@ class SPMDLoadPlanner(LoadPlanner):
         Differences between state and checkpoint don't raise here: they travel in the plan to the coordinator.
 
         Raises:
-            UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
+            UnsupportedShardingError: a tensor's placement doesn't determine which device holds what.
         """
         assert self.metadata is not None
         self._ranks = self._owner = current_ranks(self._group)
@@ -148,13 +149,14 @@ class SPMDLoadPlanner(LoadPlanner):
         stored = collect_stored_state(self.metadata)
         self._fitted = FittedTarget(self._target, stored, self.rules)
         request = build_load_request(self._fitted, self._ranks)
-        self._reads, self._differences = compare(request, stored, self._ranks, self.rules, self._owner)
+        rules = self._fitted.rules
+        self._reads, self._differences = compare(request, stored, self._ranks, rules, self._owner)
         self.skipped, self.unread = self._reads.skipped, self._reads.unread
         found = None
-        if self._differences:
+        if not self._differences.is_none:
             names = self.metadata.state_dict_metadata
             found = Findings.from_differences(self._differences, names, short=not self.is_coordinator)
-        if self._differences.missing or self._differences.mismatched:
+        if self._differences.stops_rank:
             return LoadPlan(items=[], planner_data=found)
         boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in request.layouts}
         self._pending = PendingReads(
@@ -186,8 +188,9 @@ class SPMDLoadPlanner(LoadPlanner):
         sent = [plan.planner_data for plan in global_plan]
         found = [each if isinstance(each, Findings) else None for each in sent]
         differences = intersect_unexpected(found, self.metadata.state_dict_metadata)
-        if any(differences):
-            raise build_mismatch_error(differences)
+        error = judge_differences(differences)
+        if error is not None:
+            raise error
         return [replace(plan, planner_data=None) for plan in global_plan]
 
     def _replan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -203,8 +206,8 @@ class SPMDLoadPlanner(LoadPlanner):
             self._owner = single_rank()
             return [self._plan()]
         raise WrongRanksError(
-            f"this load is of {len(plans)} ranks, the planner knows of {self._ranks.world_size}: give it the group "
-            "that the load is given, SPMDLoadPlanner(process_group=…)"
+            f"this load has {len(plans)} ranks, but the planner expects {self._ranks.world_size}: pass it the group "
+            "of the load, SPMDLoadPlanner(process_group=…)"
         )
 
     @override
@@ -214,7 +217,7 @@ class SPMDLoadPlanner(LoadPlanner):
         Raises:
             LoadMismatchError: state and checkpoint differ, and no coordinator has raised it.
         """
-        if isinstance(central_plan.planner_data, Findings):
+        if isinstance(central_plan.planner_data, Findings) and self._differences:
             raise build_mismatch_error([self._differences])
         if self._pending.is_done:
             self._finish()
@@ -276,6 +279,7 @@ class SPMDLoadPlanner(LoadPlanner):
         )
         if differences:
             raise build_mismatch_error([differences], loaded="its tensors were loaded, its values were not")
+        judge_differences([differences])
         finish_load(self.original_state_dict, self._fitted.filled, values)
 
     def _lookup_shard(self, fqn: str, boxes: Mapping[int, Box], local_index: int) -> torch.Tensor:
@@ -283,4 +287,4 @@ class SPMDLoadPlanner(LoadPlanner):
 
     def _stored_dtype_of(self, name: str) -> torch.dtype:
         assert self.metadata is not None
-        return self.metadata.state_dict_metadata[name].properties.dtype  # type: ignore[union-attr]  # only tensors are asked
+        return self.metadata.state_dict_metadata[name].properties.dtype  # type: ignore[union-attr]  # called for tensors only

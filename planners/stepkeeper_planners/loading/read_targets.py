@@ -33,7 +33,7 @@ class ReadTarget:
     """Pieces that were read into a caller's memory. The tensor keeps its old elements there."""
 
     def resolve_memory(self, read: ChunkRead) -> torch.Tensor:
-        """Return memory for exactly what is read, in the stored dtype: part of the tensor itself if possible."""
+        """Return memory for exactly this read, in the stored dtype: part of the tensor itself if possible."""
         if self.is_direct(read):
             return self._place(read.pieces[0])
         return self.scratch_memory(read)
@@ -43,7 +43,7 @@ class ReadTarget:
         return len(read.pieces) == 1 and self.stored_dtype == self.tensor.dtype
 
     def scratch_memory(self, read: ChunkRead) -> torch.Tensor:
-        """Return memory for exactly what is read, kept until the read is committed."""
+        """Return memory for exactly this read, kept until it is committed."""
         if read.box not in self._scratch:
             self._scratch[read.box] = torch.empty(read.box.sizes, dtype=self.stored_dtype)
         return self._scratch[read.box]
@@ -68,7 +68,7 @@ class ReadTarget:
             self._scratch.pop(read.box, None)
 
     def commit_read(self, read: ChunkRead) -> bool:
-        """Copy what was read to its place, and fill the tensor with its last read.
+        """Copy the elements to their place, and fill the tensor with its last read.
 
         Returns:
             Whether the tensor has all its elements now. Its buffers are freed then.

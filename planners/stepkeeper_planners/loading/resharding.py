@@ -1,4 +1,4 @@
-"""Intersect stored chunks with the boxes that this rank holds, whatever layout was saved."""
+"""Intersect stored chunks of any layout with the boxes that this rank holds."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

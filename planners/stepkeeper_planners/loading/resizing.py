@@ -18,12 +18,12 @@ __all__ = ["ResizedReads", "match_resizable"]
 def match_resizable(request: LoadRequest, stored: StoredState, rules: LoadRules) -> "ResizedReads":
     """Find the lists and dicts of the state that are to be read as a whole.
 
-    A part that is one value on both sides isn't among them, nor a list that has as many items on both sides, nor one
-    that was saved with tensors or ranks' own values in it: those are matched name by name, as everything else.
+    Other parts are matched name by name, as everything else: parts that are one value on both sides, lists with as many
+    items on both sides, and those saved with tensors or ranks' own values in them.
 
     Args:
-        request: what the state asks for.
-        stored: what the checkpoint has.
+        request: the names and values of the state.
+        stored: the content of the checkpoint.
         rules: which names are loaded.
     """
     found = ResizedReads(request, stored)
@@ -58,7 +58,7 @@ class ResizedReads:
             self._match_opened(fqn, part, below)
 
     def _match_opened(self, fqn: str, part: Resizable, below: Sequence[str]) -> None:
-        """Add the read of a part that was saved entry by entry, also if no entry has come of it."""
+        """Add the read of a part that was saved entry by entry, even if that left no entry."""
         items = {name[len(fqn) + 1 :].partition(".")[0] for name in below}
         if part.length is not None and not all(map(str.isdecimal, items)):
             # It is a dict in the checkpoint.
@@ -83,7 +83,7 @@ class ResizedReads:
             )
         elif foreign:
             self.mismatched[fqn] = (
-                f"saved with keys that can't be made again from their text: {', '.join(foreign[:8])}. Use str, int or "
+                f"saved with keys that can't be rebuilt from their text: {', '.join(foreign[:8])}. Use str, int or "
                 "another plain scalar, or tuples of them"
             )
         else:
@@ -93,7 +93,7 @@ class ResizedReads:
         self.covered.update((fqn, *_list_below(self._wanted, fqn)))
 
     def _is_in_value(self, path: Path) -> bool:
-        """Tell whether a list or dict around the part is one value: older writers keep those without tensors so."""
+        """Return whether a list or dict around the part is one value, as older writers store those without tensors."""
         return any(join_path(path[:length]) in self.values for length in range(1, len(path)))
 
 

@@ -27,14 +27,14 @@ class PresentSharding:
     """The sharding that a tensor of the state has before it is filled."""
 
     text: str
-    """Empty if it has none: nobody marked it, and no program has read or made it."""
+    """Empty if it has none: it isn't marked, and no program has read or made it."""
     ndim: int
     inferred: bool = False
     """Whether priming gave it this sharding, by the parameter's. A step without priming may choose another one."""
 
     @property
     def is_marked(self) -> bool:
-        """Return whether the sharding tells what the user wants."""
+        """Return whether the user chose the sharding."""
         return bool(self.text) and not self.inferred
 
 
@@ -47,12 +47,12 @@ def choose_shardings(
     So a tensor whose sharding is open, or was inferred by priming, gets the saved one: the next step is the program
     that the training would have run. Any other tensor keeps its sharding.
 
-    The layout has changed, and all that is open stays so, if
+    The layout has changed, and open shardings stay open, if
 
     - the number of devices is another one, or
     - a tensor that is divided now was not divided so when it was saved, or
     - tensors that were divided are replicated now, and none is divided as it was. Where one is, the others were
-      replicated each for a reason of its own.
+      replicated for other reasons.
 
     Args:
         saved: the shardings in the checkpoint.

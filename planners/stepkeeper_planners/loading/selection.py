@@ -1,8 +1,8 @@
 """Select the names that a load is about, and how strictly state and checkpoint must agree on them."""
 
 import re
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -29,6 +29,8 @@ class LoadRules:
     """Don't look at these."""
     cast: bool = False
     """Convert elements of another dtype, as far as `torch.can_cast` allows."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Names by which a checkpoint is asked for parts of the state, with their names in the state."""
 
     def __post_init__(self) -> None:
         for argument, patterns in (("items", self.items), ("exclude", self.exclude)):
@@ -49,14 +51,23 @@ class LoadRules:
 
     def selects(self, fqn: str) -> bool:
         """Return whether the load is about this name."""
+        fqn = self.name_in_state(fqn)
         if self._items is not None and not self._items(fqn):
             return False
         return self._exclude is None or not self._exclude(fqn)
 
+    def name_in_state(self, fqn: str) -> str:
+        """Return the state's name of what a checkpoint is asked for by this one."""
+        for above in accumulate(fqn.split("."), "{}.{}".format) if self.renamed else ():
+            if above in self.renamed:
+                return self.renamed[above] + fqn[len(above) :]
+        return fqn
+
     def find_unmatched_items(self, names: Collection[str]) -> list[str]:
         """Return the patterns in `items` that match none of these names. They are mostly misspelt."""
+        known = list(map(self.name_in_state, names))
         return [
-            pattern for pattern in self.items or () if not any(_compiled((pattern,))(name) for name in names)
+            pattern for pattern in self.items or () if not any(_compiled((pattern,))(name) for name in known)
         ]
 
     @cached_property

@@ -1,7 +1,6 @@
-"""Hold what one rank reads to fill its state, and build the state's values from it."""
+"""Hold the reads that fill one rank's state, and build the state's values from them."""
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,12 +16,7 @@ from stepkeeper_planners.state.per_rank import Resize, resize_value
 
 __all__ = ["StateReads", "ValueRead"]
 
-_log: Final = logging.getLogger(__name__)
-
 _ROOT: Final = "value"
-
-_SHOWN: Final = 100
-"""The most names that a message of the log lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +64,7 @@ class ValueRead:
 
     def _below(self, value: Any, key: str | int) -> object:
         if isinstance(value, Mapping):
-            # Names hold keys as text, whatever type they were.
+            # Names hold keys of any type as text.
             for own, item in value.items():
                 if str(own) == str(key):
                     return item
@@ -90,24 +84,22 @@ class StateReads:
     """Names of the state that were not selected or not found; they keep their old content."""
     unread: tuple[str, ...]
     """Names of the checkpoint that nothing in the state asks for."""
-    not_found: tuple[str, ...] = ()
-    """Those of `skipped` that were selected, and that the checkpoint doesn't have."""
     tied_copies: tuple[PieceRead, ...] = ()
-    """Reads of a tied tensor's further names, if only their elements tell whether they are the same tensor."""
+    """Reads of a tied tensor's further names, if only their elements show whether they are the same tensor."""
 
     def build_values(
         self, read: Mapping[str, object], target: FittedTarget, ranks: Ranks, *, strict: bool
     ) -> tuple[dict[str, object], Differences]:
-        """Build the state's values from the stored values, and list what only these show not to fit.
+        """Build the state's values from the stored values, and list the differences that only these show.
 
         Args:
             read: the stored values that were read, by name.
-            target: the state that is to be filled, as this checkpoint was asked for it.
+            target: the state that is to be filled, with this checkpoint's names.
             ranks: the rank that gets the values.
-            strict: whether a value that its stored container lacks is a difference; else it keeps its present value.
+            strict: whether a value that its stored container lacks is refused; else it keeps its present value.
 
         Returns:
-            The values by their names in the state, and the differences. The values mean nothing if there are any.
+            The values by their names in the state, and the differences. The values mean nothing if any is refused.
 
         Raises:
             SourceError: the checkpoint's keys contradict each other.
@@ -119,20 +111,13 @@ class StateReads:
                 values[each.fqn] = each.build_value(read, target.flat.resizers.get(each.fqn), ranks)
             except LoadMismatchError as error:
                 missing += error.missing
-        given = target.give_back(values, is_first_rank=ranks.rank == 0)
-        values = {name: each for name, each in values.items() if name not in target.of_groups} | given.values
-        if not strict and ranks.rank == 0:
-            _log_names("not in the checkpoint, left as they were", sorted((*missing, *self.not_found)))
-            _log_names("not in the state, not restored", self.unread)
-            _log_names("differences of groups", [f"{name} ({why})" for name, why in given.left_over.items()])
-        refused = given.left_over | given.mismatched if strict else given.mismatched
+        options = target.assign_group_options(values, is_first_rank=ranks.rank == 0)
+        values = {
+            name: each for name, each in values.items() if name not in target.of_groups
+        } | options.values
         return values, Differences(
-            missing=tuple(sorted(missing)) if strict else (),
-            mismatched=find_other_groups(target.state, values) | refused,
+            missing=tuple(sorted(missing)),
+            mismatched=find_other_groups(target.state, target.filled.tree, values) | options.mismatched,
+            left_over=options.left_over if strict else options.left_over | options.added,
+            strict=strict,
         )
-
-
-def _log_names(what: str, names: Sequence[str]) -> None:
-    if names:
-        shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-        _log.warning("strict=False: %d %s: %s", len(names), what, shown)

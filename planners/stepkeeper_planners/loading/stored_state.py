@@ -1,4 +1,4 @@
-"""Describe what a checkpoint holds, from its metadata."""
+"""Describe a checkpoint's content, from its metadata."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,13 +29,13 @@ class StoredTensor:
     """Identifies where the bytes lie: names with an equal place were one tensor, others may be. None if unknown."""
 
     def differs_from(self, other: "StoredTensor") -> bool:
-        """Return whether these are surely two tensors. With unknown data they may be one that was stored twice."""
+        """Return whether these are certainly two tensors. With unknown data they may be one that was stored twice."""
         if (self.global_shape, self.dtype) != (other.global_shape, other.dtype):
             return True
         return self.data is not None and other.data is not None and self.data != other.data
 
     def is_same_as(self, other: "StoredTensor") -> bool:
-        """Return whether these are surely one tensor that was stored once."""
+        """Return whether these are certainly one tensor that was stored once."""
         return (self.data is not None and self.data == other.data) or (
             self.place is not None and self.place == other.place
         )
@@ -79,7 +79,7 @@ def collect_stored_state(metadata: Metadata) -> StoredState:
 def read_key_paths(metadata: Metadata) -> dict[str, Path]:
     """Return the keys that led to each name when it was saved; none if the writer stored none."""
     paths = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
-    # Bytes from elsewhere may say anything.
+    # Bytes from elsewhere may hold anything.
     return {name: path for name, path in paths.items() if isinstance(name, str) and isinstance(path, tuple)}
 
 

@@ -17,7 +17,7 @@ __all__ = ["TiedCopy", "build_tied_copies", "check_tied_copies"]
 
 @dataclass(slots=True, kw_only=True)
 class TiedCopy:
-    """This rank's part of a tensor as one of its other names stores it, to compare with what was loaded."""
+    """This rank's part of a tensor as one of its other names stores it, to compare with the loaded elements."""
 
     fqn: str
     """The tensor in the state."""

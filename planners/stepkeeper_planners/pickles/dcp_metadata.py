@@ -1,4 +1,4 @@
-"""Read `.metadata`, the pickle that says what a torch.distributed.checkpoint folder holds. Nothing in it is run."""
+"""Read `.metadata`, the pickle that describes a torch.distributed.checkpoint folder. Nothing in it is run."""
 
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -40,17 +40,19 @@ def read_metadata(data: bytes, *, name: str) -> Metadata:
     try:
         metadata = unpickle(data, _NAMES, key_types=frozenset({MetadataIndex}))
     except PickleRefusedError as error:
-        raise MetadataDecodeError(f"{name}: this is no metadata of a checkpoint: {error}") from error
+        raise MetadataDecodeError(f"{name}: this isn't the metadata of a checkpoint: {error}") from error
     if type(metadata) is not Metadata:
         raise MetadataDecodeError(
-            f"{name}: this is no metadata of a checkpoint: it holds a {type(metadata).__name__}"
+            f"{name}: this isn't the metadata of a checkpoint: it holds a {type(metadata).__name__}"
         )
-    # A pickle can change a list or dict after what holds it was checked.
+    # A pickle can change a list or dict after the object that holds it was checked.
     entries = metadata.state_dict_metadata
     if not _are_tensors(entries) or not all(
         _are_chunks(entry.chunks) for entry in entries.values() if isinstance(entry, TensorStorageMetadata)
     ):
-        raise MetadataDecodeError(f"{name}: this is no metadata of a checkpoint: a tensor has other parts")
+        raise MetadataDecodeError(
+            f"{name}: this isn't the metadata of a checkpoint: a tensor's description is invalid"
+        )
     return metadata
 
 
@@ -86,7 +88,7 @@ def _check_stored(
     for index in _indices(fqn, stored):
         if index not in storage:
             place = "" if index.offset is None else f" at {tuple(index.offset)}"
-            raise MetadataDecodeError(f"{name}: it doesn't say where {fqn}{place} lies")
+            raise MetadataDecodeError(f"{name}: it doesn't locate {fqn}{place}")
 
 
 def _indices(fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> Iterator[MetadataIndex]:
@@ -98,11 +100,11 @@ def _indices(fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> 
 
 
 def _with_fields(kind: type, **checks: Callable[[Any], bool]) -> Callable[[], Draft]:
-    """Return the maker of instances whose fields are checked like this. A newer torch may have more fields."""
+    """Return a function that makes instances and checks their fields. A newer torch may have more fields."""
 
     def fill(state: object) -> object:
         if type(state) is not dict or not all(type(key) is str for key in state):
-            raise PickleRefusedError(f"the fields of a {kind.__name__} are no dict")
+            raise PickleRefusedError(f"the fields of a {kind.__name__} aren't a dict")
         for key, is_right in checks.items():
             # Optional fields have their default on the class.
             value = state[key] if key in state else getattr(kind, key)
@@ -125,7 +127,7 @@ def _is_place(path: object) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_inside(path: str) -> bool:
-    """Return whether the path stays in the checkpoint's folder: a reader opens whatever file it names."""
+    """Return whether the path stays in the checkpoint's folder: a reader opens any file that it names."""
     parts = pathlib.PurePosixPath(path.replace("\\", "/"))
     return bool(path) and not parts.is_absolute() and ".." not in parts.parts
 
@@ -146,10 +148,10 @@ def _is_length(value: object) -> bool:
 
 
 def _properties(state: object) -> TensorProperties:
-    """Make the properties of a tensor. torch 2.15 has strides behind the others, and a newer one may have more."""
+    """Make the properties of a tensor. torch 2.15 adds strides after the others, and a newer one may add more."""
     kinds = (torch.dtype, torch.layout, bool, _MEM_FORMAT_ENCODING, bool)
     if type(state) is not tuple or [type(part) for part in state[: len(kinds)]] != list(kinds):
-        raise PickleRefusedError("the properties of a tensor are none")
+        raise PickleRefusedError("the properties of a tensor are invalid")
     instance = object.__new__(TensorProperties)
     instance.__setstate__(state[:_N_PROPERTIES])  # type: ignore[no-untyped-call]  # torch's own way of filling one
     return instance
@@ -164,7 +166,7 @@ def _member(enum: object, name: object) -> _MEM_FORMAT_ENCODING:
 
 def _memory_format(number: object) -> _MEM_FORMAT_ENCODING:
     if type(number) is not int:
-        raise PickleRefusedError("a memory format isn't made of its number")
+        raise PickleRefusedError("a memory format isn't made from its number")
     return _MEM_FORMAT_ENCODING(number)
 
 
@@ -174,7 +176,7 @@ def _layout(name: object) -> torch.layout:
 
 
 _N_PROPERTIES: Final = len(TensorProperties().__getstate__())  # type: ignore[no-untyped-call]  # torch's own
-"""As many as this torch writes, and takes."""
+"""The number of properties that this torch writes and accepts."""
 
 _METADATA: Final = "torch.distributed.checkpoint.metadata"
 _BEFORE_2_3: Final = "torch.distributed._shard.sharded_tensor.metadata"

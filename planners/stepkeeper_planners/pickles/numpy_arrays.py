@@ -1,4 +1,4 @@
-"""Make numpy's arrays, scalars and dtypes from their bytes alone, as they stand in a pickle."""
+"""Make numpy's arrays, scalars and dtypes from their bytes alone, as stored in a pickle."""
 
 import re
 from functools import partial
@@ -35,7 +35,7 @@ _ARRAY_CLASS: Final = object()
 
 def _new_dtype(code: object, align: object, copy: object) -> Draft:
     if type(code) is not str or type(align) is not bool or type(copy) is not bool:
-        raise PickleRefusedError("a numpy dtype is made of other things than its name")
+        raise PickleRefusedError("a numpy dtype isn't made from its name")
     if not _PLAIN.fullmatch(code):
         raise PickleRefusedError(f"it holds numpy data of dtype {code!r}")
     return Draft(partial(_build_dtype, code))
@@ -44,7 +44,7 @@ def _new_dtype(code: object, align: object, copy: object) -> Draft:
 def _build_dtype(code: str, state: object) -> np.dtype[Any]:
     """Build the dtype from the parts of the state alone: numpy would trust sizes and offsets that don't match."""
     if type(state) is not tuple or len(state) not in (8, 9):
-        raise PickleRefusedError("the state of a numpy dtype is none")
+        raise PickleRefusedError("the state of a numpy dtype is invalid")
     _, order, sub, names, fields, item_bytes, *_ = state
     dtype: np.dtype[Any]
     if sub is not None:
@@ -53,7 +53,7 @@ def _build_dtype(code: str, state: object) -> np.dtype[Any]:
     elif names is not None:
         # Hashing an endlessly nested name would crash the process.
         if type(fields) is not dict or not all(type(name) is str for name in names):
-            raise PickleRefusedError("the fields of a numpy dtype are none")
+            raise PickleRefusedError("the fields of a numpy dtype are invalid")
         parts = [fields[name] for name in names]
         dtype = np.dtype(
             {
@@ -78,7 +78,7 @@ def _unit(state: tuple[Any, ...]) -> str:
     if name == "generic":
         return ""
     if not _UNIT.fullmatch(name) or type(number) is not int:
-        raise PickleRefusedError("it holds numpy times of no known unit")
+        raise PickleRefusedError("it holds numpy times of an unknown unit")
     return f"[{number}{name}]"
 
 
@@ -90,13 +90,13 @@ def _order(order: object) -> Any:
 
 def _dtype(value: object) -> np.dtype[Any]:
     if not isinstance(value, np.dtype):
-        raise PickleRefusedError(f"a {type(value).__name__} stands where a numpy dtype should")
+        raise PickleRefusedError(f"expected a numpy dtype, found a {type(value).__name__}")
     return value
 
 
 def _shape(value: object) -> tuple[int, ...]:
     if type(value) is not tuple or not all(type(size) is int and size >= 0 for size in value):
-        raise PickleRefusedError("the shape of a numpy array is none")
+        raise PickleRefusedError("the shape of a numpy array is invalid")
     return value
 
 
@@ -108,14 +108,14 @@ def _new_array(cls: object, shape: object, kind: object) -> Draft:
 
 def _build_array(state: object) -> np.ndarray[Any, Any]:
     if type(state) is not tuple or len(state) != 5:
-        raise PickleRefusedError("the state of a numpy array is none")
+        raise PickleRefusedError("the state of a numpy array is invalid")
     dtype, shape, is_fortran, content = _dtype(state[2]), _shape(state[1]), state[3], state[4]
     n_items = prod(shape)
     if type(content) is not bytes or n_items * dtype.itemsize != len(content):
-        raise PickleRefusedError(f"a numpy array of {n_items} {dtype} doesn't have their bytes")
+        raise PickleRefusedError(f"a numpy array of {n_items} {dtype} has the wrong number of bytes")
     if not content:
         if n_items:
-            raise PickleRefusedError(f"it holds {n_items} numpy items of no bytes")
+            raise PickleRefusedError(f"it holds {n_items} numpy items of 0 bytes")
         return np.empty(shape, dtype)
     flat = np.frombuffer(content, dtype)
     # A copy can be written to, and its size, which is counted, includes its elements.
@@ -125,7 +125,7 @@ def _build_array(state: object) -> np.ndarray[Any, Any]:
 def _scalar(dtype: object, content: object) -> Any:
     kind = _dtype(dtype)
     if type(content) is not bytes or kind.itemsize != len(content):
-        raise PickleRefusedError(f"a numpy {kind} doesn't have its bytes")
+        raise PickleRefusedError(f"a numpy {kind} has the wrong number of bytes")
     if not content:
         return kind.type()
     return np.frombuffer(bytearray(content), kind)[0]

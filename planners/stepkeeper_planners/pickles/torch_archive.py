@@ -16,9 +16,9 @@ __all__ = ["ZIP_MAGIC", "Storage", "StorageKind", "TorchArchive"]
 ZIP_MAGIC: Final = b"PK\x03\x04"
 """The first bytes of a record, and so of the file."""
 _LOCAL_HEADER_BYTES: Final = 30
-"""The size of what comes before a record's name."""
+"""The size of the header before a record's name."""
 
-# zipfile raises these on bytes that are no archive, or a broken one.
+# zipfile raises these on bytes that aren't an archive, or a broken one.
 _NO_ARCHIVE: Final = (
     zipfile.BadZipFile,
     zlib.error,
@@ -32,7 +32,7 @@ _NO_ARCHIVE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StorageKind:
-    """A storage's class: it tells which elements the bytes are."""
+    """A storage's class: it determines the dtype of its bytes."""
 
     dtype: torch.dtype
 
@@ -53,16 +53,16 @@ class TorchArchive:
         try:
             self._zip = zipfile.ZipFile(file)
         except _NO_ARCHIVE as error:
-            raise PickleRefusedError(f"it is no archive ({error})") from error
+            raise PickleRefusedError(f"it isn't an archive ({error})") from error
         entries = self._zip.infolist()
         self.names = frozenset(entry.filename for entry in entries)
         if len(self.names) != len(entries):
-            raise PickleRefusedError("two records of it have one name")
+            raise PickleRefusedError("two of its records have the same name")
         # If records were compressed or overlapped, a few bytes might become very many.
         if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
-            raise PickleRefusedError("a record of it is compressed or encrypted")
+            raise PickleRefusedError("one of its records is compressed or encrypted")
         if sum(entry.file_size for entry in entries) > size_bytes:
-            raise PickleRefusedError("its records hold more than the whole")
+            raise PickleRefusedError("its records are larger than the file")
         roots = [name.removesuffix("data.pkl") for name in self.names if name.endswith("/data.pkl")]
         if len(roots) != 1:
             raise PickleRefusedError("it has no data.pkl, or several")
@@ -81,7 +81,7 @@ class TorchArchive:
         """Return the offset of a record's first byte, and the number of its bytes."""
         entry = self.entry(name)
         if not 0 <= entry.header_offset <= self._size_bytes:
-            raise PickleRefusedError(f"record {name} can't be read: it is said to begin outside of the file")
+            raise PickleRefusedError(f"record {name} can't be read: it would begin outside of the file")
         self._file.seek(entry.header_offset)
         header = self._file.read(_LOCAL_HEADER_BYTES)
         if len(header) < _LOCAL_HEADER_BYTES or not header.startswith(ZIP_MAGIC):
@@ -94,12 +94,12 @@ class TorchArchive:
 
     def record(self, name: str) -> bytes | memoryview:
         """Read the bytes of a record."""
-        # Newer Pythons' zipfile refuses an entry for fields of it that nothing here relies on.
+        # Newer Pythons' zipfile refuses an entry for fields that nothing here relies on.
         start, n_bytes = self.locate_record(name)
         self._file.seek(start)
         read = self._file.read(n_bytes)
         if zlib.crc32(read) != self.entry(name).CRC:
-            raise PickleRefusedError(f"record {name} can't be read: it has another checksum than it says")
+            raise PickleRefusedError(f"record {name} can't be read: its checksum is wrong")
         return read
 
     def content(self, name: str) -> torch.Tensor:
@@ -114,7 +114,7 @@ class TorchArchive:
     def storage(self, identity: object) -> Storage:
         """Return the storage that a pickle refers to by this persistent id. Each record is read once."""
         if type(identity) is not tuple or len(identity) != 5 or identity[0] != "storage":
-            raise PickleRefusedError("it refers to something that is no storage")
+            raise PickleRefusedError("it refers to something that isn't a storage")
         _, kind, key, _, length = identity
         if type(kind) is not StorageKind or type(key) is not str or not key.isdecimal():
             raise PickleRefusedError("it refers to a storage of an unknown kind")
@@ -123,5 +123,5 @@ class TorchArchive:
             self._storages[key] = (kind, storage)
         first_kind, storage = self._storages[key]
         if kind != first_kind or length != storage.content.numel() // kind.dtype.itemsize:
-            raise PickleRefusedError(f"storage {key} isn't as long as it should be")
+            raise PickleRefusedError(f"storage {key} has the wrong size")
         return storage

@@ -1,7 +1,7 @@
-"""Read what torch.save wrote without torch.load: plain data and dense CPU tensors, nothing else.
+"""Read the output of torch.save without torch.load: plain data and dense CPU tensors, nothing else.
 
 torch.load(weights_only=True) runs no code either. But it believes the sizes and offsets in the file, and it accepts
-whatever another module of the process has added to its list.
+everything that other modules of the process have added to its list.
 """
 
 import io
@@ -41,14 +41,14 @@ def load_archive(archive: TorchArchive) -> Any:
 def _encoded(text: object, encoding: object) -> bytes:
     """Make bytes, which pickles of protocol 2 hold as encoded text."""
     if type(text) is not str or encoding != "latin1":
-        raise PickleRefusedError("it encodes something else than bytes")
+        raise PickleRefusedError("it encodes something other than bytes")
     return text.encode("latin1")
 
 
 def _nothing(kind: type) -> Any:
     def make(*arguments: object) -> object:
         if arguments:
-            raise PickleRefusedError(f"it makes a {kind.__name__} of something")
+            raise PickleRefusedError(f"it makes a {kind.__name__} from something")
         return kind()
 
     return make
@@ -56,7 +56,7 @@ def _nothing(kind: type) -> Any:
 
 def _counter(counts: object) -> "Counter[Any]":
     if type(counts) is not dict:
-        raise PickleRefusedError("a Counter isn't made of counts")
+        raise PickleRefusedError("a Counter isn't made from counts")
     return Counter(counts)
 
 

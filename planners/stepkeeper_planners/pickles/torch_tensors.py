@@ -17,7 +17,7 @@ __all__ = ["TENSOR_CLASS", "TENSOR_MAKERS", "make_with_attributes"]
 def _tensor(storage: object, offset: object, sizes: object, strides: object, *rest: object) -> torch.Tensor:
     """Make a tensor. `rest` is requires_grad, the hooks, and perhaps marks of a lazy conjugate or negation."""
     if type(storage) is not Storage or not 2 <= len(rest) <= 3:
-        raise PickleRefusedError("a tensor has no storage, or something beside its elements")
+        raise PickleRefusedError("a tensor has no storage, or more than its elements")
     return _apply_marks(_view(storage, storage.dtype, offset, (sizes, strides)), rest[2:])
 
 
@@ -26,7 +26,7 @@ def _typed_tensor(
 ) -> torch.Tensor:
     """Make a tensor, with its dtype as the third of `rest`; see `_tensor`."""
     if type(storage) is not Storage or not 3 <= len(rest) <= 4:
-        raise PickleRefusedError("a tensor has no storage, or something beside its elements")
+        raise PickleRefusedError("a tensor has no storage, or more than its elements")
     dtype = rest[2]
     if type(dtype) is not torch.dtype or dtype in _UNREAD:
         raise PickleRefusedError(f"a tensor has dtype {dtype}")
@@ -44,7 +44,7 @@ def _apply_marks(tensor: torch.Tensor, marks: tuple[object, ...]) -> torch.Tenso
             or not {"conj", "neg"}.issuperset(mark)
             or not all(value is True for value in mark.values())
         ):
-            raise PickleRefusedError("a tensor has something beside its elements")
+            raise PickleRefusedError("a tensor has more than its elements")
         tensor = tensor.conj() if "conj" in mark else tensor
         tensor = torch._neg_view(tensor) if "neg" in mark else tensor  # noqa: SLF001 — its one maker
     return tensor
@@ -59,9 +59,9 @@ def _view(storage: Storage, dtype: torch.dtype, offset: Any, shape: tuple[Any, A
         or len(sizes) != len(strides)
         or len(sizes) > 64
     ):
-        raise PickleRefusedError("the shape of a tensor is none")
+        raise PickleRefusedError("the shape of a tensor is invalid")
     if not all(type(number) is int and number >= 0 for number in (offset, *sizes, *strides)):
-        raise PickleRefusedError("the shape of a tensor is none")
+        raise PickleRefusedError("the shape of a tensor is invalid")
     n_items = prod(sizes)
     n_stored = storage.content.numel() // dtype.itemsize
     last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
@@ -75,7 +75,7 @@ def _view(storage: Storage, dtype: torch.dtype, offset: Any, shape: tuple[Any, A
 
 def _parameter(data: object, _requires_grad: object, _hooks: object, *_attributes: object) -> torch.Tensor:
     if type(data) is not torch.Tensor:
-        raise PickleRefusedError("a parameter is no tensor")
+        raise PickleRefusedError("a parameter isn't a tensor")
     return data
 
 
@@ -84,16 +84,16 @@ def _device_tensor(data: object, dtype: object, _device: object, _requires_grad:
     if type(data) is np.ndarray:
         data = torch.from_numpy(data)
     if type(data) is not torch.Tensor or type(dtype) is not torch.dtype or dtype in _UNREAD:
-        raise PickleRefusedError("a tensor of a device isn't made of its elements and their dtype")
+        raise PickleRefusedError("a tensor of a device isn't made from its elements and their dtype")
     return data.to(dtype)
 
 
 def make_with_attributes(make: object, kind: object, arguments: object, _attributes: object) -> object:
     """Make a tensor that has Python attributes. A checkpoint doesn't keep them."""
     if type(make) is not Maker or make.name not in TENSOR_MAKERS or type(arguments) is not tuple:
-        raise PickleRefusedError("a tensor with attributes isn't made as one")
+        raise PickleRefusedError("a tensor with attributes isn't made like one")
     if kind is not TENSOR_CLASS:
-        raise PickleRefusedError("it holds a tensor of a class of its own")
+        raise PickleRefusedError("it holds a tensor of a custom class")
     return TENSOR_MAKERS[make.name](*arguments)
 
 

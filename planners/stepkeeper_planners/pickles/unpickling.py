@@ -1,4 +1,4 @@
-"""Read a pickle without running it: Python's own reader, with few opcodes, and with names that make only what they may.
+"""Read a pickle without running it: Python's own reader, limited to a few opcodes and to the names of plain data.
 
 Only bytes that are in memory are looked at and kept: no memory is allocated for a length that a pickle claims.
 """
@@ -24,8 +24,8 @@ _SCALARS: Final = frozenset({str, int, bool, float, complex, bytes, type(None)})
 _MAX_PLACES: Final = 8
 _MAX_PLACE_DEPTH: Final = 32
 
-# The makers, Python's reader and its containers raise these on nonsense.
-_NONSENSE: Final = (
+# The makers, Python's reader and its containers raise these on invalid input.
+_INVALID_INPUT: Final = (
     LookupError,
     TypeError,
     ValueError,
@@ -40,7 +40,7 @@ _NONSENSE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Stands for a function or class of the names. Only the pickle's own calls use it."""
+    """Stands for an allowed function or class. Only the pickle's own calls use it."""
 
     name: Name
     make: Callable[..., object]
@@ -49,17 +49,17 @@ class Maker:
 @final
 @dataclass(slots=True, eq=False)
 class Draft:
-    """Stands for an object until its state comes, which it does exactly once."""
+    """Stands for an object until its state is set, which happens exactly once."""
 
     finish: Callable[[Any], object]
-    """Makes the object of its state."""
+    """Makes the object from its state."""
     made: object = None
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class _Stranger:
-    """Stands for a name that isn't among the names, and for everything that the pickle makes of it."""
+class _Unknown:
+    """Stands for a name that isn't allowed, and for everything that the pickle makes from it."""
 
     name: Name
 
@@ -81,14 +81,14 @@ def unpickle(
 
     Args:
         data: the pickle.
-        names: what it may name. A callable makes objects or drafts, and checks the arguments. A callable among these
-            comes as its `Maker`.
+        names: the allowed names. A callable makes objects or drafts, and checks the arguments. A callable that is an
+            argument itself is passed as its `Maker`.
         persistent: returns the object outside of the pickle that has this id.
         key_types: types of dict keys, in addition to plain scalars and tuples of these.
 
     Raises:
         UnknownNameError: it names something else.
-        PickleRefusedError: it needs an opcode that data has no use for, or is damaged.
+        PickleRefusedError: it has an opcode that plain data doesn't need, or is damaged.
     """
     reader = _Reader(data, names, persistent, key_types)
     tree: object = None
@@ -96,13 +96,13 @@ def unpickle(
     try:
         tree = reader.load()
         reader.check_finished()
-        if reader.first_stranger is not None:
+        if reader.first_unknown is not None:
             places = "".join(islice(_describe_places(tree, (), set()), _MAX_PLACES))
-    except _NONSENSE as error:
+    except _INVALID_INPUT as error:
         failure = error
-    if reader.first_stranger is not None:
+    if reader.first_unknown is not None:
         raise UnknownNameError(
-            f"it names {_dotted(reader.first_stranger)}, which has no place in it; it was not run{places}"
+            f"it names {_dotted(reader.first_unknown)}, which isn't allowed in it; it was not run{places}"
         ) from failure
     if isinstance(failure, EOFError):
         raise PickleRefusedError("it ends too early") from failure
@@ -115,7 +115,7 @@ def unpickle(
 
 @final
 class _Memo(dict[int, Any]):
-    """Return what was made of a draft. Before, it is only on the stack, so that nothing else can hold it at the end."""
+    """Return the object made from a draft. Until then only the stack has the draft, so nothing else can at the end."""
 
     @override
     def __getitem__(self, place: int) -> Any:
@@ -123,20 +123,20 @@ class _Memo(dict[int, Any]):
         if type(kept) is not Draft:
             return kept
         if kept.made is None:
-            raise PickleRefusedError("it uses an object before its state has come")
+            raise PickleRefusedError("it uses an object before its state is set")
         return kept.made
 
 
 @final
 class _Opcodes(dict[int, Callable[[Any], None]]):
     def __missing__(self, code: int) -> Callable[[Any], None]:
-        raise PickleRefusedError(f"it has opcode {bytes([code])!r}, which data has no use for")
+        raise PickleRefusedError(f"it has opcode {bytes([code])!r}, which plain data doesn't need")
 
 
 # The reader in C believes a pickle's lengths and indexes, and gives states and items to any object.
 @final
 class _Reader(pickle._Unpickler):  # noqa: SLF001 — pickle.Unpickler has no table of opcodes
-    """Make nothing but containers, scalars, and what the names make."""
+    """Make only containers, scalars, and the objects that the names make."""
 
     stack: list[Any]
     metastack: list[list[Any]]
@@ -151,7 +151,7 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 — pickle.Unpickler has no ta
     ) -> None:
         super().__init__(io.BytesIO(data))
         self.memo = _Memo()
-        self.first_stranger: _Stranger | None = None
+        self.first_unknown: _Unknown | None = None
         self._names, self._persistent = names, persistent
         self._key_types = _SCALARS | key_types
         self._n_drafts = 0
@@ -166,8 +166,8 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 — pickle.Unpickler has no ta
     def find_class(self, module: str, name: str) -> object:
         known = self._names.get((module, name), self)
         if known is self:
-            known = _Stranger((module, name))
-            self.first_stranger = self.first_stranger or known
+            known = _Unknown((module, name))
+            self.first_unknown = self.first_unknown or known
             return known
         return Maker((module, name), known) if callable(known) else known
 
@@ -179,7 +179,7 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 — pickle.Unpickler has no ta
 
     def call(self) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
-        if type(function) is _Stranger:
+        if type(function) is _Unknown:
             made: object = function
         elif type(function) is Maker and type(arguments) is tuple:
             made = function.make(*arguments)
@@ -195,10 +195,10 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 — pickle.Unpickler has no ta
             self._n_drafts -= 1
             self.stack.append(instance.made)
         # nn.Module.state_dict() keeps its modules' versions on the dict; no load of a checkpoint uses them.
-        elif type(instance) in (OrderedDict, _Stranger):
+        elif type(instance) in (OrderedDict, _Unknown):
             self.stack.append(instance)
         else:
-            raise PickleRefusedError(f"it gives a {type(instance).__name__} a state")
+            raise PickleRefusedError(f"it sets the state of a {type(instance).__name__}")
 
     def set_item(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
@@ -209,7 +209,7 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 — pickle.Unpickler has no ta
 
     def _set(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        if type(target) is _Stranger:
+        if type(target) is _Unknown:
             return
         if type(target) not in (dict, OrderedDict):
             raise PickleRefusedError(f"it sets an item of a {type(target).__name__}")
@@ -219,7 +219,7 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 — pickle.Unpickler has no ta
             if type(key) not in self._key_types and not (
                 type(key) is tuple and all(type(part) in self._key_types for part in key)
             ):
-                raise PickleRefusedError(f"a {type(key).__name__} is a key")
+                raise PickleRefusedError(f"a {type(key).__name__} is a dict key")
         target.update(zip(keys, items[1::2], strict=True))
 
     # fmt: off
@@ -243,13 +243,13 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 — pickle.Unpickler has no ta
     # fmt: on
 
 
-def _dotted(stranger: _Stranger) -> str:
-    return printable(".".join(stranger.name))
+def _dotted(unknown: _Unknown) -> str:
+    return printable(".".join(unknown.name))
 
 
 def _describe_places(node: object, keys: tuple[str, ...], seen: set[int]) -> Iterator[str]:
-    """Describe where strangers are, by their keys. Each object is visited once."""
-    if isinstance(node, _Stranger):
+    """Describe where unknown objects are, by their keys. Each object is visited once."""
+    if isinstance(node, _Unknown):
         yield f"; at {printable('.'.join(keys))}: {_dotted(node)}"
     elif isinstance(node, dict | list | tuple) and id(node) not in seen and len(keys) < _MAX_PLACE_DEPTH:
         seen.add(id(node))

@@ -98,7 +98,7 @@ class Assignment:
         return cls(by_rank=tuple(map(tuple, by_rank)), value_writers=value_writers)
 
     def list_writes(self, rank: int) -> tuple[TensorWrite, ...]:
-        """Return what this rank writes, sorted by name and position."""
+        """Return this rank's writes, sorted by name and position."""
         writes = map(_make_write, self.by_rank[rank])
         return tuple(sorted(writes, key=lambda write: (write.fqn, write.box)))
 

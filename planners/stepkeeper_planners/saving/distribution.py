@@ -104,7 +104,7 @@ def cut_to_shares(
 ) -> Iterator[Piece]:
     """Divide each group's chunks by its holders' `shares` in bytes, as exactly as pieces of `grain_bytes` allow.
 
-    What a holder writes beyond its share of one group is taken off its share of the next.
+    If a holder writes more than its share of one group, its share of the next is reduced.
     """
     by_group: dict[int, list[WriteTask]] = {}
     for task in tasks:

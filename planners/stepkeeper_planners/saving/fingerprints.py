@@ -1,4 +1,4 @@
-"""Digest a state, so that ranks can compare what they are about to save. Pure."""
+"""Digest a state, so that ranks can compare their states before a save. Pure."""
 
 import marshal
 from array import array
@@ -54,7 +54,7 @@ def digest_names(
 
     Args:
         layouts: the layouts of all tensors.
-        layout_digests: what `digest_layouts` returns for `layouts`, if it is known already.
+        layout_digests: the result of `digest_layouts` for `layouts`, if it is known already.
         values: the digest of each value.
         contents: the content digests of those tensors whose elements are compared too.
         aliases: further names of tied tensors, and the name under which each is saved.
@@ -92,7 +92,7 @@ def digest_value(fqn: str, value: object) -> bytes:
 
 
 def is_integer_tensor_on_host(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is of integers or bools, in host memory. It depends on the tensor's structure only."""
+    """Return whether a tensor is of integers or bools, in host memory. It depends on the tensor's structure only."""
     if tensor.device.type != "cpu" or tensor.is_floating_point() or tensor.is_complex():
         return False
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
@@ -103,8 +103,8 @@ def digest_integer_tensor(tensor: torch.Tensor) -> bytes | None:
     """Digest a tensor of integers in host memory, of any size; return None for any other tensor.
 
     Random number states, positions in the data and orders of samples are such tensors: saving one rank's in place of
-    another's would be wrong. Floating-point tensors are not compared. Ranks may differ in the last bits of what they
-    compute, or in the statistics of their own batches, and any rank's will do.
+    another's would be wrong. Floating-point tensors are not compared. Ranks may differ in the last bits of results, or
+    in the statistics of their own batches, and any rank's values will do.
     """
     return _digest_tensor(tensor) if is_integer_tensor_on_host(tensor) else None
 
@@ -135,7 +135,7 @@ def build_ranks_differ_error(
 
 
 def are_mergeable(digests: Collection[bytes]) -> bool:
-    """Tell whether digests of one name, from different ranks, can be of one entry. Some ranks may not have the entry.
+    """Return whether digests of one name, from different ranks, can be of one entry. Some ranks may not have the entry.
 
     The layout of a tensor may differ: pipeline stages and groups of tensor-parallel ranks know their own part only.
     """
@@ -149,16 +149,16 @@ def _describe_difference(usual: bytes | None, others: Sequence[bytes | None]) ->
     if usual is None:
         return "the other ranks have no such name"
     if None in others:
-        return "missing there"
+        return "missing"
     found = [other for other in others if other is not None]
     kinds = Counter(other[:1] for other in found if other[:1] != usual[:1])
     if kinds:
-        return f"{_KINDS[min(kinds)]} there, {_KINDS[usual[:1]]} on the others"
+        return f"{_KINDS[min(kinds)]}, but {_KINDS[usual[:1]]} on the other ranks"
     if any(other[1 : 1 + _DIGEST_BYTES] != usual[1 : 1 + _DIGEST_BYTES] for other in found):
         if usual[:1] == _ALIAS:
-            return "tied there to another tensor than on the others"
-        return "of another dtype, shape or placement there than on the others"
-    return "another value there than on the others; what each rank has of its own is saved as PerRank(value)"
+            return "tied to another tensor than on the other ranks"
+        return "of another dtype, shape or placement than on the other ranks"
+    return "another value than on the other ranks; if each rank has its own, save it as PerRank(value)"
 
 
 def _digest_layout(layout: TensorLayout, known: dict[int, bytes]) -> bytes:

@@ -25,12 +25,12 @@ __all__ = ["GlobalMetadata", "build_tensor_metadata"]
 
 @dataclass
 class GlobalMetadata(Metadata):
-    """The metadata that the coordinator hands to the storage writer; it checks what the writer wrote.
+    """The metadata that the coordinator hands to the storage writer; it checks the writer's results.
 
     When the writer sets `storage_data`, each write that was planned must be in it. The entries of further names get
     the same storage data. After that the object is a plain `Metadata` of torch's.
 
-    Torch's writers with `thread_count` above 1 lose what a failing thread should have written, without raising:
+    Torch's writers with `thread_count` above 1 lose the data of a failing thread, without raising:
     https://github.com/pytorch/pytorch/issues/191391.
     """
 
@@ -64,8 +64,8 @@ class GlobalMetadata(Metadata):
                     complete[MetadataIndex(fqn, index.offset)] = written[index]
         if lost:
             raise LostWritesError(
-                f"the storage writer raised nothing, but {len(lost)} pieces were not written, the first of them "
-                f"{lost[0].fqn} at {lost[0].offset and tuple(lost[0].offset)}. A thread of it failed: save with "
+                f"the storage writer reported success, but {len(lost)} pieces were not written, the first of them "
+                f"{lost[0].fqn} at {lost[0].offset and tuple(lost[0].offset)}. One of its threads failed: save with "
                 "thread_count=1 to see why. The checkpoint has no .metadata and must not be used"
             )
         return complete

@@ -10,6 +10,7 @@ from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
 from stepkeeper_planners.saving.fingerprints import are_mergeable
+from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.tree import FlatState, Path
 
 __all__ = [
@@ -32,6 +33,7 @@ class PartialState:
     values: frozenset[str] = frozenset()
     aliases: dict[str, str] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
+    """The keys that lead to each, and the marks of `encode_nesting` of the whole state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def select_partial_state(
         layouts={name: layouts[name] for name in names if name in layouts},
         values=frozenset(name for name in names if name in flat.values),
         aliases={name: flat.aliases[name] for name in names if name in flat.aliases},
-        paths={name: flat.paths[name] for name in names if name in flat.paths},
+        paths={name: flat.paths[name] for name in names if name in flat.paths} | encode_nesting(flat.tree),
     )
 
 
@@ -169,7 +171,7 @@ def join_layouts(parts: Mapping[int, TensorLayout]) -> TensorLayout:
         parts: at least one part, by rank, or by the first of several ranks that hold a part together.
 
     Raises:
-        LayoutError: the parts differ in dtype or shape; the message names the tensor, the ranks, and what differs.
+        LayoutError: the parts differ in dtype or shape; the message names the tensor, the ranks and the difference.
     """
     ranks = sorted(parts)
     first = parts[ranks[0]]

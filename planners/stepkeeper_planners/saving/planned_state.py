@@ -45,7 +45,7 @@ _MAX_COMPARED: Final = 8
 
 
 class PlannedState:
-    """Hold one rank's state, and what it knows of the layouts, values and writers of all ranks."""
+    """Hold one rank's state, and its knowledge of the layouts, values and writers of all ranks."""
 
     def __init__(self, flat: FlatState, tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
         """Describe and digest the state, and assign the writers of all that is known without the other ranks.
@@ -53,7 +53,7 @@ class PlannedState:
         `tensors` are those of `flat`, or the copies from which they are saved.
 
         Raises:
-            UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
+            UnsupportedShardingError: a tensor's placement doesn't determine which device holds what.
             UnsupportedValueError: a value is of a type that isn't stored.
             LayoutError: chunks overlap or leave a gap.
         """
@@ -79,7 +79,7 @@ class PlannedState:
         self._assign()
 
     def make_proposal(self) -> Proposal:
-        """Build what this rank sends to the coordinator."""
+        """Build this rank's proposal to the coordinator."""
         return Proposal(
             rules=describe_rules(self.ranks.world_size),
             rank=self.ranks.rank,
@@ -106,7 +106,7 @@ class PlannedState:
         return joined
 
     def add_joined(self, joined: Sequence[TensorLayout]) -> None:
-        """Replace incomplete layouts by those that the coordinator joined, and assign writers anew."""
+        """Replace incomplete layouts by those that the coordinator joined, and assign writers again."""
         if joined:
             self._layouts.update((layout.fqn, layout) for layout in joined)
             self._assign()
@@ -145,7 +145,7 @@ class PlannedState:
         return GlobalMetadata(state_dict_metadata=stored, planner_data=paths, aliases={**aliases, **sources})
 
     def merge(self, groups: Sequence[tuple[int, ...]], group: dist.ProcessGroup | None) -> None:
-        """Exchange what only some ranks hold, so that every rank plans the same checkpoint.
+        """Exchange the entries that only some ranks hold, so that every rank plans the same checkpoint.
 
         Ranks: collective; all ranks of `group` call it with the same `groups`, the ranks of each fingerprint.
 

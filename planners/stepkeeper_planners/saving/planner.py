@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from typing_extensions import override
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.adapters.open_shardings import shardings_left_open
+from stepkeeper_planners.adapters.open_shardings import keep_shardings_open
 from stepkeeper_planners.errors import UnsupportedWriterError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.process_groups import current_ranks, single_rank
@@ -67,7 +67,7 @@ class SPMDSavePlanner(SavePlanner):
         storage_meta: StorageMeta | bool | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Flatten the state, and start what is pending on XLA devices.
+        """Flatten the state, and start the pending computations on XLA devices.
 
         Args:
             state_dict: the state to save; nested dicts and lists of tensors, values, Stateful objects and PerRank.
@@ -90,7 +90,7 @@ class SPMDSavePlanner(SavePlanner):
         self.sharded_state_dict = adapters.select_sharded(named)
         rest = {k: t for k, t in named.items() if k not in self.sharded_state_dict}
         self.unsharded_state_dict = {**rest, **self._flat.values}
-        with shardings_left_open(tensors.values()):
+        with keep_shardings_open(tensors.values()):
             self._write_data = WriteData(tensors, adapters.deduplicate_copies(tensors))
 
     @override
@@ -101,7 +101,7 @@ class SPMDSavePlanner(SavePlanner):
             The plan with this rank's items; its `planner_data` is the proposal for the coordinator.
 
         Raises:
-            UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
+            UnsupportedShardingError: a tensor's placement doesn't determine which device holds what.
             UnsupportedValueError: a value is of a type that isn't stored.
             LayoutError: chunks overlap or leave a gap.
 
@@ -155,7 +155,7 @@ class SPMDSavePlanner(SavePlanner):
         Where the states of ranks differ, the ranks exchange the names that only some of them hold.
 
         Args:
-            new_plan: the coordinator's plan for this rank, with what the storage writer added.
+            new_plan: the coordinator's plan for this rank, with the storage writer's additions.
 
         Returns:
             The plan with this rank's items.
@@ -176,8 +176,8 @@ class SPMDSavePlanner(SavePlanner):
                 self._complete_metadata()
         if isinstance(new_plan.storage_data, dict) and not set(new_plan.storage_data) - _OF_HUGGING_FACE:
             raise UnsupportedWriterError(
-                "HuggingFaceStorageWriter holds no values, and one part of each tensor: save with FileSystemWriter, "
-                "and convert by checkpoint_to_safetensors() of stepkeeper_planners.formats"
+                "HuggingFaceStorageWriter can't store values, or several parts of a tensor: save with "
+                "FileSystemWriter, and convert with checkpoint_to_safetensors() of stepkeeper_planners.formats"
             )
         if not isinstance(new_plan.items, OwnItems):
             return new_plan
@@ -208,7 +208,7 @@ class SPMDSavePlanner(SavePlanner):
         return data
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """Return what is to be written: elements on the CPU, or a value. Subclasses may take it from elsewhere.
+        """Return an item's data: elements on the CPU, or a value. Subclasses may take it from elsewhere.
 
         Args:
             index: the index of one of this rank's items.
@@ -221,11 +221,11 @@ class SPMDSavePlanner(SavePlanner):
         return self._state.own_values[index.fqn]
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 — subclasses of torch's and torch_xla's planners have this name
-        """Return what the storage writer gets: elements as they are, a value encoded. Subclasses may change it first.
+        """Return the data for the storage writer: elements as they are, a value encoded. Subclasses may change it.
 
         Args:
             write_item: one of this rank's items.
-            object: what `lookup_object` returned for it.
+            object: the result of `lookup_object` for it.
 
         Returns:
             The tensor; for a value, a buffer of its encoded bytes.

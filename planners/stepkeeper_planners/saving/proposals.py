@@ -1,4 +1,4 @@
-"""Define what a rank's plan of a save gives the coordinator, its rules included, and what the coordinator answers."""
+"""Define a rank's proposal to the coordinator of a save, with its rules, and the coordinator's answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ __all__ = [
 
 
 def describe_rules(world_size: int) -> str:
-    """Describe the rules in words for people. Ranks with equal descriptions assign equal layouts alike."""
+    """Describe the rules as text. Ranks with equal descriptions assign equal layouts alike."""
     return f"stepkeeper {_release()}, assignment {ASSIGNMENT_VERSION}, {world_size} ranks"
 
 
@@ -37,7 +37,8 @@ def check_rules(rules: Sequence[str]) -> None:
     if len(ranks_of) > 1:
         listed = "; ".join(f"{format_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())
         raise ReleasesDifferError(
-            "the ranks divide a save in different ways, so nothing was written: run one release of stepkeeper on all. "
+            "the ranks divide a save in different ways, so nothing was written: run the same release of stepkeeper "
+            "on all ranks. "
             f"{listed[0].upper()}{listed[1:]}"
         )
 
@@ -47,7 +48,7 @@ def _release() -> str:
     try:
         return version("stepkeeper")
     except PackageNotFoundError:
-        # The package runs from its sources. Ranks that don't have another description.
+        # The package runs from its sources. Ranks with a version have another description.
         return "without a version"
 
 
@@ -92,13 +93,13 @@ def check_proposals(plan_data: Sequence[object], world_size: int) -> list[Propos
     if len(proposals) < len(plan_data) == world_size:
         others = [rank for rank, each in enumerate(plan_data) if not isinstance(each, Proposal)]
         raise WrongRanksError(
-            f"ranks {', '.join(map(str, others[:8]))}{', …' if len(others) > 8 else ''} plan with another planner: all "
-            "ranks of a save take SPMDSavePlanner, or none does"
+            f"ranks {', '.join(map(str, others[:8]))}{', …' if len(others) > 8 else ''} use another planner: all "
+            "ranks of a save must use SPMDSavePlanner, or none"
         )
     if [proposal.rank for proposal in proposals] != list(range(world_size)) or len(plan_data) != world_size:
         raise WrongRanksError(
-            f"this save is of {len(plan_data)} ranks, the planner knows of {world_size}: give it the group that the "
-            "save is given, SPMDSavePlanner(process_group=…)"
+            f"this save has {len(plan_data)} ranks, but the planner expects {world_size}: pass it the group of the "
+            "save, SPMDSavePlanner(process_group=…)"
         )
     check_rules([proposal.rules for proposal in proposals])
     return proposals

@@ -1,4 +1,4 @@
-"""Stage a state for `dcp.async_save`: copy it on its own devices, so that training can go on."""
+"""Stage a state for `dcp.async_save`: copy it on its own devices, so that training can continue."""
 
 import copy
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from typing_extensions import override
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.adapters.open_shardings import shardings_left_open
+from stepkeeper_planners.adapters.open_shardings import keep_shardings_open
 from stepkeeper_planners.state.filling import rebuild_state
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.tree import flatten_state
@@ -30,7 +30,7 @@ class SPMDStager(AsyncStager):
 
     @override
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Copy the state as it is now. On XLA the copying is dispatched, and not waited for.
+        """Copy the state as it is now. On XLA the copy is dispatched without waiting for it.
 
         Call it after the training loop's own `torch_xla.sync()`: then it compiles one small program, once.
 
@@ -40,12 +40,12 @@ class SPMDStager(AsyncStager):
 
         Returns:
             A state of the same nesting. Its tensors are copies on the same devices, its values deep copies; each
-            Stateful is replaced by what its state_dict() returned.
+            Stateful is replaced by the result of its state_dict().
 
         Raises:
             DuplicateNameError: two entries get the same name.
             UnsupportedValueError: a value is of a type that isn't stored.
-            UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
+            UnsupportedShardingError: a tensor's placement doesn't determine which device holds what.
         """
         flat = flatten_state(state_dict)
         copies = self.copies(flat.tensors)
@@ -58,7 +58,7 @@ class SPMDStager(AsyncStager):
         return rebuild_state(flat, leaves)
 
     def copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy the tensors on their own devices. Subclasses may copy them to elsewhere.
+        """Copy the tensors on their own devices. Subclasses may copy them elsewhere.
 
         Args:
             tensors: the tensors by name; each tied tensor once.
@@ -66,14 +66,14 @@ class SPMDStager(AsyncStager):
         Returns:
             The copies, by the same names.
         """
-        with shardings_left_open(tensors.values()):
+        with keep_shardings_open(tensors.values()):
             copies = {fqn: adapters.clone_for_transfer(fqn, tensor) for fqn, tensor in tensors.items()}
             adapters.start_pending(tuple(copies.values()))
         return copies
 
     @override
     def synchronize_staging(self) -> None:
-        """Return at once: a copy that is still under way is of the state as it was."""
+        """Return at once: a copy that is still running holds the state as it was."""
         return
 
     @override

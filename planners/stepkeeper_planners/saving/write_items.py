@@ -1,4 +1,4 @@
-"""Make what torch's storage writers get: items, and the tensors on the CPU, once each."""
+"""Make the input of torch's storage writers: items, and the tensors on the CPU, once each."""
 
 import threading
 from collections import Counter
@@ -38,7 +38,7 @@ def make_tensor_item(write: TensorWrite, *, is_sharded: bool) -> WriteItem:
 
     Args:
         write: the box.
-        is_sharded: whether devices hold different parts of the tensor. The item's index then tells the position of the
+        is_sharded: whether devices hold different parts of the tensor. The item's index then has the position of the
             local shard that holds the box, as torch_xla's does.
     """
     offsets, sizes = torch.Size(write.box.offsets), torch.Size(write.box.sizes)

@@ -10,10 +10,10 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.adapters.open_shardings import self_copies_left_out, shardings_left_open
+from stepkeeper_planners.adapters.open_shardings import keep_shardings_open, skip_self_copies
 from stepkeeper_planners.errors import UnsupportedValueError
 from stepkeeper_planners.state.named_optimizer import NamedState
-from stepkeeper_planners.state.optimizer_tensors import filled_tensors_kept
+from stepkeeper_planners.state.optimizer_tensors import keep_filled_tensors
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.random_state import RandomState
 from stepkeeper_planners.state.tree import FlatState, Path, empty_like, is_leaf, is_stateful, join_path
@@ -25,9 +25,8 @@ __all__ = ["finish_load", "rebuild_state"]
 def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[str, Any]) -> None:
     """Put loaded values into the state, in place; give every Stateful its part by load_state_dict().
 
-    Nothing of the load is left to the training's next program. With what a load leaves pending, or on the host, the
-    first step would be another program than in an undisturbed run, and may round differently. Shardings that are open
-    stay so.
+    The load leaves no work to the training's next program. Pending work, or data left on the host, would make the first
+    step another program than in an uninterrupted run, which may round differently. Open shardings stay open.
 
     Args:
         state: the nested state from which `flat` was made.
@@ -40,7 +39,7 @@ def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[st
     """
     tensors = flat.tensors
     copied = {name: tensors[first] for name in values if (first := flat.aliases.get(name, name)) in tensors}
-    with shardings_left_open(tensors.values()):
+    with keep_shardings_open(tensors.values()):
         with torch.no_grad():
             for name, tensor in copied.items():
                 tensor.copy_(values[name])
@@ -48,14 +47,14 @@ def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[st
         adapters.materialize(tensors)
         adapters.start_pending(tuple(tensors.values()))
     for load in last:
-        # After all programs: on XLA, each moves the generator on.
+        # After all programs: on XLA, each advances the generator.
         load()
 
 
 def _fill_others(
     state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]
 ) -> list[Callable[[], None]]:
-    """Fill the state, and return what is to be called once nothing of the load draws random numbers any more."""
+    """Fill the state, and return the calls to make once the load draws no more random numbers."""
     if is_stateful(state):
         _load_stateful(state, flat.tree, (), values)
         return []
@@ -73,7 +72,7 @@ def _fill_others(
 def rebuild_state(flat: FlatState, leaves: Mapping[str, object]) -> dict[str, Any]:
     """Rebuild the nested state with other leaves, which are given by name.
 
-    The containers are new, of the same kinds. Every Stateful is replaced by what its state_dict() returned.
+    The containers are new, of the same kinds. Every Stateful is replaced by the result of its state_dict().
     """
     tree: dict[str, Any] = _rebuild(flat.tree, (), leaves)
     return tree
@@ -88,7 +87,7 @@ class _Place:
     path: Path
     tree: Any
     shared: bool
-    """True if the list or dict there stands elsewhere in the state too: then it isn't filled in place."""
+    """True if the list or dict is also elsewhere in the state; then it isn't filled in place."""
 
     @property
     def item(self) -> Any:
@@ -106,7 +105,7 @@ class _Place:
             )
 
     def assign(self, values: Mapping[str, object], last: list[Callable[[], None]]) -> None:
-        """Load a Stateful, or put the value into its container or its box. Add to `last` what has to wait for that."""
+        """Load a Stateful, or put the value into its container or its box. Add to `last` the calls that come later."""
         item, name = self.item, join_path(self.path)
         if isinstance(item, RandomState):
             last.append(partial(_load_stateful, item, self.tree, self.path, values))
@@ -143,7 +142,7 @@ def _load_stateful(node: object, tree: Any, path: Path, values: Mapping[str, obj
     load: Callable[[Any], object] = node.load_state_dict
     if isinstance(loaded, NamedState):
         load, loaded = loaded.make_load(node, values, join_path((*path, "param_groups")))
-    with self_copies_left_out(), filled_tensors_kept(node, loaded):
+    with skip_self_copies(), keep_filled_tensors(node, loaded):
         try:
             load(loaded)
         except Exception as error:

@@ -1,6 +1,6 @@
 """Hold an optimizer's state_dict() with its parameters' names in place of their numbers, as torch's DCP does."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import chain
 from operator import getitem
@@ -10,7 +10,8 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
-from stepkeeper_planners.state.parameter_names import name_groups, name_parameters
+from stepkeeper_planners.state.parameter_names import name_groups, name_parameters, name_tensors
+from stepkeeper_planners.state.scalars import has_scalars_only
 
 __all__ = ["ADDED", "NamedState", "find_named_states", "name_optimizers"]
 
@@ -62,11 +63,11 @@ class NamedState(dict[str, Any]):
     def make_load(
         self, optimizer: Any, values: Mapping[str, Any], below: str
     ) -> tuple[Callable[[dict[str, Any]], object], dict[str, Any]]:
-        """Return the function that loads this, and what it is to be called with.
+        """Return the function that loads this, and its argument.
 
         Args:
             optimizer: the optimizer.
-            values: what was loaded, with the options to add to groups.
+            values: the loaded values, with the options to add to groups.
             below: the name of the groups in it.
         """
         content = dict(self if self._load else self.with_numbers())
@@ -83,7 +84,9 @@ def find_named_states(
     tree: object, path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], NamedState]]:
     """Yield the optimizers in a resolved state, with the keys that lead to each."""
-    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
+    items: Iterable[tuple[Any, Any]] = tree.items() if isinstance(tree, Mapping) else ()
+    if isinstance(tree, list) and not has_scalars_only(tree):
+        items = enumerate(tree)
     for key, item in items:
         if isinstance(item, NamedState):
             yield (*path, key), item
@@ -102,17 +105,21 @@ def name_optimizers(objects: Sequence[tuple[tuple[Any, ...], object]], tree: Any
 
     Raises:
         DuplicateNameError: a parameter is named as another key of its optimizer's state.
-        UnsupportedValueError: FSDP1 wraps the parameters, and no module of the state tells their names.
+        UnsupportedValueError: FSDP1 wraps the parameters, and no module of the state gives their names.
 
     Ranks: all call it, because FSDP1 exchanges data between them.
     """
     optimizers = [(path, item) for path, item in objects if path and isinstance(item, Optimizer)]
     modules = {".".join(map(str, path)): item for path, item in objects if isinstance(item, nn.Module)}
     names = {key: name_parameters(module) for key, module in modules.items()} if optimizers else {}
+    in_modules = set(chain.from_iterable(names.values()))
+    loose = [p for _, each in optimizers for p in _list_parameters(each) if id(p) not in in_modules]
+    plain = name_tensors(tree, loose, {path for path, _ in optimizers}) if loose else {}
+    known = {key: names.get(key, {}) | plain.get(key, {}) for key in (*names, *plain)} if plain else names
     for (*above, key), optimizer in optimizers:
         within = reduce(getitem, above, tree)
         try:
-            named = _read_by_dcp(optimizer, modules, names) or _name_state(optimizer, within[key], names)
+            named = _read_by_dcp(optimizer, modules, names) or _name_state(optimizer, within[key], known)
         except (DuplicateNameError, UnsupportedValueError) as error:
             error.add_note(f"raised for {'.'.join(map(str, (*above, key)))!r}")
             raise
@@ -131,21 +138,24 @@ def _name_state(
     if len(state) < len(content["state"]):
         both = sorted(name for name in name_of.values() if name in content["state"])
         raise DuplicateNameError(
-            f"{type(optimizer).__name__}: {', '.join(both[:8])}: a parameter's name, and a key of the optimizer's "
-            "state beside those of parameters; rename the parameter"
+            f"{type(optimizer).__name__}: {', '.join(both[:8])}: a parameter has the same name as another key of the "
+            "optimizer's state; rename the parameter"
         )
+    others = [entry for key, entry in content["state"].items() if key not in name_of]
+    # What stands beside the parameters' state, as the slow weights of Lookahead, may be by number.
+    beside = [entry for key, entry in content.items() if key not in {"state", "param_groups"}]
+    beside += chain.from_iterable(each.values() if isinstance(each, Mapping) else (each,) for each in others)
     named = [{**group, "params": list(of)} for group, of in zip(content["param_groups"], groups, strict=True)]
     return NamedState(
         {**content, "state": state, "param_groups": named},
         groups,
         {name: number for number, name in name_of.items()},
-        # What stands beside the state, as the slow weights of Lookahead, may be by number.
-        is_joint=isinstance(optimizer, LBFGS) or len(content) > len(("state", "param_groups")),
+        is_joint=isinstance(optimizer, LBFGS) or not has_scalars_only(beside),
     )
 
 
 def _list_numbers(optimizer: Any, content: Any) -> list[list[int]] | None:
-    """Return the numbers of each group's parameters; None if this isn't what torch's state_dict() returns."""
+    """Return the numbers of each group's parameters; None if this isn't the form of torch's state_dict()."""
     groups = content.get("param_groups") if isinstance(content, Mapping) else None
     if not isinstance(groups, list) or not isinstance(content.get("state"), Mapping):
         return None
@@ -153,8 +163,12 @@ def _list_numbers(optimizer: Any, content: Any) -> list[list[int]] | None:
     if not all(isinstance(some, list) and {*map(type, some)} <= {int} for some in numbers):
         return None
     present = [len(group["params"]) for group in getattr(optimizer, "param_groups", ())]
-    # torch lets a parameter be there twice.
+    # torch allows the same parameter twice.
     return numbers if list(map(len, numbers)) == present and len({*chain(*numbers)}) == sum(present) else None
+
+
+def _list_parameters(optimizer: Any) -> list[nn.Parameter]:
+    return [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
 
 
 def _read_by_dcp(
@@ -164,22 +178,24 @@ def _read_by_dcp(
 
     It has parts of flattened parameters, which only FSDP1 can name.
     """
-    parameters = [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
+    parameters = _list_parameters(optimizer)
     # FSDP1 marks what it has flattened. To look for its modules takes longer than all else here.
     if not any(getattr(p, "_fsdp_flattened", False) for p in parameters):
         return None
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     ids = set(map(id, parameters))
-    holders = [module for key, module in modules.items() if not ids.isdisjoint(names[key])]
-    if len(holders) != 1 or not FullyShardedDataParallel.fsdp_modules(holders[0]):
+    # The largest comes first: a part of it may be in the state as well.
+    holders = (key for key in modules if ids <= names[key].keys())
+    holder = min(holders, key=lambda key: (-len(names[key]), key), default=None)
+    module = None if holder is None else modules[holder]
+    if module is None or not FullyShardedDataParallel.fsdp_modules(module):
         raise UnsupportedValueError(
-            f"{type(optimizer).__name__}: its parameters, which FullyShardedDataParallel has flattened, have no names: "
-            "put the one module that it trains into the state, or use fully_shard()"
+            f"{type(optimizer).__name__}: FullyShardedDataParallel has flattened its parameters, so they have no "
+            "names: put the module that it trains into the state, or use fully_shard()"
         )
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-    module = holders[0]
     content: Any = get_optimizer_state_dict(module, optimizer)
     groups = [list(group["params"]) for group in content["param_groups"]]
     return NamedState(

@@ -1,4 +1,4 @@
-"""Mark keys that are no strings, empty dicts and optimizers of a nested state, and rebuild it from flat names.
+"""Mark keys that aren't strings, empty dicts and optimizers of a nested state, and rebuild it from flat names.
 
 torch.distributed.checkpoint makes strings of all keys and drops empty dicts. Both are marked in its planner data by
 paths under names that no entry has. Every reader of checkpoints ignores such paths.
@@ -11,7 +11,8 @@ from typing import Any, Final
 from stepkeeper_planners.errors import DuplicateNameError, SourceError
 from stepkeeper_planners.flat_names import mark_groups
 from stepkeeper_planners.state.named_optimizer import find_named_states
-from stepkeeper_planners.state.tree import Path, has_scalars_only, join_path
+from stepkeeper_planners.state.scalars import has_scalars_only
+from stepkeeper_planners.state.tree import Path, join_path
 
 __all__ = ["encode_nesting", "is_mark_of_empty", "is_mark_of_foreign_key", "rebuild_nesting"]
 
@@ -21,14 +22,14 @@ _FOREIGN: Final = "\0foreign"
 _EMPTY: Final = "\0empty"
 _MAX_DEPTH: Final = 200
 _MOST_CHARACTERS: Final = 1000
-"""The longest text of a key that is no string."""
+"""The longest text of a key that isn't a string."""
 _KINDS: Final = frozenset({type(None), bool, int, float, complex, str, bytes, tuple})
 _MOST_UNNAMED: Final = 1_000_000
 """The most items of a list that may be missing among the entries. Stock torch leaves out empty dicts."""
 
 
 def encode_nesting(state: Mapping[Any, object] | list[Any]) -> dict[str, Path]:
-    """Return what to add to a checkpoint's planner data: marks of keys that are no strings, of empty dicts and groups.
+    """Return additions to a checkpoint's planner data: marks of keys that aren't strings, of empty dicts and groups.
 
     Args:
         state: a nested state.
@@ -49,12 +50,12 @@ def encode_nesting(state: Mapping[Any, object] | list[Any]) -> dict[str, Path]:
 
 
 def is_mark_of_empty(name: str) -> bool:
-    """Tell whether a name of the planner data marks an empty dict."""
+    """Return whether a name of the planner data marks an empty dict."""
     return name.endswith(_EMPTY)
 
 
 def is_mark_of_foreign_key(name: str) -> bool:
-    """Tell whether a name of the planner data marks a key that can't be made again from its text."""
+    """Return whether a name of the planner data marks a key that can't be rebuilt from its text."""
     return name.endswith(_FOREIGN)
 
 
@@ -67,8 +68,8 @@ def rebuild_nesting(leaves: Mapping[str, object], paths: Mapping[str, Path], *, 
         where: the file that the paths come from, for errors.
 
     Raises:
-        SourceError: a path is malformed, leads to where another one does, or goes through what is no container by
-            another one; or a list would have far more items than there are entries.
+        SourceError: a path is malformed, leads to where another one does, or goes through an item that another one
+            makes a leaf; or a list would have far more items than there are entries.
     """
     root = _Node()
     for fqn, leaf in leaves.items():
@@ -104,7 +105,7 @@ def _check_path(name: str, path: Any, where: str) -> Path:
         or not all(type(key) is str or (type(key) is int and key >= 0) for key in path)
         or type(path[0]) is int
     ):
-        raise _path_error(where, name, path, "is no path to an entry")
+        raise _path_error(where, name, path, "isn't a path to an entry")
     return path
 
 
@@ -125,7 +126,9 @@ def _build(node: Any, path: Path, kinds: Mapping[Path, str], where: str, most: i
     built = {key: _build(item, (*path, key), kinds, where, most) for key, item in node.items()}
     indexes = [key for key in built if type(key) is int]
     if indexes and (len(indexes) < len(built) or max(indexes) >= most):
-        raise _path_error(where, join_path(path), path, "leads to a list that is none, or is far too long")
+        raise _path_error(
+            where, join_path(path), path, "leads to something that isn't a list, or is far too long"
+        )
     if indexes:
         return [built.get(index) for index in range(max(indexes) + 1)]
     whole: dict[Any, Any] = {}
@@ -143,7 +146,7 @@ def _parse_key(path: Path, kind: str, where: str) -> object:
     try:
         return _parse_literal(text) if kind == _LITERAL else int(text)
     except ValueError:
-        raise _path_error(where, text, path, "ends in no key") from None
+        raise _path_error(where, text, path, "doesn't end in a valid key") from None
 
 
 def _path_error(where: str, name: str, path: object, reason: str) -> SourceError:
@@ -184,7 +187,7 @@ def _list_key_marks(node: Mapping[Any, object], path: Path) -> Iterator[tuple[st
 
 
 def _is_literal(key: object, text: str) -> bool:
-    """Tell whether `_parse_literal` makes an equal key from this text. Numpy's integers become those of Python."""
+    """Return whether `_parse_literal` makes an equal key from this text. Numpy's integers become those of Python."""
     try:
         parsed = _parse_literal(text)
     except ValueError:
@@ -203,20 +206,20 @@ def _parse_literal(text: str) -> object:
     if len(text) > _MOST_CHARACTERS:
         raise ValueError("too long for a key")
     try:
-        # Also "inf" and "nan", which are no literals.
+        # Also "inf" and "nan", which aren't literals.
         return float(text) if not text.removeprefix("-").isdecimal() else int(text)
     except ValueError:
         pass
     try:
         parsed = ast.literal_eval(text)
     except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise ValueError("no literal") from error
+        raise ValueError("not a literal") from error
     _check_kind(parsed)
     return parsed
 
 
 def _check_kind(key: object) -> None:
     if type(key) not in _KINDS:
-        raise ValueError(f"a {type(key).__name__} is no key")
+        raise ValueError(f"a {type(key).__name__} can't be a key")
     for part in key if isinstance(key, tuple) else ():
         _check_kind(part)

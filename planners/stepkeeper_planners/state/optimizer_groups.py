@@ -1,4 +1,4 @@
-"""Give an optimizer's groups the options that the groups of their parameters have in a checkpoint."""
+"""Assign to an optimizer's groups the options that their parameters' groups have in a checkpoint."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,14 +8,16 @@ from typing import Any, Final
 import torch
 from torch.optim import Optimizer
 
-from stepkeeper_planners.state.named_optimizer import ADDED
+from stepkeeper_planners import adapters
+from stepkeeper_planners.state.named_optimizer import ADDED, NamedState
 from stepkeeper_planners.state.optimizer_tensors import has_torchs_load
 from stepkeeper_planners.state.per_rank import PerRank
-from stepkeeper_planners.state.tree import Path, has_scalars_only, join_path, list_leaves
+from stepkeeper_planners.state.scalars import has_scalars_only
+from stepkeeper_planners.state.tree import Path, join_path, list_leaves
 from stepkeeper_planners.state.values import encode_value
 from stepkeeper_planners.state.whole import Whole
 
-__all__ = ["Given", "StoredGroup", "explain_sizes", "find_other_groups"]
+__all__ = ["GroupOptions", "StoredGroup", "explain_sizes", "find_other_groups"]
 
 StoredGroup = tuple[list[Any], Mapping[str, Any]]
 """The names or numbers of a group's parameters, and its entries: those in dicts under keys joined with dots."""
@@ -27,8 +29,8 @@ _SHOWN: Final = 8
 
 
 @dataclass(slots=True, kw_only=True)
-class Given:
-    """The options that optimizers' groups are given, by their names in the state, and where they don't fit."""
+class GroupOptions:
+    """The options that optimizers' groups get, by their names in the state, and where they don't fit."""
 
     selects: Callable[[str], bool]
     """Returns whether a name is to be loaded."""
@@ -43,17 +45,22 @@ class Given:
     mismatched: dict[str, str] = field(default_factory=dict)
     """Differences that every load refuses, by name."""
 
-    _of_tensors: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    """The option that each tensor of the state is given, with its name. Groups may share one."""
+    added: dict[str, str] = field(default_factory=dict)
+    """The options that groups get beside their own. They are no differences."""
 
-    def give(
+    _of_tensors: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    """The option that each tensor of the state gets, with its name. Groups may share a tensor."""
+
+    def assign(
         self,
         below: str,
         groups: Sequence[Mapping[str, Any]],
         keys: Sequence[Sequence[object]],
         stored: Sequence[StoredGroup],
     ) -> None:
-        """Give each group the options of the stored groups that its parameters are in.
+        """Assign to each group the options of the stored groups that its parameters are in.
+
+        A group without parameters has those of the stored group of its number, if that has none either.
 
         Args:
             below: the groups' name.
@@ -72,10 +79,18 @@ class Given:
             self.left_over[below] = "; ".join(differing)
         for number, (group, params) in enumerate(zip(groups, keys, strict=True)):
             sources = {id(place[key]): place[key] for key in params if key in place}
-            if params:
-                self._give_group(f"{below}.{number}", group, list(sources.values()))
+            if not params and number < len(stored) and not stored[number][0]:
+                sources = {0: stored[number][1]}
+            if params or sources:
+                self._assign_group(f"{below}.{number}", group, list(sources.values()))
+            elif self.selects(f"{below}.{number}"):
+                self.left_over[f"{below}.{number}"] = (
+                    "it has no parameters, and the checkpoint has no group without any in its place"
+                )
 
-    def _give_group(self, below: str, group: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]) -> None:
+    def _assign_group(
+        self, below: str, group: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]
+    ) -> None:
         added: dict[str, object] = {}
         own = dict(list_leaves(group))
         for option in dict.fromkeys((*own, *chain(*sources))):
@@ -87,17 +102,18 @@ class Given:
             elif len(found) < len(sources) or not all(_is_same(found[0], other) for other in found[1:]):
                 shown = ", ".join(dict.fromkeys(map(repr, found)))
                 self.left_over[name] = (
-                    f"the checkpoint has this group's parameters in several, with different values: {shown}"
+                    f"the checkpoint has this group's parameters in several groups, with different values: {shown}"
                 )
             elif option in own:
-                self._give_option(name, own[option], found[0])
+                self._assign_option(name, own[option], found[0])
             elif option.partition(".")[0] in group or "." in option:
                 self.left_over[name] = "the state's group has no such entry"
             else:
                 added[option] = found[0]
+                self.added[name] = "the state's group had no such entry, and has got the checkpoint's"
         self.values[f"{below}.{ADDED}"] = added
 
-    def _give_option(self, name: str, own: object, found: Any) -> None:
+    def _assign_option(self, name: str, own: object, found: Any) -> None:
         mine, theirs, other, given = _describe(own), _describe(found), name, found
         if isinstance(own, torch.Tensor) and isinstance(found, torch.Tensor):
             other, given = self._of_tensors.setdefault(id(own), (name, found))
@@ -108,7 +124,8 @@ class Given:
         elif not _is_same(given, found):
             self.mismatched[name] = f"one tensor in the state with {other}, another one in the checkpoint"
         else:
-            self.values[name] = found
+            # Before a tensor of the state is changed: it may fail.
+            self.values[name] = adapters.distribute_as(own, found) if isinstance(own, torch.Tensor) else found
 
 
 def _describe(option: Any) -> str:
@@ -123,23 +140,26 @@ def _is_same(one: object, other: object) -> bool:
     return one is other or encode_value("", one) == encode_value("", other)
 
 
-def find_other_groups(state: Mapping[str, object], values: Mapping[str, object]) -> dict[str, str]:
-    """Find the optimizers in boxes whose load_state_dict() will raise: a group has another number of parameters.
+def find_other_groups(
+    state: Mapping[str, object], tree: object, values: Mapping[str, object]
+) -> dict[str, str]:
+    """Find the optimizers without names whose load_state_dict() will raise: a group has another number of parameters.
 
-    Those that load in a way of their own, or have a hook for it, may take any number.
+    Optimizers with a custom load_state_dict(), or a hook for it, may accept any number.
 
     Args:
         state: the nested state that is to be filled.
+        tree: the resolved state.
         values: the loaded values by their names in the state.
 
     Returns:
         The name of each such optimizer, and how its groups differ.
     """
     found = {}
-    for path, optimizer, groups in _iterate_boxed(state, (), values, None):
+    for path, optimizer, groups in _iterate_unnamed(state, tree, (), values):
         reason = explain_sizes(groups, [len(group["params"]) for group in optimizer.param_groups])
         if reason is not None:
-            found[join_path(path)] = reason
+            found[join_path(path) or "param_groups"] = reason
     return found
 
 
@@ -155,21 +175,32 @@ def explain_sizes(stored: Sequence[int | None], present: Sequence[int]) -> str |
     return "; ".join(differing) or None
 
 
-def _iterate_boxed(
-    node: Any, path: Path, values: Mapping[str, object], loaded: Any
+def _iterate_unnamed(
+    node: Any, loaded: Any, path: Path, values: Mapping[str, object] | None
 ) -> Iterator[tuple[Path, Optimizer, list[int | None]]]:
-    """Yield the optimizers in boxes, with the number of parameters of each group in `loaded`, the node's value."""
+    """Yield the optimizers, with the number of parameters of each group that they are to load.
+
+    `loaded` is the node in the resolved state; in a box, where `values` is None, it is the node's value.
+    """
     if isinstance(node, PerRank | Whole):
-        yield from _iterate_boxed(node.value, path, {}, values.get(join_path(path), loaded))
+        within = loaded if values is None else values.get(join_path(path))
+        yield from _iterate_unnamed(node.value, within, path, None)
     elif isinstance(node, Optimizer):
-        optimizer, groups = _unwrap(node), loaded.get("param_groups") if isinstance(loaded, Mapping) else None
+        optimizer = None if isinstance(loaded, NamedState) else _unwrap(node)
+        groups = loaded.get("param_groups") if isinstance(loaded, Mapping) else None
         if optimizer is not None and isinstance(groups, list):
-            lists = [group.get("params") for group in groups]
+            lists = [
+                (values or {}).get(join_path((*path, "param_groups", number, "params")), group.get("params"))
+                for number, group in enumerate(groups)
+            ]
             yield path, optimizer, [len(each) if isinstance(each, list) else None for each in lists]
-    elif isinstance(node, Mapping | list):
-        for key, part in node.items() if isinstance(node, Mapping) else enumerate(node):
+    elif isinstance(node, Mapping):
+        for key, part in node.items():
             below = loaded.get(key) if isinstance(loaded, Mapping) else None
-            yield from _iterate_boxed(part, (*path, str(key)), values, below)
+            yield from _iterate_unnamed(part, below, (*path, str(key)), values)
+    elif isinstance(node, list) and values is not None and not has_scalars_only(node):
+        for index, part in enumerate(node):
+            yield from _iterate_unnamed(part, loaded[index], (*path, index), values)
 
 
 def _unwrap(optimizer: Optimizer) -> Optimizer | None:

@@ -1,9 +1,9 @@
-"""Keep the tensors of an optimizer that a load has filled, where torch's load_state_dict() puts others in their place.
+"""Keep the tensors of an optimizer that a load has filled, where torch's load_state_dict() would replace them.
 
-Who else has such a tensor, as a compiled step, would go on with the old one; and on XLA a copy gets a sharding of its
-own, with which the next step is another program. Of the state, torch makes all but `step` of the parameter's dtype and
-device: float32 weights beside bfloat16 parameters would lose bits, and a number that NAdam has on the CPU would
-be one on the devices, which each later step reads back.
+Anything else that holds such a tensor, such as a compiled step, would keep using the old one. On XLA a copy gets its
+own sharding, which makes the next step another program. torch converts all state but `step` to the parameter's dtype
+and device: float32 weights beside bfloat16 parameters would lose bits, and a number that NAdam keeps on the CPU would
+move to the devices, from where each later step reads it back.
 """
 
 from collections.abc import Iterator
@@ -14,55 +14,55 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-__all__ = ["filled_tensors_kept", "has_torchs_load"]
+__all__ = ["has_torchs_load", "keep_filled_tensors"]
 
 _PLACING = ("capturable", "fused")
-"""The settings that say on which device an optimizer of torch has its numbers."""
+"""The settings that determine on which device an optimizer of torch has its numbers."""
 
 
 @contextmanager
-def filled_tensors_kept(optimizer: object, loaded: Any) -> Iterator[None]:
+def keep_filled_tensors(optimizer: object, loaded: Any) -> Iterator[None]:
     """Put the tensors that are in `loaded` back after a load_state_dict() of it, if the object is an optimizer.
 
-    Nothing is put back where the user's code may load them otherwise.
+    Nothing is put back where the user's code may load them in another way.
 
     Args:
         optimizer: an object with state_dict() and load_state_dict().
-        loaded: what its load_state_dict() is called with, with the tensors that its state_dict() gave.
+        loaded: the argument of its load_state_dict(), with the tensors that its state_dict() returned.
     """
     if not isinstance(optimizer, Optimizer) or not has_torchs_load(optimizer):
         yield
         return
-    given = {id(leaf) for leaf in tree_leaves(loaded) if isinstance(leaf, torch.Tensor)}
+    kept = {id(leaf) for leaf in tree_leaves(loaded) if isinstance(leaf, torch.Tensor)}
     settings = [dict(group) for group in optimizer.param_groups]
     state = dict(optimizer.state)
     yield
     for before, group in zip(settings, optimizer.param_groups, strict=False):
-        group.update({k: v for k, v in before.items() if id(v) in given})
+        group.update({k: v for k, v in before.items() if id(v) in kept})
         if any(before.get(name) != group.get(name) for name in _PLACING):
             continue
         for parameter in group["params"]:
             if parameter in state:
-                optimizer.state[parameter] = _with_those_given(
-                    state[parameter], optimizer.state[parameter], given
+                optimizer.state[parameter] = _with_kept_tensors(
+                    state[parameter], optimizer.state[parameter], kept
                 )
 
 
 def has_torchs_load(optimizer: Optimizer) -> bool:
     """Return True if load_state_dict() is torch's own, without hooks, and not one of the user's."""
-    # Asked first: a wrapper may never have called Optimizer.__init__(), and has no hooks then.
+    # Checked first: a wrapper may never have called Optimizer.__init__(), and has no hooks then.
     if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
         return False
-    # Every other optimizer has these, and there is no public way to ask for them.
+    # Every other optimizer has these, and there is no public way to get them.
     return not (
         optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks  # noqa: SLF001
     )
 
 
-def _with_those_given(before: Any, after: Any, given: set[int]) -> Any:
-    """Return a parameter's state after the load, with those tensors of the one before it that were given."""
+def _with_kept_tensors(before: Any, after: Any, kept: set[int]) -> Any:
+    """Return a parameter's state after the load, with the tensors in `kept` from before it."""
     old, old_spec = tree_flatten(before)
     new, new_spec = tree_flatten(after)
     if old_spec != new_spec:
         return after
-    return tree_unflatten([a if id(a) in given else b for a, b in zip(old, new, strict=True)], new_spec)
+    return tree_unflatten([a if id(a) in kept else b for a, b in zip(old, new, strict=True)], new_spec)

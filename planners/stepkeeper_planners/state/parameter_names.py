@@ -1,17 +1,21 @@
 """Name an optimizer's parameters as the modules of the same state name them."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-__all__ = ["name_groups", "name_parameters"]
+from stepkeeper_planners.adapters import identity
+from stepkeeper_planners.state.scalars import has_scalars_only
+
+__all__ = ["name_groups", "name_parameters", "name_tensors"]
 
 _WRAPPED: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""What torch.compile, FSDP1 and activation checkpointing call the module that they wrap."""
+"""The names that torch.compile, FSDP1 and activation checkpointing give the module that they wrap."""
 
 
 def name_groups(optimizer: Optimizer, modules: Mapping[str, Mapping[int, str]]) -> list[list[str]]:
@@ -23,7 +27,7 @@ def name_groups(optimizer: Optimizer, modules: Mapping[str, Mapping[int, str]]) 
 
     Args:
         optimizer: the optimizer.
-        modules: the modules of the state by name, and what `name_parameters` returns for each.
+        modules: the modules of the state by name, with the result of `name_parameters` for each.
     """
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
@@ -39,7 +43,7 @@ def name_groups(optimizer: Optimizer, modules: Mapping[str, Mapping[int, str]]) 
 
 
 def _list_given(group: Mapping[str, Any]) -> Sequence[str | None]:
-    """List the names that the optimizer was given for a group; there are none of parameters that were added to it."""
+    """List the names that the optimizer was given for a group; parameters that were added later have none."""
     names, length = group.get("param_names") or (), len(group["params"])
     return names if len(names) == length else [None] * length
 
@@ -52,7 +56,7 @@ def _find_names(wanted: Sequence[int], modules: Mapping[str, Mapping[int, str]])
         for parameter in found[key]:
             names.setdefault(parameter, (key, modules[key][parameter]))
     is_one = len({key for key, _ in names.values()}) == 1
-    return {parameter: name if is_one else f"{key}.{name}" for parameter, (key, name) in names.items()}
+    return {p: name if is_one or not key else f"{key}.{name}" for p, (key, name) in names.items()}
 
 
 def name_parameters(module: nn.Module) -> dict[int, str]:
@@ -75,6 +79,33 @@ def name_parameters(module: nn.Module) -> dict[int, str]:
                 walk(child, prefix if _is_wrapped(module, name) else f"{prefix}{name}.")
 
     walk(module, "")
+    return names
+
+
+def name_tensors(
+    tree: object, parameters: Sequence[torch.Tensor], skipped: Collection[tuple[Any, ...]]
+) -> dict[str, dict[int, str]]:
+    """Name parameters by the plain tensors of a resolved state that have their memory, as model.state_dict() has.
+
+    Return for each dict of tensors, by its name, what `name_parameters` returns for a module. The parts of the state to
+    which the `skipped` keys lead are left out.
+    """
+    wanted = {identity(parameter): id(parameter) for parameter in parameters}
+    wanted.pop(None, None)
+    names: dict[str, dict[int, str]] = {}
+
+    def walk(node: object, path: tuple[Any, ...], n_above: int) -> None:
+        if isinstance(node, Mapping) and path not in skipped:
+            for key, part in node.items():
+                walk(part, (*path, key), len(path))
+        elif isinstance(node, list) and not has_scalars_only(node):
+            for index, part in enumerate(node):
+                walk(part, (*path, index), n_above)
+        elif isinstance(node, torch.Tensor) and not node.is_nested and identity(node) in wanted:
+            above, below = (".".join(map(str, keys)) for keys in (path[:n_above], path[n_above:]))
+            names.setdefault(above, {}).setdefault(wanted[identity(node)], below)
+
+    walk(tree, (), 0)
     return names
 
 

@@ -26,16 +26,16 @@ class PerRank:
     Args:
         value: an object with state_dict() and load_state_dict(), or a tree of values, as it may be in a state. The
             tensors in it are on the CPU.
-        resize: makes a rank's value when the world size has changed. It is called with the saved values of all ranks
-            in rank order, and this process's `Ranks`. What it returns is loaded as if this rank had saved it. Without
-            it, a load with another world size raises PerRankError.
+        resize: makes a rank's value when the world size has changed. It is called with the saved values of all ranks in
+            rank order, and this process's `Ranks`. Its result is loaded as if this rank had saved it. Without it, a
+            load with another world size raises PerRankError.
 
     Ranks: every rank has a PerRank under the same name.
     """
 
     value: object
     resize: Resize | None = None
-    """Called if the world size changed. What it returns is loaded as if this rank had saved it."""
+    """Called if the world size changed. Its result is loaded as if this rank had saved it."""
 
 
 def stored_name(fqn: str, ranks: Ranks) -> str:
@@ -44,7 +44,7 @@ def stored_name(fqn: str, ranks: Ranks) -> str:
 
 
 def parse_stored_name(name: str) -> tuple[str, int, int] | None:
-    """Split a stored name into the name in the state, the rank and the world size; None if it is no such name."""
+    """Split a stored name into the name in the state, the rank and the world size; None if it isn't one."""
     parts = _STORED.fullmatch(name)
     if parts is None:
         return None
@@ -68,7 +68,8 @@ def list_stored_names(fqn: str, resize: Resize | None, world_size: int, ranks: R
         return (stored_name(fqn, ranks),)
     if resize is None:
         raise PerRankError(
-            f"{fqn}: {world_size} ranks saved a value each, {ranks.world_size} load. Say how to make the new values: "
+            f"{fqn}: {world_size} ranks saved a value each, {ranks.world_size} load. Define how to make the new "
+            "values: "
             "PerRank(value, resize=lambda values, ranks: …) gets the saved ones in the order of ranks and returns "
             f"that of ranks.rank of ranks.world_size; or leave {fqn} out of this load"
         )

@@ -1,6 +1,6 @@
 """Give an optimizer the state that a load fills, without a training step.
 
-Optimizers make their state in their first step, and a load fills only what is there.
+Optimizers make their state in their first step, and a load fills only existing state.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ from torch.optim import ASGD, SGD, Optimizer
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.adapters.open_shardings import is_sharded_as, note_inferred, shardings_left_open
+from stepkeeper_planners.adapters.open_shardings import is_sharded_as, keep_shardings_open, note_inferred
 from stepkeeper_planners.errors import PrimeError
 from stepkeeper_planners.state.priming_copies import (
     Pair,
@@ -56,7 +56,7 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
 
     On XLA, state that the optimizer's step marks or replicates lies as without priming. Other state of a parameter's
     shape has that parameter's sharding; where a parameter has none yet, XLA chooses both in the first step. Hooks that
-    mark state do so in the first step, over what priming gave it.
+    mark state do so in the first step, and replace the sharding from priming.
 
     Without a load, training continues as if this hadn't been called, with two exceptions:
 
@@ -73,7 +73,7 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
     Ranks: all call it, as all take a step.
 
     Raises:
-        PrimeError: it is no optimizer, it can't be copied, its step needs a closure or takes a found_inf, the step
+        PrimeError: it isn't an optimizer, it can't be copied, its step needs a closure or takes a found_inf, the step
             failed, or it made no state for a parameter, or state that is neither constant nor a copy of the parameter.
             Nothing was changed.
     """
@@ -81,7 +81,7 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
         wrapped = getattr(optimizer, "optimizer", None)
         if wrapped is None:
             raise PrimeError(
-                f"prime_optimizer: {type(optimizer).__name__} is no torch.optim.Optimizer, and has none as .optimizer"
+                f"prime_optimizer: {type(optimizer).__name__} isn't a torch.optim.Optimizer, and has none as .optimizer"
             )
         prime_optimizer(wrapped)
         return optimizer
@@ -108,11 +108,11 @@ def _make_state(optimizer: Optimizer) -> list[_MadeState]:
         for values in (each.param_groups, *each.state.values(), vars(each))
         for tensor in _list_tensors(values)
     ]
-    with torch.no_grad(), shardings_left_open(there) as left_open:
+    with torch.no_grad(), keep_shardings_open(there) as left_open:
         pairs, stand_ins = copy_with_stand_ins(optimizer, left_open)
         take_step(pairs[0][1])
         if not all(map(is_of_torch, optimizers)):
-            # What is left pending on copies of the parameters would get into the training's next program.
+            # Work left pending on copies of the parameters would get into the training's next program.
             adapters.start_pending(tuple(stand_ins.values()))
         originals = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
         made = [each for pair in pairs for each in _collect(pair, originals, left_open)]
@@ -147,8 +147,8 @@ def _collect(
         entry = tree_map(lambda leaf: parameters.get(id(leaf), leaf), made)
         if isinstance(entry, dict):
             _set_first_numbers(real, owner, entry)
-        # What has a sharding by now gets it in an unprimed first step too. The optimizer marked it, got it from the
-        # host, or ran a program that made it.
+        # A tensor that has a sharding by now gets it in an unprimed first step too. The optimizer marked it, or got it
+        # from the host, or a program made it.
         tensors = _list_tensors(entry)
         inferred = [tensor for tensor in tensors if not adapters.has_sharding(tensor)]
         if id(owner) not in left_open:
@@ -216,7 +216,7 @@ def _check_values(made: list[_MadeState]) -> None:
                 raise PrimeError(
                     f"prime_optimizer: {type(each.optimizer).__name__}'s state{keystr(path)} of a parameter of shape "
                     f"{tuple(each.owner.shape)} is neither constant nor the parameter after a step with gradients of "
-                    "zeros, so what a real step makes of it can't be told. Load into the state that a real step leaves"
+                    "zeros, so what a real step makes of it is unknown. Load into the state that a real step leaves"
                 )
 
 

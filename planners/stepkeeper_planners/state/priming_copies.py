@@ -32,7 +32,7 @@ def with_those_inside(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def is_of_torch(optimizer: Optimizer) -> bool:
-    """Tell whether the optimizer is one of torch's own.
+    """Return whether the optimizer is one of torch's own.
 
     Those keep nothing of the parameters' values that a step doesn't overwrite.
     """
@@ -88,7 +88,7 @@ def take_step(stand_in: Optimizer) -> None:
     try:
         step(stand_in)
     except Exception as error:
-        # Whatever kind of error the optimizer has for what it doesn't take.
+        # An optimizer may raise any kind of error for unsupported gradients.
         raise PrimeError(
             f"prime_optimizer: {name}.step() failed with gradients of zeros, so load into the state that a real step "
             f"leaves: {error}"
@@ -98,7 +98,7 @@ def take_step(stand_in: Optimizer) -> None:
 def _stand_in_for(parameter: torch.Tensor, *, has_values: bool, is_left_open: bool) -> torch.Tensor:
     values = parameter.detach().clone() if has_values else torch.zeros_like(parameter.detach())
     if is_left_open:
-        # Reading the parameter pinned it, and what is copied from it. The gradient must not get that sharding.
+        # Reading the parameter pinned it, and copies of it. The gradient must not get that sharding.
         adapters.clear_sharding([parameter, values])
     adapters.copy_sharding(values, parameter)
     stand_in = torch.nn.Parameter(values, requires_grad=False)

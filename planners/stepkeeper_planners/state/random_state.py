@@ -36,8 +36,8 @@ class RandomState:
     Generator objects of one's own (`torch.Generator`, `np.random.Generator`) are not among them.
 
     Ranks: each rank saves and gets back its own, as with `PerRank`. If another number of ranks loads, those that saved
-    go on with theirs. A further rank gets a generator's state where all ranks had the same, as seeds of tensor-parallel
-    ranks are; otherwise a seed of its own, which follows from what was saved and from its number.
+    continue with theirs. A further rank gets a generator's state where all ranks had the same, as seeds of
+    tensor-parallel ranks are; otherwise a seed of its own, derived from the saved states and its rank.
     """
 
     @override
@@ -49,15 +49,15 @@ class RandomState:
         return {"generators": PerRank(_read_generators(), resize=_resize)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the generators to what `state_dict` returned. One that this process has no use for is reported."""
+        """Set the generators to the states that `state_dict` returned. A warning names unused ones."""
         saved = state["generators"]
-        # torch's dcp.load calls this with what `state_dict` returned, filled.
+        # torch's dcp.load calls this with the filled result of `state_dict`.
         generators: Any = saved.value if isinstance(saved, PerRank) else saved
         unused = [name for name, value in generators.items() if not _set_generator(name, value)]
         if unused:
             _log.warning(
-                "random numbers of %s don't go on as they were: the checkpoint has them, and this process doesn't use "
-                "such devices. Its other generators are restored",
+                "the random number generators of %s were not restored: the checkpoint has their states, but this "
+                "process doesn't use such devices. The other generators were restored",
                 " and ".join(unused),
             )
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from stepkeeper_planners.state.per_rank import PerRank
-from stepkeeper_planners.state.tree import FlatState, Path, has_scalars_only, is_stateful, join_path
+from stepkeeper_planners.state.scalars import has_scalars_only
+from stepkeeper_planners.state.tree import FlatState, Path, is_stateful, join_path
 from stepkeeper_planners.state.whole import Whole
 
 __all__ = ["Resizable", "find_resizable"]
@@ -26,8 +27,8 @@ def find_resizable(state: Mapping[str, object], flat: FlatState) -> dict[str, Re
     """Find the parts of a state that are loaded with as many items as were saved, by name.
 
     These are, in the training's own dicts and lists: lists of plain values, also of dicts of them, empty dicts, and
-    plain values, in whose place a dict or list may have been saved.
-    What an object's state_dict() returns is compared entry by entry. A `Whole` is such a part anywhere.
+    plain values, in whose place a dict or list may have been saved. The result of an object's state_dict() is compared
+    entry by entry. A `Whole` is such a part anywhere.
 
     Args:
         state: the nested state from which `flat` was made.
@@ -54,7 +55,7 @@ def _walk(node: Mapping[Any, object] | list[Any], path: Path) -> Iterator[Resiza
 
 
 def _is_plain(node: object) -> bool:
-    """Tell whether there is no tensor, object or box in a list or dict."""
+    """Return whether there is no tensor, object or box in a list or dict."""
     if is_stateful(node) or isinstance(node, torch.Tensor | PerRank | Whole):
         return False
     if not isinstance(node, Mapping | list) or (isinstance(node, list) and has_scalars_only(node)):

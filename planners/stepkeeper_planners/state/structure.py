@@ -151,7 +151,7 @@ class _Structure:
         self._sizes: Final = sizes
 
     def fits(self, contents: _Contents) -> bool:
-        """Tell whether a state with these contents has this structure."""
+        """Return whether a state with these contents has this structure."""
         if contents.forms != self._forms or not self._has_kinds(contents):
             return False
         tensors = [contents.leaves[index] for index in self._tensors]
@@ -181,7 +181,7 @@ class _Structure:
         )
 
     def _has_kinds(self, contents: _Contents) -> bool:
-        """Tell whether the leaves are of these classes. A value may be of another class than before."""
+        """Return whether the leaves are of these classes. A value may be of another class than before."""
         if contents.kinds == self._kinds:
             return True
         if len(contents.kinds) != len(self._kinds):

@@ -17,14 +17,14 @@ from stepkeeper_planners.adapters import identity
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
 from stepkeeper_planners.state.named_optimizer import NamedState, name_optimizers
 from stepkeeper_planners.state.per_rank import PerRank, Resize, parse_stored_name
+from stepkeeper_planners.state.scalars import SCALARS, has_scalars_only
 from stepkeeper_planners.state.whole import Whole
 
 Path = tuple[str | int, ...]
 _Found = list[tuple[Path, object]]
 
 _MAX_DEPTH: Final = 100
-_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
-_PLAIN_LEAVES: Final = _SCALARS | {torch.Tensor, torch.nn.Parameter}
+_PLAIN_LEAVES: Final = SCALARS | {torch.Tensor, torch.nn.Parameter}
 """Leaves of exactly these types need no further check: nothing in them has to be called or copied."""
 _PLAIN_DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
 _NEVER_STATEFUL: Final = _PLAIN_LEAVES | {dict, list, tuple, FunctionType, MethodType}
@@ -35,7 +35,7 @@ class FlatState:
     """The leaves of a state by name. The tensors are the state's own, to be read or filled in place."""
 
     tensors: dict[str, torch.Tensor]
-    """Each tensor once. Tied tensors have the first of their names in sorted order, whatever the order of dicts."""
+    """Each tensor once. Tied tensors have the first of their names in sorted order, not in the order of dicts."""
     values: dict[str, object]
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of tied tensors → the name in `tensors`."""
@@ -48,7 +48,7 @@ class FlatState:
     wholes: frozenset[str] = frozenset()
     """Names of the values that are those of a `Whole`."""
     tree: Any = None
-    """The nested state, with every Stateful replaced by what its state_dict() returned."""
+    """The nested state, with every Stateful replaced by the result of its state_dict()."""
 
 
 def flatten_state(state: Mapping[str, object]) -> FlatState:
@@ -63,10 +63,10 @@ def flatten_state(state: Mapping[str, object]) -> FlatState:
 
 
 def resolve_state(state: Mapping[str, object]) -> Any:
-    """Replace every Stateful in a nested state by what its state_dict() returns. Containers are copied.
+    """Replace every Stateful in a nested state by the result of its state_dict(). Containers are copied.
 
     The state of optimizers in its own dicts and lists is named by their parameters: see `name_optimizers`. Those in
-    boxes and in other objects' state_dict() have numbers, as torch gives them: code that isn't ours reads them.
+    boxes and in other objects' state_dict() have numbers, as torch gives them: other code reads them.
 
     Raises:
         DuplicateNameError: a parameter is named as another key of its optimizer's state.
@@ -117,13 +117,8 @@ def flatten_resolved(tree: Any) -> FlatState:
     return flat
 
 
-def has_scalars_only(values: list[Any]) -> bool:
-    """Tell whether a list holds scalars only. Then no item has to be looked at: data loaders keep long lists."""
-    return _SCALARS.issuperset(map(type, values))
-
-
 def has_plain_leaves_only(values: Iterable[Any]) -> bool:
-    """Tell whether all are scalars, or tensors of torch's own classes."""
+    """Return whether all are scalars, or tensors of torch's own classes."""
     return _PLAIN_LEAVES.issuperset(map(type, values))
 
 
@@ -140,7 +135,7 @@ def _check_depth(path: Path) -> None:
     """Raise UnsupportedValueError if the path is as long as only those of a state that holds itself are."""
     if len(path) > _MAX_DEPTH:
         raise UnsupportedValueError(
-            f"{join_path(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
+            f"{join_path(path[:5])}…: nested more than {_MAX_DEPTH} deep, or contains itself"
         )
 
 
@@ -173,11 +168,11 @@ def _resolve(node: object, path: Path, box: type | None, found: _Found) -> objec
 
 
 def _resolve_box(box: PerRank | Whole, path: Path, outer: type | None, found: _Found) -> object:
-    """Resolve what is in a box. A box in another one makes no difference: the outer one is stored as one value."""
+    """Resolve the content of a box. A box in another one makes no difference: the outer one is stored as one value."""
     if outer is Whole and isinstance(box, PerRank):
         raise UnsupportedValueError(
-            f"{join_path(path)}: what each rank has of its own can't be in a Whole, which all ranks have alike; put it "
-            "beside the Whole, or put the Whole into a PerRank"
+            f"{join_path(path)}: a PerRank can't be in a Whole, which is the same on all ranks; put it beside the "
+            "Whole, or put the Whole into a PerRank"
         )
     value = _resolve(box.value, path, outer or type(box), found)
     if outer is not None:
@@ -200,9 +195,7 @@ def _refuse_objects(node: object, path: Path) -> None:
     _check_depth(path)
     if is_stateful(node) or isinstance(node, PerRank | Whole):
         kind = type(node).__name__
-        raise UnsupportedValueError(
-            f"{join_path(path)}: a {kind} can't stand in a tuple; use a list or a dict"
-        )
+        raise UnsupportedValueError(f"{join_path(path)}: a {kind} can't be in a tuple; use a list or a dict")
     if isinstance(node, Mapping):
         for key, value in node.items():
             _refuse_objects(value, (*path, str(key)))
@@ -216,7 +209,7 @@ def is_stateful(node: object) -> bool:
     kind = type(node)
     if kind in _NEVER_STATEFUL or isinstance(node, torch.Tensor | type):
         return False
-    # To ask the protocol takes ten times as long, and a train loop waits for this at every step.
+    # Checking the protocol takes ten times as long, and a train loop waits for this at every step.
     of_class = callable(getattr(kind, "state_dict", None)) and callable(
         getattr(kind, "load_state_dict", None)
     )
@@ -224,7 +217,7 @@ def is_stateful(node: object) -> bool:
 
 
 def _may_be_nested(tensor: torch.Tensor) -> bool:
-    # Other subclasses may answer a question for an attribute with a warning or an error of their own.
+    # Other subclasses may warn or raise when an attribute is read.
     kind = type(tensor)
     return kind in _PLAIN_LEAVES or kind.__module__.startswith("torch.nested.")
 
@@ -235,12 +228,12 @@ def _check_stored_names(flat: FlatState) -> None:
         stored = parse_stored_name(fqn)
         if stored is not None and stored[0] in flat.per_rank:
             raise DuplicateNameError(
-                f"{fqn!r} is how {stored[0]!r} of rank {stored[1]} is stored; rename one of them"
+                f"{fqn!r} is the name under which {stored[0]!r} of rank {stored[1]} is stored; rename one of them"
             )
 
 
 def _duplicate_name(tree: Any, fqn: str) -> DuplicateNameError:
-    """Return the error that shows the keys as they stand in the state: 1 and "1" are one name, but two keys."""
+    """Return the error that shows the keys as they are in the state: 1 and "1" are one name, but two keys."""
     paths = (keys for keys, _ in _iterate_leaves(tree, (), key_of=lambda key: key))
     one, other, *_ = (keys for keys in paths if join_path(keys) == fqn)
     return DuplicateNameError(
@@ -264,7 +257,7 @@ def _iterate_leaves(
 
 
 def is_leaf(node: object) -> bool:
-    """Tell whether a node is a leaf. As in stock torch, a tuple is one, and a list with no tensor or mapping in it."""
+    """Return whether a node is a leaf. As in stock torch, so are a tuple, and a list without tensors or mappings."""
     if isinstance(node, Mapping):
         return False
     if not isinstance(node, list) or has_scalars_only(node):

@@ -1,4 +1,4 @@
-"""Encode values that are no state tensors, of a closed list of types; decode them without running any code."""
+"""Encode values that aren't state tensors, of a closed list of types; decode them without running any code."""
 
 import io
 import pickle
@@ -46,7 +46,7 @@ def encode_value(fqn: str, value: object) -> bytes:
 def estimate_value_bytes(value: object) -> int:
     """Estimate a value's size in bytes. The order of dicts makes no difference.
 
-    It does make one in the encoded size: padding depends on what comes first.
+    It does make one in the encoded size: padding depends on the order.
     """
     if isinstance(value, torch.Tensor | np.ndarray):
         return int(value.nbytes)
@@ -70,7 +70,7 @@ def decode_value(fqn: str, data: bytes) -> object:
         _check(fqn, value)
     except ValueError as error:
         raise ValueDecodeError(
-            f"{fqn}: the stored value can't be read: {error}. Stored are only: {_LIST}"
+            f"{fqn}: the stored value can't be read: {error}. Supported types: {_LIST}"
         ) from error
     except UnsupportedValueError as error:
         raise ValueDecodeError(f"the stored value can't be read: {error}") from error
@@ -121,7 +121,7 @@ def _check(fqn: str, value: object) -> None:
                 continue
             seen[id(item)] = depth
             if depth == _MAX_DEPTH:
-                raise UnsupportedValueError(f"{fqn}: nested more than {_MAX_DEPTH} deep, or holding itself")
+                raise UnsupportedValueError(f"{fqn}: nested more than {_MAX_DEPTH} deep, or contains itself")
             waiting.extend((*part, depth + 1) for part in _list_parts(name, item))
             continue
         _check_data(name, item)
@@ -154,8 +154,8 @@ def _check_data(name: str, value: object) -> None:
         reason = _explain_refusal(value)
     else:
         reason = (
-            f"a {_type_name(value)} can't be stored. Stored are: {_LIST}. "
-            "Turn it into these, or give it state_dict() and load_state_dict()"
+            f"a {_type_name(value)} can't be stored. Supported types: {_LIST}. "
+            "Convert it to one of these, or give it state_dict() and load_state_dict()"
         )
     if reason is not None:
         raise UnsupportedValueError(f"{name}: {reason}")

@@ -1,4 +1,4 @@
-"""Save a value as one piece, whatever its shape and length are from save to save."""
+"""Save a value as one piece, though its shape and length may change from save to save."""
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ __all__ = ["Whole", "fill_value"]
 
 @dataclass(slots=True, eq=False)
 class Whole:
-    """Mark a part of the state that is saved as one value, and is loaded whatever it was at the start.
+    """Mark a part of the state that is saved as one value, and loaded regardless of its present content.
 
     Put it into the state in place of the value: `{"history": Whole(history)}`. It is one entry of the checkpoint, under
-    its own name. A load doesn't compare what is in it: a list may have grown meanwhile, and a dict may have got keys.
-    All ranks have it alike, as other values; what each rank has of its own is a `PerRank`.
+    its own name. A load doesn't compare its content: a list may have grown meanwhile, and a dict may have new keys. It
+    is the same on all ranks, like other values; use `PerRank` for what each rank has of its own.
 
     A load fills a list or dict in place, so that it stays the object that the training holds. Another value replaces
-    `value`. An object with load_state_dict() gets what its state_dict() gave.
+    `value`. An object with load_state_dict() gets the result of its state_dict().
 
     Args:
         value: a list, a dict, or another value as it may be in a state; also an object with state_dict() and
@@ -38,7 +38,7 @@ def fill_value(current: object, loaded: object, *, in_place: bool, last: list[Ca
         current: the value in the state. An object with load_state_dict() in it, or in its dicts, is given its part.
         loaded: the value that was loaded.
         in_place: whether lists and dicts stay the same objects, and get the loaded items.
-        last: gets what is to be called once all other objects have loaded: they may draw random numbers meanwhile.
+        last: gets the calls to make once all other objects have loaded: they may draw random numbers meanwhile.
     """
     match current:
         case RandomState():
@@ -48,7 +48,7 @@ def fill_value(current: object, loaded: object, *, in_place: bool, last: list[Ca
             within = in_place or isinstance(current, Whole)
             current.value = fill_value(current.value, loaded, in_place=within, last=last)
         case _ if isinstance(current, Stateful) and not isinstance(current, type):
-            current.load_state_dict(loaded)  # type: ignore[arg-type]  # what its state_dict() gave when it was saved
+            current.load_state_dict(loaded)  # type: ignore[arg-type]  # the result of its state_dict()
         case _:
             return _fill_plain(current, loaded, in_place=in_place, last=last)
     return current

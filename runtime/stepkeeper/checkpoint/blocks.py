@@ -1,4 +1,4 @@
-"""Number the blocks of a commit alike on all ranks, and order them for reading. Pure."""
+"""Number the blocks of a commit, identically on all ranks, and order them for reading. Pure."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ Runs = list[list[int]]
 """Ascending numbers as pairs: the first of a run, and the one after its last."""
 
 _NOT_READ: Final = (".json", ".metadata")
-"""A restore doesn't read objects whose names end so block by block."""
+"""Suffixes of objects that a restore doesn't read block by block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTable:
-    """Number every block of a list of objects: object by object, in each from the first byte on."""
+    """The numbers of all blocks of a list of objects: object by object, each from its first byte on."""
 
     blocks: tuple[Block, ...]
     first_numbers: Mapping[str, int]
@@ -79,11 +79,11 @@ class BlockTable:
         return sum(self.blocks[number].size_bytes for number in numbers)
 
     def order_for_reading(self, manifests: Sequence[Manifest]) -> list[int]:
-        """Order all blocks so that tensors become whole one after another: few of them are half read at any time.
+        """Order all blocks so that tensors are completed one after another, and few are partly read at any time.
 
-        Each rank wrote its part of a tensor after its parts of the tensors before, so this follows all files side
-        by side. Where a file has the next tensor of another file late, it is read there out of turn. If the state
-        is on other devices than the CPU, a half-read tensor takes host memory for all of it.
+        Each rank wrote its parts in the order of the tensors, so this follows all files in parallel. A tensor that
+        comes later in one file than in the others is read there out of order. A partly read tensor takes host memory
+        for all of it, unless the state is on the CPU.
         """
         chunks: dict[str, list[ChunkRecord]] = {}
         for manifest in manifests:
@@ -143,7 +143,7 @@ class Contents:
 
     @classmethod
     def from_manifests(cls, manifests: Sequence[Manifest]) -> Self:
-        """Merge the ranks' manifests. Raises ManifestError if their parts make no whole."""
+        """Merge the ranks' manifests. Raises ManifestError if their parts form no complete tensors."""
         table = BlockTable.from_manifests(manifests)
         return cls(
             tensors=merge_tensors(manifests),

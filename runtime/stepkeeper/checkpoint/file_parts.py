@@ -1,6 +1,6 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""Assemble an object from a rank's data, as it lies in memory, and the frames between the pieces."""
+"""Assemble an object from a rank's data in memory and the frames between its pieces."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -27,8 +27,8 @@ class RankData(Protocol):
 class FileParts(Sequence[Buffer]):
     """The parts of one object, in order.
 
-    The data is read once and not copied. The frame of a tensor is made anew in each iteration: it is more than a
-    kilobyte, and the frames of very many small tensors would take as much memory as a good part of their data.
+    The data is read once and not copied. Each iteration builds the frames again: a frame takes more than a
+    kilobyte, so keeping those of many small tensors would take almost as much memory as their data.
     """
 
     def __init__(self, file: File, data: RankData) -> None:
@@ -60,15 +60,15 @@ class FileParts(Sequence[Buffer]):
 
     def __iter__(self) -> Iterator[Buffer]:
         """Yield the parts. All bytes between the data of two tensors are one part."""
-        behind = b""
+        pending = b""
         for item, piece, crc in zip(self._file.items, self._data, self._crcs, strict=True):
             before, after = b"", b""
             if isinstance(item.order, TensorOrder):
                 before, after = frame_tensor_file(item.order.dtype, item.order.sizes, crc)
-            yield behind + before
+            yield pending + before
             yield piece
-            behind = after
-        yield behind
+            pending = after
+        yield pending
 
     def __len__(self) -> int:
         return 2 * len(self._data) + 1

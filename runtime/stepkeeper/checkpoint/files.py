@@ -1,6 +1,6 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""Read the files of a committed checkpoint at any place. Every read returns verified bytes, or raises an error."""
+"""Read the files of a committed checkpoint at any offset. Every read returns verified bytes, or raises an error."""
 
 import io
 import os
@@ -23,15 +23,15 @@ __all__ = ["CommitFiles"]
 
 _KEPT_BLOCKS: Final = 8
 _AHEAD_BLOCKS: Final = 4
-"""Blocks to fetch ahead, divided among the objects that are read side by side; none if there are more of those."""
+"""Blocks to fetch ahead, divided among the objects that are read in parallel; none if there are more objects."""
 
 
 @final
 class CommitFiles:
     """Open the files of a commit, and fetch ahead the blocks that follow a read.
 
-    Only the manifests are read before that. Ranks wrote separate files of what lies together in a tensor, so this
-    needs memory for one block of each rank that saved, and a few more.
+    Only the manifests are read at first. Adjacent parts of a tensor are in the files of different ranks, so this
+    keeps one block for each rank that saved, and a few more.
     """
 
     block_bytes = BLOCK_BYTES
@@ -62,7 +62,7 @@ class CommitFiles:
             for chunk in tensor.chunks
         }
         self._last: dict[str, int] = {}
-        """The block that was read last, by object."""
+        """The last block that was read, by object."""
         self._lock = threading.Lock()
         self._blocks: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
         """The last blocks that were read or fetched ahead, the newest last."""
@@ -123,7 +123,7 @@ class CommitFiles:
             raise
 
     def _fetch(self, name: str, block: int) -> Future[bytes]:
-        """Return the block that is read or being read, or have it read in another thread."""
+        """Return the future of the block; another thread starts to read it if none has."""
         if (name, block) not in self._blocks:
             self._blocks[name, block] = self._pool.submit(self._reader.read_block, name, block)
         self._blocks.move_to_end((name, block))

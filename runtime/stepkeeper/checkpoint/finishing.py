@@ -40,21 +40,21 @@ def finish_checkpoint(
     cache: LayoutCache | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> FinishedCheckpoint:
-    """Make `.metadata` and rank 0's manifest durable. Then the checkpoint can be committed.
+    """Write `.metadata` and rank 0's manifest durably. Then the checkpoint can be committed.
 
     Ranks: only rank 0 calls this, after all ranks have written.
 
     Args:
         store: The store of the checkpoint.
         own: Rank 0's manifest.
-        others: References to the other ranks' manifests, by which these are proven.
+        others: References to the other ranks' manifests, which verify them.
         structure: The structure of rank 0's order. It gives `.metadata` the keys that lead to each name in the
             nested state; None leaves them out.
-        cache: Keeps the encoded `.metadata` from save to save.
+        cache: Keeps the encoded `.metadata` between saves.
         patience: How long to retry requests to the store.
 
     Raises:
-        ManifestError: The ranks' parts don't make a whole.
+        ManifestError: The ranks' parts form no complete tensors.
         TornCheckpointError: A manifest isn't what its rank wrote.
         StorageError: The store refused, or gave no answer.
 
@@ -124,7 +124,7 @@ def verify_objects(
     checksum.
 
     Raises:
-        VerifyError: It doesn't; the error names objects.
+        VerifyError: Objects are missing or differ; the error names them.
         StorageError: The store gave no answer.
 
     """
@@ -162,7 +162,7 @@ def _read_once_visible(store: Store, folder: str, ref: ManifestRef, patience: Pa
 def _list_once_visible(
     store: Store, folder: str, expected: Collection[str], patience: Patience
 ) -> dict[str, ObjectStat]:
-    """List `folder` by name, once the store lists all that is expected, or when the patience is over."""
+    """List `folder` by name, once the store lists all expected objects, or when patience runs out."""
     pauses_s = patience.pauses_s()
     while True:
         listed = patience.retry(lambda: store.list(f"{folder}/"))

@@ -1,4 +1,4 @@
-"""List a rank's tensors and values, and where each is in its objects, as a manifest has them."""
+"""The inventory in a manifest: a rank's tensors and values, and the place of each in its objects."""
 
 import json
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class ValueRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """The part of a manifest that doesn't depend on the save. Equal inventories may be one object, encoded once."""
+    """The part of a manifest that doesn't depend on the save. Equal inventories may share one object, encoded once."""
 
     tensors: tuple[TensorRecord, ...] = ()
     values: tuple[ValueRecord, ...] = ()

@@ -1,4 +1,4 @@
-"""Hold the structure of a rank's last save, and what was made from it: the layout of its objects, and `.metadata`."""
+"""Cache the structure of a rank's last save, the layout of its objects, and the encoded `.metadata`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,12 +32,12 @@ class Part:
 
 @final
 class LayoutCache:
-    """Hold the layout of a rank's objects and the whole `.metadata` from save to save, with the state's structure.
+    """Cache the layout of a rank's objects and the whole `.metadata` between saves, with the state's structure.
 
-    Only the newest structure is held, and it is known by its key. Each result is kept with everything else that it
-    was made from. For the layout, that is the lengths of this save's values, and the number and least size of
-    objects that the store asks for. For `.metadata`, it is the parts of all ranks: their manifests are all that this
-    process knows of the other ranks' structures.
+    Only the newest structure is kept, identified by its key. Each result is stored with its other inputs:
+
+    - the layout with the lengths of the save's values, and the number and minimum size of the store's objects;
+    - `.metadata` with the parts of all ranks: this process knows the others' structures only by their manifests.
     """
 
     def __init__(self) -> None:
@@ -46,11 +46,11 @@ class LayoutCache:
         self._metadata: tuple[object, bytes] | None = None
 
     def hold_structure(self, structure: Structure) -> None:
-        """Hold this structure from now on, in place of the one before."""
+        """Replace the cached structure."""
         self._structure = structure
 
     def find_structure(self, key: str) -> Structure | None:
-        """Return the structure that is held, if it has this key."""
+        """Return the cached structure if it has this key."""
         held = self._structure
         return held if held is not None and held.key == key else None
 
@@ -65,7 +65,7 @@ class LayoutCache:
     def get_metadata(
         self, structure_key: str | None, parts: Sequence[Part], encode: Callable[[], bytes]
     ) -> bytes:
-        """Return the result of `encode` for these parts, from the last call if it had the same ones."""
+        """Return the result of `encode` for these parts; that of the last call if it had the same parts."""
         key = (structure_key, tuple(parts))
         if self._metadata is None or self._metadata[0] != key:
             self._metadata = None
@@ -80,7 +80,7 @@ def lay_out(order: SaveOrder, *, streams: int, least_bytes: int) -> Layout:
 
 
 def build_inventory(files: Sequence[File]) -> Inventory:
-    """List what is in these objects."""
+    """List the contents of these objects."""
     chunks: dict[str, list[ChunkRecord]] = {}
     first: dict[str, TensorOrder] = {}
     values: list[ValueRecord] = []

@@ -47,7 +47,7 @@ def checkpoint_folder(step: int, claim: int, nonce: str) -> str:
 
 
 def claim_of(folder: str) -> int:
-    """Return the slot of the claim that a save's folder is of."""
+    """Return the slot of the claim that a save's folder belongs to."""
     return int(folder.partition("/")[2].partition("-")[0])
 
 
@@ -66,7 +66,7 @@ def manifest_name(rank: int) -> str:
 
 
 def is_object_name(name: str) -> bool:
-    """Tell whether a name is one that this package gives to objects in a checkpoint's folder."""
+    """Return True if this package gives such names to objects in a checkpoint's folder."""
     return _OBJECT.fullmatch(name) is not None
 
 
@@ -87,13 +87,13 @@ class ObjectRecord:
         return combine_crc32c(self.blocks, BLOCK_BYTES, self.size_bytes)
 
     def make_ref(self) -> ManifestRef:
-        """Make the reference by which a reader can prove that bytes are this object, if it is a manifest."""
+        """Build the reference that lets a reader verify this object, if it is a manifest."""
         return ManifestRef(path=self.path, size_bytes=self.size_bytes, crc32c=self.crc32c)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shardings:
-    """The shardings of the tensors that XLA had sharded, marked by the user or chosen by XLA."""
+    """The shardings of XLA tensors, marked by the user or chosen by XLA."""
 
     n_devices: int = 0
     """The number of devices that they were sharded over, in all processes."""
@@ -102,23 +102,23 @@ class Shardings:
     """XLA's text of each tensor's sharding. Tensors without a sharding are left out."""
 
     def to_raw(self) -> dict[str, object]:
-        """Convert to plain JSON values. Each text is there once, however many tensors have it."""
+        """Convert to plain JSON values. Each text appears once, even if many tensors have it."""
         names: dict[str, list[str]] = {}
         for fqn, text in sorted(self.by_name.items()):
             names.setdefault(text, []).append(fqn)
-        # A list of pairs: a manifest's text is cut at the key "tensors", which no tensor's name may look like.
+        # A list of pairs: a manifest's text is split at the key "tensors", and a tensor may have that name.
         return {"devices": self.n_devices, "names": sorted(names.items())}
 
     @classmethod
     def from_raw(cls, raw: Any) -> Self:
-        """Convert what `to_raw` has returned."""
+        """Convert the output of `to_raw` back."""
         by_name = {str(fqn): str(text) for text, names in raw["names"] for fqn in names}
         return cls(n_devices=int(raw["devices"]), by_name=by_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All that one rank wrote of a checkpoint."""
+    """The part of a checkpoint that one rank wrote."""
 
     rank: int
     world_size: int
@@ -149,16 +149,16 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all objects that it lists, together."""
+        """Total size of the objects that it lists."""
         return sum(record.size_bytes for record in self.objects)
 
     def make_ref(self) -> ManifestRef:
-        """Make the reference by which a reader can prove that bytes are this manifest."""
+        """Build the reference that lets a reader verify this manifest."""
         data = self.to_json()
         return ManifestRef(path=manifest_name(self.rank), size_bytes=len(data), crc32c=crc32c(data))
 
     def to_json(self) -> bytes:
-        """Encode the manifest with sorted keys. The inventory stands between the other keys."""
+        """Encode the manifest with sorted keys. The inventory is between the other keys."""
         before = {
             "aliases": self.aliases,
             "block_bytes": BLOCK_BYTES,
@@ -193,7 +193,7 @@ class Manifest:
             if (raw["format"], raw["block_bytes"]) != (FORMAT, BLOCK_BYTES):
                 raise ManifestError(
                     f"{where} has format {raw['format']!r} with blocks of {raw['block_bytes']!r} bytes, this "
-                    f"stepkeeper knows {FORMAT} with {BLOCK_BYTES}: use the release that wrote it, or a newer one"
+                    f"stepkeeper reads {FORMAT} with {BLOCK_BYTES}: use the release that wrote it, or a newer one"
                 )
             return cls(
                 rank=raw["rank"],
@@ -228,10 +228,10 @@ def split_inventory(data: bytes, where: str) -> tuple[bytes, bytes]:
         ManifestError: The data has no inventory where `Manifest.to_json` puts it.
 
     """
-    # JSON escapes quotation marks in strings, and no key before the inventory has a list of that name in it.
+    # JSON escapes quotation marks in strings, and no key before the inventory contains a list with that name.
     start, end = data.find(b',"tensors":[') + 1, data.rfind(b',"world_size":')
     if not 0 < start < end:
-        raise ManifestError(f"{where} is no manifest as this stepkeeper writes it: where are its tensors?")
+        raise ManifestError(f"{where} is no manifest that this stepkeeper wrote: it has no list of tensors")
     return data[:start] + Inventory().encoded + data[end:], data[start:end]
 
 

@@ -1,4 +1,4 @@
-"""Define the order for a rank's share of a save: the structure, which many saves share, and the parts of one save."""
+"""The order for a rank's share of a save: the structure, which many saves share, and the parts of one save."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -37,21 +37,21 @@ class ValueOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """The part of a state that decides what one rank writes of it. It stays equal as long as only contents change."""
+    """The part of a state that determines what one rank writes. It stays equal while only contents change."""
 
     tensors: tuple[TensorOrder, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Further names of tied tensors → the name under which they are written."""
 
     shardings: Shardings = field(default_factory=Shardings)
-    """The shardings of XLA tensors, with which a restore goes on. They decide nothing of what is written."""
+    """The shardings of XLA tensors, for restores. They don't affect what is written otherwise."""
 
     key_paths: str = "{}"
     """JSON: each name → the keys that lead to it in the nested state, and notes on nesting that names don't show."""
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read an equal structure from its `text`. Equal parts of its tensors become one object."""
+        """Read an equal structure from its `text`. Equal parts of its tensors share one object."""
         aliases, shardings, key_paths, *lines = text.split("\n")
         read = cls(
             tensors=_read_orders(lines),
@@ -59,14 +59,14 @@ class Structure:
             shardings=Shardings.from_raw(json.loads(shardings)),
             key_paths=key_paths,
         )
-        # The key of the text that was read, put where the cached property keeps it: it isn't computed again.
+        # Fill the cached property with the key of the text, so that it isn't computed again.
         vars(read)["key"] = _digest_text(text)
         return read
 
     @cached_property
     def text(self) -> str:
         """The structure as lines of JSON: aliases, shardings, key paths, and one line for each tensor."""
-        # Order by order: one call for all of them would hold the GIL for as long.
+        # Encode each order separately: one call for all of them would hold the GIL all the while.
         orders = (
             json.dumps([o.fqn, o.dtype, o.global_shape, o.offsets, o.sizes, o.start]) for o in self.tensors
         )
@@ -78,7 +78,7 @@ class Structure:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of `text`: the same for equal structures in every process, and for no others."""
+        """SHA-256 of `text`: identifies equal structures in every process."""
         return _digest_text(self.text)
 
 
@@ -112,7 +112,7 @@ def _digest_text(text: str) -> str:
 
 
 def _read_orders(lines: Iterable[str]) -> tuple[TensorOrder, ...]:
-    """Read the orders. Equal parts become one object: most tensors of a state have the shape of another."""
+    """Read the orders. Equal parts share one object: most tensors of a state have the shape of another."""
     alike: dict[object, object] = {}
 
     def one(value: T) -> T:

@@ -1,4 +1,4 @@
-"""Pack a rank's share of a save into objects of one size, so that uploads that start together end together. Pure."""
+"""Pack a rank's share of a save into objects of equal size, so that parallel uploads end together. Pure."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ __all__ = ["File", "Item", "pack_order"]
 
 _MAX_BYTES: Final = 512 * 1024 * 1024
 _TOLERANCE: Final = 128
-"""An object may be larger or smaller by this part of its size before a tensor is cut for it."""
+"""An object's size may deviate by one part in this many before a tensor is cut."""
 
 _LEAST_PIECE_BYTES: Final = 64 * 1024
 
@@ -38,15 +38,15 @@ class File:
 
 
 def pack_order(order: SaveOrder, *, streams: int, least_bytes: int) -> tuple[File, ...]:
-    """Pack all that a rank writes into objects of one size; a multiple of `streams` of them if there is enough data.
+    """Pack a rank's share into objects of equal size; a multiple of `streams` of them if there is enough data.
 
     A tensor that doesn't fit is cut along its first axes, and each piece is a chunk of its own. Values are never
     cut.
 
     Args:
         order: The rank's share.
-        streams: The number of objects that the store takes side by side.
-        least_bytes: The least size of an object, if there are to be several.
+        streams: The number of objects that the store takes in parallel.
+        least_bytes: The minimum size of an object, if there are several.
 
     """
     waiting: list[TensorOrder | ValueOrder] = [*reversed(order.values), *reversed(order.tensors)]
@@ -69,7 +69,7 @@ def pack_order(order: SaveOrder, *, streams: int, least_bytes: int) -> tuple[Fil
 
 
 class _Packing:
-    """Fill objects up to the ends of as many equal ones: if one gets too much, the next gets less."""
+    """Fill objects up to evenly spaced ends: if one gets too much, the next gets less."""
 
     def __init__(self, total_bytes: int, n_files: int) -> None:
         self._total_bytes = total_bytes
@@ -115,7 +115,7 @@ def _length_bytes(order: TensorOrder | ValueOrder) -> int:
 
 
 def _cut_tensor(order: TensorOrder | ValueOrder, room_bytes: int) -> tuple[TensorOrder, ...]:
-    """Cut a tensor into parts, in order, of which the first fits. Return none if no part worth writing fits."""
+    """Cut a tensor into ordered parts so that the first fits. Return none if no part worth writing fits."""
     if isinstance(order, ValueOrder) or room_bytes < _LEAST_PIECE_BYTES:
         return ()
     axis = next((axis for axis, size in enumerate(order.sizes) if size > 1), None)

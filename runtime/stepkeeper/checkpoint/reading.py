@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _THREADS: Final = 16
-"""For manifests: there is one of each rank that saved."""
+"""Threads that read manifests: there is one manifest for each rank that saved."""
 
 
 def read_manifests(
@@ -62,7 +62,7 @@ def prove_manifests(stored: Sequence[bytes], commit: CommitRecord, uri: str) -> 
     manifests = [_prove_manifest(first, commit.folder, commit.manifest, where)]
     refs = list(list_other_refs(manifests[0], where))
     if len(refs) != len(others):
-        raise ManifestError(f"{where}: {len(stored)} manifests where rank 0's lists {1 + len(refs)}")
+        raise ManifestError(f"{where}: {len(stored)} manifests, but rank 0's lists {1 + len(refs)}")
     manifests += [
         _prove_manifest(data, commit.folder, ref, where) for data, ref in zip(others, refs, strict=True)
     ]
@@ -78,10 +78,10 @@ def read_manifest(
 
 
 def check_metadata(store: Store, commit: CommitRecord) -> None:
-    """Check that `.metadata`, by which stock readers go and restores don't, is what was written.
+    """Check that `.metadata` is what was written. Stock readers use it; restores don't.
 
     Raises:
-        TornCheckpointError: It isn't.
+        TornCheckpointError: It differs, or is missing.
         StorageError: The store gave no answer.
 
     """
@@ -164,7 +164,7 @@ class BlockReader:
         """Read these bytes of the object, and verify every block that holds one of them.
 
         Raises:
-            TornCheckpointError: A block was read bad three times; the error names it and the object.
+            TornCheckpointError: A block was bad in three reads; the error names it and the object.
             StorageError: The store gave no answer.
 
         """

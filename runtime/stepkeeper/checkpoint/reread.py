@@ -1,4 +1,4 @@
-"""Read bytes again that were bad, and find out whether the store itself holds bad bytes."""
+"""Read bad bytes again, to find out whether the store itself holds bad bytes."""
 
 from collections.abc import Callable
 from typing import Final
@@ -11,7 +11,7 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 __all__ = ["read_if_present", "read_until_good", "reread_bad_bytes"]
 
 _READS: Final = 3
-"""The first read and two more: bytes that went bad in transit are not bad in the store."""
+"""The first read and two more: bytes that were corrupted in transit are intact in the store."""
 
 
 def reread_bad_bytes(store: Store, bad: BadBytes) -> str | None:
@@ -29,7 +29,7 @@ def reread_bad_bytes(store: Store, bad: BadBytes) -> str | None:
     if data is None:
         return "it is missing"
     if len(data) != bad.length_bytes:
-        return f"{len(data)} bytes are there, not {bad.length_bytes}"
+        return f"it has {len(data)} bytes, not {bad.length_bytes}"
     found = crc32c(data)
     return None if found == bad.crc32c else f"crc32c {found:08x}, not {bad.crc32c:08x}"
 
@@ -64,7 +64,7 @@ def read_until_good(
         store: The store that is read.
         path: The object.
         read: Reads the bytes; None if the object doesn't exist.
-        bad: Describes the fault of bytes and says which ones are bad; None if there is no fault.
+        bad: Describes the fault and returns which bytes are bad; None if there is no fault.
         missing: The bytes to report as bad if there is no object.
         patience: How long to retry requests to the store.
 
@@ -83,6 +83,6 @@ def read_until_good(
         if complaint is None:
             return data
         found, bytes_found = complaint
-        # A bad copy on the way proves nothing about the store: this read doesn't count.
+        # A bad copy proves nothing about the store: this read doesn't count.
         n_left -= not (isinstance(store, CopiedStore) and store.distrust(path))
     raise TornCheckpointError(f"{where} is not what was written: {found} (read {_READS} times)", bytes_found)

@@ -27,19 +27,19 @@ __all__ = [
 
 _STREAMS: Final = 8
 _DIGESTING: Final = threading.Semaphore(2)
-"""Checksums need the processor, most of it under the GIL. If all objects were digested at the same time, none would
-be on its way to the store meanwhile.
+"""Checksums use the CPU, mostly under the GIL. If all objects were digested at the same time, none would be
+uploading meanwhile.
 """
 
 _LEAST_BYTES: Final = 16 * 1024 * 1024
 _LEAST_STREAMED_BYTES: Final = 4 * 1024 * 1024
-"""Least size of an object where each upload gets only a part of the line: uploading less takes no longer than a
-request takes anyway.
+"""Minimum size of an object in a store that limits the bandwidth of each upload. A smaller upload takes as long as
+the request itself.
 """
 
 
 def plan_files(store: Store, order: SaveOrder) -> tuple[File, ...]:
-    """Plan the objects that a rank's share becomes in this store."""
+    """Plan the objects for a rank's share in this store."""
     streams, least_bytes = _choose_streams(store)
     return pack_order(order, streams=streams, least_bytes=least_bytes)
 
@@ -52,7 +52,7 @@ def write_files(
     *,
     patience: Patience,
 ) -> tuple[ObjectRecord, ...]:
-    """Write the files into the folder durably, as many at a time as the store takes. Raises StorageError."""
+    """Write the files into the folder durably, as many in parallel as the store allows. Raises StorageError."""
     with ThreadPoolExecutor(_choose_streams(store)[0], thread_name_prefix="stepkeeper-write") as pool:
         return tuple(pool.map(lambda file: _write_file(store, folder, file, data, patience), files))
 
@@ -65,7 +65,7 @@ def write_checkpoint(
     cache: LayoutCache | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> Manifest:
-    """Make one rank's objects durable, and its manifest. Rank 0's manifest comes last, with `finish_checkpoint`.
+    """Write one rank's objects and its manifest durably. `finish_checkpoint` writes rank 0's manifest, last.
 
     Raises:
         StorageError: The store refused, or gave no answer.
@@ -97,7 +97,7 @@ def build_manifest(order: SaveOrder, inventory: Inventory, objects: Sequence[Obj
 
 
 def _choose_streams(store: Store) -> tuple[int, int]:
-    """Return how many objects to write at a time, and the least size of each."""
+    """Return how many objects to write in parallel, and the minimum size of each."""
     if isinstance(store, StreamedStore):
         return store.streams, _LEAST_STREAMED_BYTES
     return _STREAMS, _LEAST_BYTES

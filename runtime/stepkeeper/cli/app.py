@@ -1,4 +1,4 @@
-"""Put the commands together, and turn an error into one line on stderr and an exit code."""
+"""Assemble the commands, and turn an error into one line on stderr and an exit code."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -21,7 +21,7 @@ __all__ = ["app"]
 
 
 def _report_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap `command` so that an error by design becomes one line on stderr and an exit code."""
+    """Wrap `command` so that a stepkeeper error becomes one line on stderr and an exit code."""
 
     @wraps(command)
     def guarded(*args: Any, **options: Any) -> None:
@@ -40,8 +40,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     help=(
         "Work with the checkpoints of a root: a folder (file:///…), a bucket (gs://…), or a URI that fsspec knows. "
-        "All commands but rm and repair are safe while a job is saving. Exit codes: 0 fine, 1 something is wrong or "
-        "isn't there, 2 usage, 3 the store doesn't answer or refuses, 4 not safe now, nothing was done."
+        "All commands but rm and repair are safe while a job is saving. Exit codes: 0 success, 1 something is wrong "
+        "or missing, 2 usage, 3 the store doesn't answer or refuses, 4 not safe now, nothing was done."
     ),
 )
 

@@ -41,7 +41,7 @@ class CommitFindings:
 
     bad: tuple[BadObject, ...]
     unlisted: tuple[str, ...]
-    """Files in the folder that no manifest lists. They are no fault of the commit, but no collection removes them."""
+    """Files in the folder that no manifest lists. They don't make the commit bad, but gc doesn't remove them."""
 
 
 def verify_commit(
@@ -51,7 +51,7 @@ def verify_commit(
     patience: Patience,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> CommitFindings:
-    """Find what isn't as it was written in `commit`. Each block is read up to three times.
+    """Find objects and blocks of `commit` that aren't as they were written. Each block is read up to three times.
 
     Args:
         store: The root's store.

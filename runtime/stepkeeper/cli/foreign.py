@@ -9,7 +9,7 @@ __all__ = ["legacy_rows"]
 
 
 def legacy_rows(root: Root, state: LogState) -> list[Row]:
-    """Build the rows of the steps that the latest line goes on from, newest first."""
+    """Build the rows of the foreign steps that the latest line continues from, newest first."""
     return [
         _row(each) for each in find_steps_below(state, lambda: find_steps(root.store, patience=root.patience))
     ]

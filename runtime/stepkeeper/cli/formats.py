@@ -58,7 +58,7 @@ FromPrefix = Annotated[
     ),
 ]
 LeaveOutValues = Annotated[
-    bool, typer.Option("--leave-out-values", help="Leave out values that are no tensors; safetensors only.")
+    bool, typer.Option("--leave-out-values", help="Leave out values that aren't tensors; safetensors only.")
 ]
 MaxShardMib = Annotated[
     int | None,
@@ -96,7 +96,9 @@ def export(
     one_file = destination.suffix == _SAFETENSORS
     if _is_safetensors(kind, looks_so=one_file):
         if max_shard_mib and one_file:
-            raise typer.BadParameter(f"--max-shard makes a folder of files, {destination} names one")
+            raise typer.BadParameter(
+                f"--max-shard writes a folder of files, but {destination} names one file"
+            )
         write = partial(
             _import_formats().checkpoint_to_safetensors,
             prefix=prefix,
@@ -188,7 +190,9 @@ def _import_formats() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("torch", "numpy", "safetensors"):
             raise
-        print_message(f"this needs {error.name}, which isn't installed: pip install 'stepkeeper[cli,torch]'")
+        print_message(
+            f"this command needs {error.name}, which isn't installed: pip install 'stepkeeper[cli,torch]'"
+        )
         raise typer.Exit(ExitCode.USAGE) from error
     return formats
 
@@ -209,8 +213,8 @@ def _as_command_errors() -> Iterator[None]:
         raise
     except PlannerError as error:
         message = str(error)
-        for said, option in _OPTION_NAMES.items():
-            message = message.replace(said, option)
+        for argument, option in _OPTION_NAMES.items():
+            message = message.replace(argument, option)
         if isinstance(error, DestinationExistsError):
             raise RefusedError(message) from error
         print_message(message)
@@ -226,7 +230,7 @@ def _check_outside(root: Root, destination: Path) -> None:
     parts = urlsplit(root.uri)
     if parts.scheme == "file" and destination.resolve().is_relative_to(Path(unquote(parts.path)).resolve()):
         raise RefusedError(
-            f"{destination} is in the root itself, where only its job writes; name another place"
+            f"{destination} is in the root itself, where only its job writes; choose another place"
         )
 
 

@@ -1,4 +1,4 @@
-"""Read from a root's objects what the log's state leaves out: claims and times."""
+"""Read what the log's state lacks from a root's objects: claims and times."""
 
 import math
 from collections.abc import Collection
@@ -21,8 +21,7 @@ def read_begins(root: Root, claims: Collection[int]) -> dict[int, BeginEntry]:
     """Read the entries that made the given claims.
 
     Returns:
-        Each claim's entry, by its slot. For one that is damaged, or whose slot another entry took, one that tells
-        nothing.
+        Each claim's entry, by its slot; an empty entry if it is damaged, or if another entry took its slot.
 
     Raises:
         StorageError: The store gave no answer, or refused.
@@ -34,7 +33,7 @@ def read_begins(root: Root, claims: Collection[int]) -> dict[int, BeginEntry]:
 
 
 def _read_body(root: Root, slot: int) -> Body | None:
-    """Read what a slot says; None if its entry is damaged, as some are in a log that was repaired."""
+    """Read the body of a slot's entry; None if it is damaged, as some are in a repaired log."""
     try:
         return root.log.entry(slot).body
     except DamagedEntryError:
@@ -44,7 +43,7 @@ def _read_body(root: Root, slot: int) -> Body | None:
 def read_slot_times(root: Root) -> dict[int, float]:
     """Read when each slot was put, in seconds since 1970 by the store's clock; slots of unknown time are left out.
 
-    None is taken to be younger than those after it: its object is then a copy that was put back, or a repair's mark.
+    No slot counts as newer than the ones after it: its object is then a restored copy, or a repair's mark.
     """
     times = _times(root.patience.retry(lambda: root.store.list(LOG_PREFIX)))
     next_unix_s = math.inf

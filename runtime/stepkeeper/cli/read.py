@@ -56,7 +56,7 @@ def ls(
 ) -> None:
     """List the commits of the latest line, newest first.
 
-    The steps of another writer that it goes on from follow.
+    The steps of another writer that it continues from follow.
     """
     with open_root(context, url) as root:
         state = root.open_log()
@@ -136,10 +136,10 @@ def _state_document(state: LogState) -> dict[str, Any]:
 
 
 def select_commit(state: LogState, step: int | None, sequence: int | None) -> CommitRecord:
-    """Return the commit that was asked for; the latest if none was.
+    """Return the requested commit, or the latest one.
 
     Raises:
-        RestoreError: There is no such commit; the message lists those that there are.
+        RestoreError: There is no such commit; the message lists the existing ones.
 
     """
     if step is not None and sequence is not None:
@@ -182,7 +182,7 @@ def _commit_document(
 
 def _time_and_age(time_unix_s: float | None) -> str:
     if time_unix_s is None:
-        return "the store doesn't tell when"
+        return "the store doesn't report when"
     return f"{time_text(time_unix_s)} ({age_text(time.time() - time_unix_s)} ago)"
 
 

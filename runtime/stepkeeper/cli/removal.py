@@ -37,10 +37,10 @@ def select_removed(
     for step in steps:
         named = [record for record in state.commits.values() if record.step == step]
         if not named:
-            raise RestoreError(f"no commit of step {step} is there")
+            raise RestoreError(f"there is no commit of step {step}")
         if len(named) > 1:
             listed = ", ".join(str(record.slot) for record in named)
-            raise RefusedError(f"step {step} was saved more than once: name one by --sequence, of {listed}")
+            raise RefusedError(f"step {step} was saved more than once: select one with --sequence: {listed}")
         picked[named[0].slot] = named[0]
     for sequence in sequences:
         if sequence not in state.commits:
@@ -58,19 +58,20 @@ def check_removable(state: LogState, slots: Collection[int]) -> None:
     """
     if state.head in slots:
         raise RefusedError(
-            f"sequence {state.head} is the latest commit: the next start would lose steps without a word. To go back "
-            "to an older one, start from that one; then this one is abandoned, and can be removed"
+            f"sequence {state.head} is the latest commit: without it, the next start would silently lose steps. To "
+            "go back to an older commit, start from that one; this one is then abandoned, and can be removed"
         )
     verified = _verified_of_line(state)
     if verified and verified[0].slot in slots:
         raise RefusedError(
             f"sequence {verified[0].slot} (step {verified[0].step}) is the newest commit on the latest line that was "
-            "ever restored whole: it is the way back if a newer one turns out bad. It can go once a newer was restored"
+            "ever fully restored: it is the fallback if a newer one turns out bad. It can be removed once a newer "
+            "one was restored"
         )
 
 
 def commit_to_verify(state: LogState, slots: Collection[int]) -> CommitRecord | None:
-    """Return the commit whose bytes have to be right before `slots` may go.
+    """Return the commit that must be verified before `slots` may be removed.
 
     That is the latest commit, if the line has none that a restore has verified; else None.
     """
@@ -79,13 +80,13 @@ def commit_to_verify(state: LogState, slots: Collection[int]) -> CommitRecord | 
 
 
 def check_job_over(state: LogState, last: BeginEntry, last_write: str, *, force: bool) -> None:
-    """Check that nobody can be writing under the last claim, or that `force` says so.
+    """Check that no process can be writing under the last claim, unless `force` is set.
 
     Args:
         state: The state of the log.
         last: The entry that made the last claim.
         last_write: When the last entry was put, for people.
-        force: The user says that the job is over.
+        force: The user states that the job is over.
 
     Raises:
         RefusedError: The job may still be writing.
@@ -95,9 +96,9 @@ def check_job_over(state: LogState, last: BeginEntry, last_write: str, *, force:
         return
     who = state.owner.name if state.owner else f"a process on {last.host or 'an unknown host'}"
     raise RefusedError(
-        f"claim {state.claim} of {who} may be writing still (its last entry: {last_write}); removing takes the root "
-        "from it, and it would stop with exit code 77 at its next save. Where that job is over, say --force; else "
-        "let retention delete, or stop the job first"
+        f"claim {state.claim} of {who} may still be writing (its last entry: {last_write}); rm takes the root from "
+        "it, and it would stop with exit code 77 at its next save. If that job is over, pass --force; otherwise let "
+        "retention delete, or stop the job first"
     )
 
 

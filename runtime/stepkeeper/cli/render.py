@@ -104,7 +104,7 @@ def select_commits(
     The latest commit is selected if neither is given.
 
     Raises:
-        RestoreError: There is no such commit; the message lists those that there are.
+        RestoreError: There is no such commit; the message lists the existing ones.
 
     """
     if not steps and not sequences:
@@ -160,7 +160,7 @@ def row_document(row: Row, uri: str) -> dict[str, Any]:
         "size_bytes": row.size_bytes,
         "verified": row.verified,
         "time_unix_s": row.time_unix_s,
-        # JSON has no other numbers: of a metric that is none, its text.
+        # JSON has finite numbers only; other metrics become text.
         "metrics": {
             name: value if math.isfinite(value) else str(value) for name, value in row.metrics.items()
         },
@@ -197,9 +197,9 @@ def table_row(row: Row, now_unix_s: float) -> tuple[str, ...]:
 
 
 def metrics_text(metrics: Mapping[str, float], *, most: int | None = None) -> str:
-    """Format metrics as name=number, at most so many of them; "-" if there are none."""
-    said = [f"{name}={value:.6g}" for name, value in metrics.items()]
-    return " ".join([*said[:most], *(["…"] if said[most:] and most is not None else [])]) or "-"
+    """Format metrics as name=number, at most `most` of them; "-" if there are none."""
+    shown = [f"{name}={value:.6g}" for name, value in metrics.items()]
+    return " ".join([*shown[:most], *(["…"] if shown[most:] and most is not None else [])]) or "-"
 
 
 def time_text(time_unix_s: float) -> str:

@@ -1,4 +1,4 @@
-"""Define the command repair: claim a root whose log is damaged, with all saves that are whole. It only appends."""
+"""Define the command repair: claim a root whose log is damaged, keeping all complete saves. It only appends."""
 
 import socket
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from stepkeeper.cli.terminal import AsJson, ExitCode, print_message, show_docume
 from stepkeeper.errors import RefusedError
 from stepkeeper.log import CommitRecord
 from stepkeeper.quantities import size_text
-from stepkeeper.repair.repairing import QUIET_S, Plan, Writing, carry_out, find_writing, plan_repair
+from stepkeeper.repair.repairing import QUIET_S, LastWrite, Plan, carry_out, find_last_write, plan_repair
 
 __all__ = ["repair"]
 
@@ -30,43 +30,43 @@ def repair(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Repair a damaged log, with every save that is whole. Without --yes, only print it; exit code 1 if damaged."""
+    """Repair a damaged log, keeping every complete save. Without --yes, only print the plan; exit code 1 if damaged."""
     with open_root(context, url) as root:
         plan = plan_repair(root.store, patience=root.patience)
         if not plan.is_needed:
             root.open_log()
             _show(root, plan, None, as_json=as_json)
             return
-        writing = find_writing(root.store, plan.slot, probe=yes, patience=root.patience)
+        writing = find_last_write(root.store, plan.slot, probe=yes, patience=root.patience)
         if yes:
             if not force:
                 _check_job_over(root, writing)
             host = REPAIR_PREFIX + socket.gethostname()
             carry_out(root.store, root.log, plan, host, patience=root.patience)
-            # As a start opens it: from what is in the store now.
+            # Open it like a start does, from the store's present content.
             root.open_log()
         _show(root, plan, None if yes else writing, as_json=as_json)
     if not yes:
         raise typer.Exit(ExitCode.FINDING)
 
 
-def _check_job_over(root: Root, writing: Writing) -> None:
+def _check_job_over(root: Root, writing: LastWrite) -> None:
     if not writing.is_recent:
         return
     raise RefusedError(
-        f"a job may be saving to {root.uri} still ({_last_write(writing)}): repairing takes the root from it, and it "
-        f"would stop with exit code 77 at its next save. Stop it, and wait {QUIET_S // 60} minutes; or, where it is "
-        "over, say --force. Nothing was repaired"
+        f"a job may still be saving to {root.uri} ({_last_write(writing)}): repair takes the root from it, and it "
+        f"would stop with exit code 77 at its next save. Nothing was repaired. Stop the job and wait {QUIET_S // 60} "
+        "minutes; or, if it is over, pass --force"
     )
 
 
-def _last_write(writing: Writing) -> str:
+def _last_write(writing: LastWrite) -> str:
     if writing.age_s is None:
-        return "the store doesn't tell when it was written to"
+        return "the store doesn't report when it was last written"
     return f"{writing.path} was written {age_text(writing.age_s)} ago"
 
 
-def _show(root: Root, plan: Plan, writing: Writing | None, *, as_json: bool) -> None:
+def _show(root: Root, plan: Plan, writing: LastWrite | None, *, as_json: bool) -> None:
     """Show what is damaged, and what would be done; if `writing` is None, what was done."""
     if as_json:
         show_document(root.uri, _document(plan, writing))
@@ -81,11 +81,11 @@ def _show(root: Root, plan: Plan, writing: Writing | None, *, as_json: bool) -> 
     done = "repaired" if writing is None else "would"
     gone = f"mark {_slots(plan.marked)} as lost, and " if plan.marked else ""
     typer.echo(
-        f"{done:<10}{gone}append slot {plan.slot}, a claim of the root whose index stands for all before it"
+        f"{done:<10}{gone}append slot {plan.slot}, a claim of the root whose index replaces all before it"
     )
     if writing is not None:
         refusal = f" --force, since {_last_write(writing)}" if writing.is_recent else ""
-        print_message(f"nothing was written; to repair, stop the job and say --yes{refusal}")
+        print_message(f"nothing was written; to repair, stop the job and pass --yes{refusal}")
 
 
 def _lines(plan: Plan) -> list[tuple[str, str]]:
@@ -101,7 +101,7 @@ def _lines(plan: Plan) -> list[tuple[str, str]]:
     if plan.unfinished:
         saves = count_text(plan.unfinished, "save")
         lines.append(
-            ("lost", f"{saves} without rank 0's manifest: the next start deletes what is there of it")
+            ("lost", f"{saves} without rank 0's manifest: the next start deletes the remaining data")
         )
     latest = state.latest
     lines.append(("latest", "none" if latest is None else _name(latest)))
@@ -122,7 +122,7 @@ def _slots(slots: tuple[int, ...]) -> str:
     return f"slots {shown}" + (f" and {len(slots) - 8} more" if len(slots) > 8 else "")
 
 
-def _document(plan: Plan, writing: Writing | None) -> dict[str, Any]:
+def _document(plan: Plan, writing: LastWrite | None) -> dict[str, Any]:
     rebuilt, state = plan.rebuilt, plan.rebuilt.state
     return {
         "needed": plan.is_needed,

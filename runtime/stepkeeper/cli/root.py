@@ -1,4 +1,4 @@
-"""Open the root that a command works on, by its URI or its path, and tell one checkpoint's folder from a root."""
+"""Open the root that a command works on, by its URI or path, and distinguish one checkpoint's folder from a root."""
 
 import os
 import re
@@ -54,31 +54,31 @@ class Root:
             self._check_no_checkpoint()
             if (lacking := self._lacking_folder()) is not None:
                 raise BadUriError(
-                    f"{lacking}: no such folder. A run makes it with its first save; "
-                    "to try a place before that, make it"
+                    f"{lacking}: no such folder. A run creates it with its first save; to check a place before that, "
+                    "create it"
                 )
         return state
 
     @contextmanager
     def reading(self, record: CommitRecord) -> Iterator[None]:
-        """Tell a commit that a job deletes while it is read from a torn one. Raises RestoreError for the first."""
+        """Distinguish a commit that a job deletes while it is read, raising RestoreError, from a torn one."""
         try:
             yield
         except TornCheckpointError as error:
             if record.slot not in self.log.refresh().commits:
                 raise RestoreError(
-                    f"step {record.step} (sequence {record.slot}) was deleted just now"
+                    f"step {record.step} (sequence {record.slot}) has just been deleted"
                 ) from error
             raise
 
     def _lacking_folder(self) -> Path | None:
-        """Return the folder if none is there: its path may be mistyped. A bucket has none, any prefix may be new."""
+        """Return the folder if it doesn't exist: its path may be mistyped. In a bucket, any prefix may be new."""
         parts = urlsplit(self.uri)
         folder = Path(os.fsdecode(unquote_to_bytes(parts.path)))
         return folder if parts.scheme == "file" and not folder.is_dir() else None
 
     def _check_no_checkpoint(self) -> None:
-        """Check that what has no log isn't the folder of a checkpoint, or of a step's checkpoints."""
+        """Check that a root without a log isn't the folder of a checkpoint, or of a step's checkpoints."""
         named = _COMMIT.fullmatch(self.uri) or _STEP.fullmatch(self.uri)
         if self.patience.retry(lambda: self.store.list(_METADATA)):
             what = "one checkpoint"
@@ -119,5 +119,5 @@ def _store(url: str) -> Store:
         return open_store(root_uri(url))
     except StepkeeperError:
         raise
-    except Exception as error:  # a client's own, before there is a request: no credentials, for one
+    except Exception as error:  # raised by a client before any request, for example without credentials
         raise StorageError(f"{url}: {error}") from error

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 FORMAT: Final = 1
-"""Version of the JSON documents. Keys may be added; none goes or changes its meaning without another number."""
+"""Version of the JSON documents. It changes if a key is removed or changes its meaning, not if one is added."""
 
 _UNLIMITED: Final = 10_000
 """Width in columns where no terminal limits it."""

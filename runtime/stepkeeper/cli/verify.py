@@ -62,7 +62,7 @@ def _verify_one(root: Root, record: CommitRecord, *, as_json: bool) -> dict[str,
 
 
 def verify_with_progress(root: Root, record: CommitRecord) -> CommitFindings:
-    """Find what isn't as it was written in the commit, and show how far that has come. Raises StorageError."""
+    """Find bad objects and blocks of the commit, and show the progress. Raises StorageError."""
     with progress_bar(f"step {record.step}", record.size_bytes) as show:
         return verify_commit(
             root.store, record, patience=root.patience, on_bytes=lambda n_bytes: show(advance=n_bytes)
@@ -78,7 +78,7 @@ def _show(record: CommitRecord, found: CommitFindings, *, deleted: bool) -> None
         block = "" if bad.block is None else f" block {bad.block}"
         typer.echo(f"{what}: BAD {record.folder}/{bad.name}{block}: {bad.fault}")
     for name in found.unlisted:
-        typer.echo(f"{what}: {record.folder}/{name} is no object of this commit")
+        typer.echo(f"{what}: {record.folder}/{name} isn't an object of this commit")
     if not found.bad:
         read = f"{count_text(found.n_objects, 'object')}, {size_text(found.size_bytes)}"
         typer.echo(f"{what}: {read}, every block is right")

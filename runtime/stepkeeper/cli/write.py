@@ -1,4 +1,4 @@
-"""Define the commands rm and gc. Data goes only after the log names it as deleted, and no pinned data goes."""
+"""Define the commands rm and gc. Data is deleted only after the log names it as deleted; pinned data is kept."""
 
 import socket
 import time
@@ -72,7 +72,7 @@ def rm(
             show_document(root.uri, document)
             return
         for record in deleted:
-            waits = "; pinned: its data goes with gc once its pins are gone" if record.slot in waiting else ""
+            waits = "; pinned: gc deletes its data once its pins are gone" if record.slot in waiting else ""
             typer.echo(
                 f"removed step {record.step} (sequence {record.slot}, {size_text(record.size_bytes)}){waits}"
             )
@@ -96,7 +96,7 @@ def gc(
 ) -> None:
     """Delete data that no commit needs.
 
-    Saves that were given up leave some, and deletions that were cut short.
+    Abandoned saves and interrupted deletions leave such data.
     """
     if pins and dry_run:
         raise typer.BadParameter("--pins and --dry-run exclude each other")
@@ -114,7 +114,7 @@ def gc(
         if as_json:
             show_document(root.uri, _report_document(report, dry_run=dry_run))
         else:
-            _tell_report(report, done="would collect" if dry_run else "collected")
+            _print_report(report, done="would collect" if dry_run else "collected")
 
 
 def _check_job_over(root: Root, state: LogState, *, force: bool) -> None:
@@ -134,14 +134,14 @@ def _check_confirmed(root: Root, records: Collection[CommitRecord], *, force: bo
         )
     if not yes:
         listed = ", ".join(f"step {record.step} (sequence {record.slot})" for record in records)
-        raise RefusedError(f"nothing was removed; to remove {listed} from {root.uri}, say --yes")
+        raise RefusedError(f"nothing was removed; to remove {listed} from {root.uri}, pass --yes")
 
 
 def _check_proof(root: Root, state: LogState, slots: Collection[int]) -> None:
     latest = commit_to_verify(state, slots)
     if latest is None:
         return
-    print_message(f"no commit on the latest line was restored yet: step {latest.step} is read whole first")
+    print_message(f"no commit on the latest line has been restored yet: verifying step {latest.step} first")
     found = verify_with_progress(root, latest)
     if found.bad:
         raise RefusedError(
@@ -161,9 +161,9 @@ def _remove_commits(
     state = root.log.refresh()
     if state.tail != tail:
         raise RefusedError(
-            f"slot {state.tail} was written just now: a job is saving here. Nothing was removed; stop it first"
+            f"slot {state.tail} was written just now: a job is saving here. Nothing was removed; stop the job first"
         )
-    # For the owner: that takes the root from nobody by name, and counts as older than any later start of the job.
+    # Claim for the present owner: the root keeps its name, and any later start of the job counts as newer.
     claim = root.log.begin(state.owner, host=HOST_PREFIX + socket.gethostname())
 
     def choose(state: LogState) -> list[int]:
@@ -189,7 +189,7 @@ def _show_pins(root: Root, *, as_json: bool) -> None:
     if as_json:
         show_document(root.uri, {"pins": [_pin_document(state, each) for each in reports]})
     elif not reports:
-        typer.echo("no pins: nobody keeps any data from being deleted")
+        typer.echo("no pins: no data is protected from deletion")
     else:
         columns = ("NAME", "SEQUENCE", "STEP", "HOLDER", "HOST", "RENEWED", "LEASE", "REASON")
         rows = [_pin_row(state, each) for each in reports]
@@ -207,18 +207,18 @@ def _remove_pin(root: Root, wanted: str, *, as_json: bool) -> None:
     if as_json:
         show_document(root.uri, {"removed": _pin_document(state, found)})
         return
-    goes = "" if found.name.slot in state.commits else "; its data goes with the next collection"
+    goes = "" if found.name.slot in state.commits else "; the next gc deletes its data"
     typer.echo(f"removed pin {wanted} of {_holder_text(found)}{goes}")
 
 
-def _tell_report(report: GcReport, *, done: str) -> None:
-    """Print what a collection found, a line each, and the sum."""
-    for said, found in ((done, report.collected), ("pinned", report.pinned)):
+def _print_report(report: GcReport, *, done: str) -> None:
+    """Print the collected folders and pins, one per line, and the sum."""
+    for state, found in ((done, report.collected), ("pinned", report.pinned)):
         for each in found:
             objects, size = count_text(each.n_objects, "object"), size_text(each.size_bytes)
-            typer.echo(f"{said} {each.folder}: {objects}, {size}")
+            typer.echo(f"{state} {each.folder}: {objects}, {size}")
     for path in report.over:
-        typer.echo(f"{done} {path}: nobody has renewed this pin for a whole lease")
+        typer.echo(f"{done} {path}: this pin was not renewed for a whole lease")
     for path in report.remnants:
         typer.echo(f"{done} {path}: left by a process that was killed")
     total_bytes = sum(each.size_bytes for each in report.collected)
@@ -237,7 +237,7 @@ def _report_document(report: GcReport, *, dry_run: bool) -> dict[str, Any]:
 
 
 def _holder_text(report: PinReport) -> str:
-    return "a holder that can't be read" if report.pin is None else report.pin.holder
+    return "an unreadable holder" if report.pin is None else report.pin.holder
 
 
 def _pin_row(state: LogState, report: PinReport) -> tuple[str, ...]:

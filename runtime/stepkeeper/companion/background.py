@@ -1,4 +1,4 @@
-"""Run background tasks one after another, their blocking calls in a thread of their own."""
+"""Run background tasks one after another, with their blocking calls in a separate thread."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -13,16 +13,16 @@ BlockingCall = Callable[[], object]
 """A call that any thread may make: it touches neither the log nor anything that requests change."""
 
 BackgroundTask = Generator[BlockingCall, Any, None]
-"""A generator that yields its blocking calls, and is sent, or thrown, what each call returned or raised."""
+"""A generator that yields its blocking calls, and receives the result or the error of each."""
 
 
 def run_in_thread(call: Callable[[], T]) -> Generator[BlockingCall, Any, T]:
-    """Yield `call` to the task queue, which makes it in its thread.
+    """Yield `call` to the task queue, which runs it in its thread.
 
     A task uses it as `result = yield from …`.
 
     Returns:
-        What `call` returns. An error that `call` raises is raised here.
+        The result of `call`. An error of `call` is raised here.
 
     """
     result: T = yield call
@@ -33,14 +33,14 @@ def run_in_thread(call: Callable[[], T]) -> Generator[BlockingCall, Any, T]:
 class TaskQueue:
     """Run background tasks in the order in which they were added.
 
-    One thread calls all methods; it never waits here for a blocking call.
+    One thread calls all methods. It never waits for a blocking call.
     """
 
     def __init__(self, on_ready: Callable[[], None]) -> None:
         """Start with no tasks.
 
         Args:
-            on_ready: Called, in another thread, when a blocking call has ended and `advance` can go on.
+            on_ready: Called, in another thread, when a blocking call has ended and `advance` can continue.
 
         """
         self._on_ready = on_ready

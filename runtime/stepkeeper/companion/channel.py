@@ -1,4 +1,4 @@
-"""Send messages between the trainer and its companion: one packet for each, with file descriptors if it has any."""
+"""Send messages between the trainer and its companion: one packet each, with optional file descriptors."""
 
 import array
 import contextlib
@@ -19,11 +19,11 @@ from stepkeeper.fork_guard import MemoryFile
 __all__ = ["Channel", "Outbox", "Packet", "Peer"]
 
 _INLINE_LIMIT_BYTES: Final = 32 * 1024
-"""A longer body travels in a memfd, because a packet has to fit into a socket's buffer whole."""
+"""A longer body is sent in a memfd, because a packet has to fit into the socket's buffer."""
 
 _MAX_FDS: Final = 4
 _LOOK_AGAIN_MILLIS: Final = 500
-"""Milliseconds between two looks at a peer whose end no descriptor tells."""
+"""Milliseconds between checks of a peer that has no descriptor for its end."""
 
 _INLINE: Final = b"i"
 _IN_MEMFD: Final = b"m"
@@ -31,7 +31,7 @@ _IN_MEMFD: Final = b"m"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packet:
-    """A received message, with the file descriptors that came along."""
+    """A received message with its file descriptors."""
 
     message: dict[str, Any]
     fds: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class Packet:
 
 
 class Peer(Protocol):
-    """The process that has the other end."""
+    """The process at the other end."""
 
     @property
     def end_fd(self) -> int | None:
@@ -47,7 +47,7 @@ class Peer(Protocol):
         ...
 
     def has_ended(self) -> bool:
-        """Tell whether the process has ended."""
+        """Return whether the process has ended."""
         ...
 
 
@@ -65,11 +65,11 @@ class Channel:
         Args:
             message: A JSON object.
             fds: Open file descriptors to send along; they stay open here.
-            timeout_s: Seconds to wait for room in the socket's buffer; None waits for ever.
+            timeout_s: Seconds to wait for room in the socket's buffer; None waits forever.
 
         Raises:
-            TimeoutError: The other end was behind with receiving for `timeout_s`.
-            OSError: There is no other end any more.
+            TimeoutError: The other end didn't receive for `timeout_s`.
+            OSError: The other end is closed.
 
         """
         body = json.dumps(message, separators=(",", ":")).encode()
@@ -98,7 +98,7 @@ class Channel:
                 left_s = ends_s - time.monotonic()
                 if left_s <= 0:
                     raise TimeoutError(
-                        f"the other end was behind with receiving for {timeout_s} s"
+                        f"the other end of the channel received nothing for {timeout_s} s"
                     ) from error
                 self._wait_until_writable(left_s)
             else:
@@ -110,11 +110,11 @@ class Channel:
         poll.poll(timeout_s * 1000)
 
     def receive(self, peer: Peer | None = None) -> Packet | None:
-        """Wait for the next message. Return None once the other end is gone.
+        """Wait for the next message. Return None once the other end is closed.
 
         Args:
-            peer: The process at the other end, after whose end there is no message to wait for, although others may
-                have copies of the other end.
+            peer: The process at the other end. Waiting stops once it has ended, even if other processes hold copies of
+                the socket.
 
         """
         if peer is not None and not self._await_packet(peer):
@@ -135,7 +135,7 @@ class Channel:
             os.close(body_fd)
 
     def _await_packet(self, peer: Peer) -> bool:
-        """Wait until there is something to receive. Return False if the peer has ended and left nothing."""
+        """Wait until there is something to receive. Return False if the peer has ended without a further message."""
         ours, its_end = self._socket.fileno(), peer.end_fd
         watched = select.poll()
         watched.register(ours, select.POLLIN)
@@ -146,7 +146,7 @@ class Channel:
             if ours in ready:
                 return True
             if its_end in ready or peer.has_ended():
-                # It may have sent its last message between the looks at the two.
+                # It may have sent its last message between the two checks.
                 return ours in {fd for fd, _ in watched.poll(0)}
 
     def shut_down(self) -> None:
@@ -163,12 +163,12 @@ class Channel:
 class Outbox:
     """Send messages without waiting for the trainer. Any thread may send.
 
-    A trainer that hangs receives nothing, and the socket to it fills up. Reports must continue: they are how
-    the operator learns of it.
+    A trainer that hangs receives nothing, and its socket fills up. Reports must continue, because they show the hang to
+    the operator.
     """
 
     def __init__(self, channel: Channel) -> None:
-        """Send nothing yet.
+        """Store the channel; nothing is sent yet.
 
         Args:
             channel: This end of the channel to the trainer.
@@ -179,15 +179,14 @@ class Outbox:
         self._kept: deque[dict[str, Any]] = deque()
 
     def offer(self, message: dict[str, Any]) -> None:
-        """Send a message that is of no use later. It is dropped while the trainer receives nothing."""
+        """Send a message, or drop it if the trainer isn't receiving."""
         with contextlib.suppress(OSError):
             self._channel.send(message, timeout_s=0.0)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message that has to arrive. It is kept while the trainer receives nothing.
+        """Send a message, or keep it until the trainer receives again.
 
-        The trainer makes no request while it hangs, so only a few such messages, which follow from its last requests,
-        are ever kept.
+        A trainer that hangs makes no requests, so only the few messages that follow from its last requests are kept.
         """
         with self._lock:
             if self._kept:
@@ -199,7 +198,7 @@ class Outbox:
                 self._kept.append(message)
                 threading.Thread(target=self._send_kept, name="outbox", daemon=True).start()
             except OSError:
-                # The trainer is gone, and this process ends as soon as the thread that receives sees that.
+                # The trainer is gone. This process ends as soon as the receiving thread notices.
                 return
 
     def _send_kept(self) -> None:

@@ -1,4 +1,4 @@
-"""Claim the root for a trainer, by way of its companion: the claims outlast the process that makes them."""
+"""Claim the root for a trainer through its companion. The claims outlive the companion process."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _log: Final = logger(__name__)
 class Origin:
     """The commit, or another writer's step, that a state was restored from.
 
-    Two restores have two origins, also when they restored the same commit.
+    Two restores have different origins even if they restored the same commit.
     """
 
     base: int | ForeignBase
@@ -40,28 +40,28 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NextClaim:
-    """A further claim of this process. Until its request is answered, it may or may not be in the log."""
+    """A further claim of this process. It may or may not be in the log until its request is answered."""
 
     body: ClaimRequest
     origin: Origin | None = None
-    """What it goes on from; None if it begins a branch."""
+    """The origin that it continues from; None if it begins a branch."""
 
     branch_step: int | None = None
-    """The step that a branch is to begin with; None if it goes on from `origin`."""
+    """The first step of a branch; None if it continues from `origin`."""
 
 
 class RootClaims(ABC):
-    """Make the claims of one trainer, each of which follows the one before it, and know the newest.
+    """Make the claims of one trainer, one after another, and hold the newest.
 
-    The claims stay while the processes that make them come and go.
+    The claims outlive the companion processes that make them.
     """
 
     def __init__(self, claiming: ClaimRequest) -> None:
-        """Claim nothing yet. `claiming` is the claim to make, without what it goes on from."""
+        """Store the claim to make, `claiming`, without its base. Nothing is claimed yet."""
         self._claiming = claiming
         self.choose_foreign_step: Callable[[], ForeignBase | None] = lambda: None
-        """Called before a claim, in a root without a commit but with another writer's steps, to choose one to go on
-        from.
+        """Called before a claim, in a root that has another writer's steps but no commit, to choose the step to
+        continue from.
         """
 
         self._claimed_root: ClaimedRoot | None = None
@@ -70,37 +70,37 @@ class RootClaims(ABC):
 
     @abstractmethod
     def ensure_process(self) -> CompanionProcess:
-        """Return a running companion process, and start one if there is none."""
+        """Return the running companion process, and start one if there is none."""
 
     @property
     def claimed_root(self) -> ClaimedRoot | None:
-        """The newest claim, once there is one."""
+        """The newest claim; None before the first."""
         return self._claimed_root
 
     @property
     def _held_claim(self) -> Claim | None:
-        """The claim that a new companion process may take for this trainer's.
+        """The claim that a new companion process may take over.
 
-        None if there is none yet. Also while the next one may be in the log already: requesting that one proves this
-        one too.
+        None if there is none yet, or if the next claim may be in the log already: requesting that one proves this one
+        too.
         """
         return (
             None if self._next_claim is not None or self._claimed_root is None else self._claimed_root.claim
         )
 
     def claim_root(self, *, origin: Origin | None = None, unrestored_step: int | None = None) -> ClaimedRoot:
-        """Claim the root for this process, which goes on from `origin`; without an origin, from what HEAD is.
+        """Claim the root for this process, which continues from `origin`, or else from HEAD.
 
-        A repeated call with the same origin returns the same claim. If `origin` is another one and isn't HEAD, this
-        process makes a further claim, which follows its first. It also does so to begin a branch, once.
+        A repeated call with the same origin returns the same claim. If `origin` is new and isn't HEAD, this process
+        makes a further claim after its first. It also does so once to begin a branch.
 
         Args:
-            origin: What this process has restored; None if that is HEAD, or nothing.
-            unrestored_step: The step to save next, if this process hasn't restored all of what it saves. A branch
-                begins with it unless it is greater than HEAD's.
+            origin: The origin that this process restored; None if that is HEAD, or nothing was restored.
+            unrestored_step: The next step to save, if this process hasn't restored all of the state that it saves. A
+                branch begins with it unless it is greater than HEAD's step.
 
         Raises:
-            FencedError: The claim of this process didn't hold any more.
+            FencedError: Another claim has replaced this process's.
 
         """
         process = self.ensure_process()
@@ -121,9 +121,9 @@ class RootClaims(ABC):
         return self._claimed_root
 
     def read_latest(self) -> CommitRecord | ForeignBase | None:
-        """Return the commit, or another writer's step, that HEAD is at this moment.
+        """Return the commit, or another writer's step, that is HEAD now.
 
-        The root is claimed first, if this process hasn't claimed it yet.
+        The root is claimed first if this process hasn't claimed it yet.
         """
         if self._claimed_root is None:
             claimed = self.claim_root()
@@ -136,7 +136,7 @@ class RootClaims(ABC):
     def _settle_next_claim(self, process: CompanionProcess) -> None:
         """Find out whether the next claim, if one was requested, is in the log.
 
-        If it isn't, it is not made any more and HEAD stays what it is: the caller only wants to know HEAD.
+        If it isn't, it is given up and HEAD stays: the caller only needs HEAD.
         """
         if (next_claim := self._next_claim) is not None:
             stays = replace(next_claim.body, base=None, legacy=None, branch=False)
@@ -145,7 +145,7 @@ class RootClaims(ABC):
     def _claim_next(
         self, process: CompanionProcess, origin: Origin | None = None, *, branch_step: int | None = None
     ) -> ClaimedRoot:
-        """Follow the newest claim by one that goes on from `origin`, or that begins a branch with `branch_step`."""
+        """Make a further claim that continues from `origin`, or begins a branch with `branch_step`."""
         assert self._claimed_root is not None
         body = replace(self._claiming, after=self._claimed_root.claim, nonce=new_nonce())
         body = replace(body, branch=True) if origin is None else _set_claim_base(body, origin)
@@ -176,24 +176,24 @@ class RootClaims(ABC):
         try:
             return self._request_claim(process, Kind.CLAIM, encode(body))
         except ForeignStepsError:
-            # Only a process with torch, this one, can read what another writer's step holds.
+            # Only a process with torch, such as this one, can read another writer's step.
             body = replace(body, offer=self.choose_foreign_step())
             return self._request_claim(process, Kind.CLAIM, encode(body))
 
     def _request_claim(self, process: CompanionProcess, kind: Kind, body: dict[str, Any]) -> ClaimedRoot:
-        """Send a request that the companion answers with the claim."""
+        """Send a request whose answer is the claim."""
         return decode(ClaimedRoot, process.send_request(kind, body, timeout_s=CLAIM_S))
 
 
 def _is_claim_from(claimed: ClaimedRoot, origin: Origin) -> bool:
-    """Tell whether `claimed` goes on from `origin`."""
+    """Return whether `claimed` continues from `origin`."""
     if isinstance(origin.base, ForeignBase):
         return claimed.legacy is not None and claimed.legacy.folder == origin.base.folder
     return claimed.base is not None and claimed.base.slot == origin.base
 
 
 def _set_claim_base(body: ClaimRequest, origin: Origin) -> ClaimRequest:
-    """Return `body` with `origin` as what the claim is to go on from."""
+    """Return `body` with `origin` as the claim's base."""
     if isinstance(origin.base, ForeignBase):
         return replace(body, legacy=origin.base)
     return replace(body, base=origin.base)
@@ -203,10 +203,10 @@ def _warn_of_branch(claimed: ClaimedRoot, step: int) -> None:
     latest = claimed.base or claimed.legacy
     assert latest is not None
     _log.warning(
-        "step %d begins a branch of its own: this process hasn't restored all of the state that it saves, and this "
-        "root is at step %d already (%s). To continue from there, call restore(state), with this same state and "
-        "all of it, before the first save; for another training, use another root. What was saved there before stays, "
-        "until this branch has passed its steps",
+        "step %d begins a new branch: this process hasn't restored all of the state that it saves, and the root "
+        "is at step %d already (%s). To continue from there, call restore(state) with this whole state before the "
+        "first save. For another training, use another root. The earlier commits stay until this branch has passed "
+        "their steps",
         step,
         latest.step,
         latest.folder,

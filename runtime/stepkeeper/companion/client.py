@@ -1,4 +1,4 @@
-"""Send requests to a companion process, and notice when it is gone: the trainer's end."""
+"""Send requests to a companion process, and notice when it is gone. This is the trainer's end."""
 
 import os
 import threading
@@ -23,23 +23,23 @@ _log: Final = logger(__name__)
 _EXIT_TIMEOUT_S: Final = 2.0
 _CLOSE_TIMEOUT_S: Final = 4.0
 _REAPED_S: Final = 0.1
-"""Seconds in which a process that is killed ends, and the thread that listens to it, unless a system call hangs."""
+"""Seconds in which a killed process and its listening thread end, unless a system call hangs."""
 
 _LOOK_S: Final = 2.0
 """The interval at which a wait for an answer checks whether the companion makes progress."""
 
 _KILL_TIMEOUT_S: Final = 2.0
-"""Seconds that a killed process may take to end. One that a system call holds up, such as of a hung NFS, ends later."""
+"""Seconds that a killed process may take to end. In a hanging system call, as on a hung NFS, it takes longer."""
 
-_NOBODY: Final = 0
-"""Id of messages without an answer: the trainer's state, and the last message."""
+_NO_REPLY: Final = 0
+"""Id of messages that get no answer: the trainer's state, and the last message."""
 
 _FAREWELL_MILLIS: Final = 120_000
-"""Milliseconds that a dismissed process has for the work after its commits and for its last report."""
+"""Milliseconds that a dismissed process has for the upkeep after its commits and for its last report."""
 
 
 class CompanionProcess:
-    """Talk to one companion process, from its start to its end.
+    """Exchange messages with one companion process, from its start to its end.
 
     Any thread may send requests; answers come in any order.
     """
@@ -48,22 +48,21 @@ class CompanionProcess:
         """Start the process, without waiting for it.
 
         Args:
-            on_directive: Called with each directive of the operator, in the thread that receives from the
-                companion.
+            on_directive: Called with each directive of the operator, in the receiving thread.
 
         """
         self._on_directive = on_directive
         self._lock = threading.Lock()
         self._pending: dict[int, Future[dict[str, Any]]] = {}
         self._upkeep: dict[int, Future[None]] = {}
-        """By the commit's slot: of those that were asked for, or of which the end was told, and not both yet."""
+        """Futures by the commit's slot, until both the caller and the companion's notice have used them."""
 
         self._next_id = 1
         self._lost = self._is_dismissed = False
         self._owner = os.getpid()
         self._complaint: str | None = None
         self.structure_key: str | None = None
-        """Key of the structure that the process holds: that of its last save. Callers that request writes set it."""
+        """Key of the structure that the process holds, from its last save. Callers that request writes set it."""
 
         env = companion_environment()
         with forks_held_back():
@@ -83,7 +82,7 @@ class CompanionProcess:
 
     @property
     def complaint(self) -> str | None:
-        """The newest failure of the work after a commit; None if there was none, or once that work went well again."""
+        """The newest failure of the upkeep after a commit; None if the newest upkeep succeeded."""
         return self._complaint
 
     def send_request(
@@ -102,16 +101,16 @@ class CompanionProcess:
             kind: The message's name on the wire.
             body: The request, as JSON.
             fds: Open file descriptors to send along.
-            timeout_s: Seconds to wait without progress, after which the process is ended.
-            makes_progress: Asked again and again meanwhile: True if there was progress since it was asked last.
-            kill_timeout_s: Seconds to wait for the end of a process that is ended.
+            timeout_s: Seconds to wait without progress before the process is killed.
+            makes_progress: Polled during the wait. Returns True if there was progress since its last call.
+            kill_timeout_s: Seconds to wait for the end of a killed process.
 
         Returns:
             The answer's body.
 
         Raises:
-            CompanionLostError: The process is gone, or gave no answer in time and was ended.
-            StepkeeperError: What the companion raised, as the same class.
+            CompanionLostError: The process is gone, or didn't answer in time and was killed.
+            StepkeeperError: The companion raised it; the class is the same.
 
         """
         future: Future[dict[str, Any]] = Future()
@@ -129,30 +128,30 @@ class CompanionProcess:
         except TimeoutError as error:
             self.kill(kill_timeout_s)
             raise CompanionLostError(
-                f"the companion process {self.pid} did not answer {kind} within {timeout_s} s, without progress, and "
-                "was ended"
+                f"the companion process {self.pid} did not answer {kind} and made no progress for {timeout_s} s; "
+                "it was ended"
             ) from error
         except OSError as error:
             raise self._loss(kind) from error
 
     def upkeep_of(self, slot: int) -> Future[None]:
-        """Return what is resolved when the work after a commit has ended, well or not. Called once for each commit.
+        """Return a future that is resolved when the upkeep after a commit has ended. Call it once per commit.
 
         Args:
-            slot: The slot of a commit that this process has made.
+            slot: The slot of a commit of this process.
 
         Returns:
-            A future that has CompanionLostError if the process went away before.
+            A future, which fails with CompanionLostError if the process is lost before.
 
         """
         with self._lock:
-            found = self._meet_upkeep(slot)
+            found = self._upkeep_future(slot)
             if self._lost and not found.done():
                 found.set_exception(self._unfinished())
         return found
 
-    def _meet_upkeep(self, slot: int) -> Future[None]:
-        """Return the future that both sides get, whichever comes first: who waits, and who tells the end."""
+    def _upkeep_future(self, slot: int) -> Future[None]:
+        """Return the future for both sides, the waiting caller and the companion's notice, whichever comes first."""
         found = self._upkeep.pop(slot, None)
         if found is None:
             found = self._upkeep[slot] = Future()
@@ -160,21 +159,21 @@ class CompanionProcess:
 
     def _unfinished(self) -> CompanionLostError:
         return CompanionLostError(
-            f"the companion process {self.pid} went away before it had verified its last commit and deleted old ones"
+            f"the companion process {self.pid} was lost before it had verified its last commit and deleted old ones"
         )
 
     def send_state(self, kind: Kind, body: Mapping[str, Any]) -> None:
-        """Send a message without waiting for anything. It is lost if the companion is gone or doesn't keep up."""
+        """Send a message without waiting. It is dropped if the companion is gone or doesn't keep up."""
         with suppress(OSError):
-            self._channel.send({"id": _NOBODY, "kind": kind, "body": body}, timeout_s=0.0)
+            self._channel.send({"id": _NO_REPLY, "kind": kind, "body": body}, timeout_s=0.0)
 
     def kill(self, timeout_s: float = _KILL_TIMEOUT_S) -> None:
-        """Kill the process at once, tell whoever waits for an answer, and wait `timeout_s` seconds for its end."""
+        """Kill the process at once, fail all pending requests, and wait `timeout_s` seconds for its end."""
         self._process.kill()
         self._channel.shut_down()
         if not self._process.wait(timeout_s):
             _log.warning(
-                "the companion process %d was killed and has not ended within %.1f s: does its disk hang?",
+                "the companion process %d was killed and did not end within %.1f s: check whether its disk hangs",
                 self.pid,
                 timeout_s,
             )
@@ -183,7 +182,7 @@ class CompanionProcess:
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """End the process within `timeout_s` seconds.
 
-        It ends by itself when it sees its socket closed, and is killed after half of that time.
+        It ends by itself once its socket is closed, and is killed after half of that time.
         """
         ends_s = time.monotonic() + timeout_s
         self._channel.shut_down()
@@ -194,22 +193,22 @@ class CompanionProcess:
             self._channel.close()
 
     def dismiss(self) -> None:
-        """Let the process finish the work after its commits and end by itself, leaving nothing behind.
+        """Let the process finish the upkeep after its commits and end by itself.
 
-        This waits for nothing and takes no lock, so that it may be called wherever garbage is collected. In a child
-        that C code forked, which has the same socket, it does nothing: the process is the parent's.
+        This doesn't wait and takes no lock, so the garbage collector may call it anywhere. In a child that C code
+        forked, which has the same socket, it does nothing: the process is the parent's.
         """
         if os.getpid() != self._owner:
             return
         self._is_dismissed = True
         farewell = encode(CloseRequest(within_millis=_FAREWELL_MILLIS))
         try:
-            self._channel.send({"id": _NOBODY, "kind": Kind.CLOSE, "body": farewell}, timeout_s=0.0)
+            self._channel.send({"id": _NO_REPLY, "kind": Kind.CLOSE, "body": farewell}, timeout_s=0.0)
         except OSError:
             self._channel.shut_down()
 
     def forget_after_fork(self) -> None:
-        """Close this copy of the socket, in a forked child: the process is its parent's."""
+        """Close this copy of the socket in a forked child: the process is its parent's."""
         self._lock = threading.Lock()
         self._lost = True
         self._process.forget_after_fork()
@@ -217,18 +216,22 @@ class CompanionProcess:
 
     def _loss(self, kind: Kind) -> CompanionLostError:
         how = f"it ended with {self._process.code}" if self._process.has_ended() else "its socket is closed"
-        return CompanionLostError(f"the companion process {self.pid} is gone ({how}) while asked to {kind}")
+        return CompanionLostError(
+            f"the companion process {self.pid} is gone ({how}) during the request {kind}"
+        )
 
     def _read(self) -> None:
         try:
             while (packet := self._channel.receive(self._process)) is not None:
-                if self._is_dismissed and packet.message.get("id") == _NOBODY:
+                if self._is_dismissed and packet.message.get("id") == _NO_REPLY:
                     self._channel.shut_down()
                     break
                 self._take(packet.message)
         except Exception:
-            # Threads that wait for an answer must not wait for ever.
-            _log.exception("the companion process %d can't be understood; it is ended", self.pid)
+            # Threads that wait for an answer must not wait forever.
+            _log.exception(
+                "a message of the companion process %d can't be read; the process is ended", self.pid
+            )
             self._process.kill()
         with self._lock:
             self._lost = True
@@ -237,9 +240,9 @@ class CompanionProcess:
                 if not upkeep.done():
                     upkeep.set_exception(self._unfinished())
         self._process.wait(_EXIT_TIMEOUT_S)
-        how = f"the companion process {self.pid} went away (code {self._process.code})"
+        how = f"the companion process {self.pid} is gone (code {self._process.code})"
         for future in pending.values():
-            future.set_exception(CompanionLostError(f"{how} with a request unanswered"))
+            future.set_exception(CompanionLostError(f"{how}, and a request was unanswered"))
         if self._is_dismissed:
             self.kill()
             self._channel.close()
@@ -254,11 +257,13 @@ class CompanionProcess:
         if "complaint" in message:
             self._complaint = message["complaint"]
             if self._complaint is not None:
-                _log.error("%s; the commit stands, and it is tried again after the next one", self._complaint)
+                _log.error(
+                    "%s; the commit is valid, and the upkeep is retried after the next one", self._complaint
+                )
             return
         if "upkept" in message:
             with self._lock:
-                self._meet_upkeep(message["upkept"]).set_result(None)
+                self._upkeep_future(message["upkept"]).set_result(None)
             return
         with self._lock:
             future = self._pending.pop(message["id"])
@@ -270,28 +275,28 @@ class CompanionProcess:
     def _follow(self, directive: Directive) -> None:
         try:
             self._on_directive(directive)
-        except Exception:  # answers that come after it are for others to have
+        except Exception:  # later answers are for other callers
             _log.exception("the operator's directive %s was not followed", directive)
 
 
 def _write_stacks(number: int) -> None:
     try:
         stack_file().write(number)
-    except Exception as error:  # saves go on without the stacks
+    except Exception as error:  # saves continue without the stacks
         _log.warning("the stacks of this process's threads can't be written: %r", error)
 
 
 def _await_answer(
     future: Future[dict[str, Any]], ends_s: float, timeout_s: float, makes_progress: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Wait until `ends_s`, and `timeout_s` seconds after the last progress. Raises TimeoutError."""
+    """Wait until `ends_s`, and until `timeout_s` seconds after the last progress. Raises TimeoutError."""
     while True:
         left_s = ends_s - time.monotonic()
         try:
             return future.result(max(0.0, min(_LOOK_S, left_s)))
         except TimeoutError:
             if future.done():
-                # It came just now; or the companion itself raised an error of this kind.
+                # The answer came just now, or the companion itself raised such an error.
                 return future.result(0)
         if makes_progress():
             ends_s = time.monotonic() + timeout_s

@@ -34,10 +34,10 @@ __all__ = [
 class Kind(StrEnum):
     """Names of messages on the wire.
 
-    A message's body is the request or notice of that name; the comment gives the answer in parentheses.
+    A message's body is the request or notice of that name. The comment has the answer in parentheses.
     """
 
-    OPEN = "open"  # with the file descriptors that its StackRequest tells of
+    OPEN = "open"  # with the file descriptors of its StackRequest
     CLAIM = "claim"  # (ClaimedRoot)
     WRITE = "write"  # with the file descriptors of the region and of the counter (Written)
     STAGE = "stage"  # a WriteRequest, with the same file descriptors (Staged)
@@ -49,7 +49,7 @@ class Kind(StrEnum):
     REFRESH = "refresh"  # without a body (ClaimedRoot)
     CLOSE = "close"
     STATE = "state"  # a TrainerState
-    LINK = "link"  # the address at which rank 0's companion takes calls of the others
+    LINK = "link"  # the address at which rank 0's companion accepts the others' connections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,43 +64,44 @@ class OpenRequest:
     """The commits to keep; None: nothing is ever deleted."""
 
     tier: TierPlace | None = None
-    """The local disk that saves pass on their way to the root; None: they go there directly."""
+    """The local disk that stages saves; None writes them to the root directly."""
 
     unsafe_single_writer: bool = False
 
     report_target: ReportTarget | None = None
     report_interval_s: int = 10
     claim: Claim | None = None
-    """The trainer's claim, if it has one: a companion that follows a lost one goes on under it."""
+    """The trainer's claim, if it has one, for a companion that replaces a lost one."""
 
     stacks: StackRequest | None = None
-    """How the stacks of the trainer's threads are read; None: they aren't."""
+    """How to read the stacks of the trainer's threads; None: they aren't read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
-    """Claim the root, and go on from a base."""
+    """Claim the root, and continue from a base."""
 
     base: int | None = None
-    """Slot of the commit that this process has restored; None: go on from HEAD."""
+    """Slot of the commit that this process restored; None continues from HEAD."""
 
     legacy: ForeignBase | None = None
-    """Another writer's step that this process has restored, or is about to restore."""
+    """Another writer's step that this process restored, or is about to restore."""
 
     branch: bool = False
-    """True to go on from nothing: the next commit begins a branch."""
+    """True for no base: the next commit begins a branch."""
 
     offer: ForeignBase | None = None
-    """Another writer's step to go on from if nothing is committed."""
+    """Another writer's step to continue from if nothing is committed."""
 
     after: Claim | None = None
-    """The trainer's present claim, which must still hold.
+    """The trainer's present claim, which must still be the newest.
 
     Another claim follows it, unless HEAD is the base already.
     """
 
     nonce: str | None = None
-    """Nonce of the claim's entry. By it, a companion that follows a lost one can tell whether the entry was put."""
+    """Nonce of the claim's entry. By it, a companion that replaces a lost one can find out whether the entry was
+    put."""
 
     take_over: str | None = None
     """Name of the job whose root becomes this one's."""
@@ -109,12 +110,12 @@ class ClaimRequest:
     """True to take over the root of any job."""
 
     asks_past: bool = False
-    """True to have this training's past in the answer."""
+    """True to get this training's past in the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedRoot:
-    """A claim, and the base that it goes on from."""
+    """A claim and its base."""
 
     claim: Claim
     root: str
@@ -124,16 +125,16 @@ class ClaimedRoot:
     """The log's last slot."""
 
     base: CommitRecord | None = None
-    """The commit that the claim goes on from, if it is one."""
+    """The commit that the claim continues from, if any."""
 
     legacy: ForeignBase | None = None
-    """The other writer's step that the claim goes on from, if it is one."""
+    """The other writer's step that the claim continues from, if any."""
 
     branching: bool = False
-    """True if the next commit begins a branch, and leaves the base behind."""
+    """True if the next commit begins a branch instead of continuing from the base."""
 
     past: RestartHistory | None = None
-    """This training's past, if the request asked for it and the log could be read."""
+    """This training's past, if it was requested and the log could be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,7 @@ class VerifiedNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRequest:
-    """Write this rank's share of a save. Its bytes are in the region that comes along."""
+    """Write this rank's share of a save. Its bytes are in the region whose descriptor is sent along."""
 
     step: int
     claim: int
@@ -164,17 +165,17 @@ class WriteRequest:
 
     values: tuple[ValueOrder, ...]
     structure_key: str
-    """Key of the structure that lists what is written of tensors."""
+    """Key of the structure that lists the written parts of tensors."""
 
     structure: str | None = None
-    """Text of that structure; None if the last save that this process has written had it too."""
+    """Text of that structure; None if this process's last save had the same one."""
 
     @property
     def folder(self) -> str:
         return checkpoint_folder(self.step, self.claim, self.nonce)
 
     def order(self, structure: Structure, *, rank: int, world_size: int) -> SaveOrder:
-        """Build the whole order from this request and the structure that has its key."""
+        """Build the whole order from this request and its structure."""
         return SaveOrder(
             rank=rank,
             world_size=world_size,
@@ -188,13 +189,13 @@ class WriteRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """The answer to a STAGE request: this rank's whole share is on its local disk, or nothing of it is."""
+    """The answer to a STAGE request: this rank's whole share is on its local disk, or none of it."""
 
     held: bool
-    """True if the region isn't needed any more. Else the share has to be written from the region."""
+    """True if the region isn't needed any more. Otherwise the share has to be written from it."""
 
     why_not: str | None = None
-    """The reason in words; None if the share is held, or if an earlier answer gave the reason."""
+    """The reason as text; None if the share is held, or if an earlier answer had the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""Start the companion's process, and know at once when it, or the process that started this one, has ended.
+"""Start the companion's process, and detect at once that it, or this process's parent, has ended.
 
-Neither waits for the end of a pipe or socket, because workers that the training forks may hold copies of both ends.
+Neither waits for a pipe or socket to close, because forked workers may hold copies of both ends.
 """
 
 import os
@@ -28,17 +28,17 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def start_process(
     arguments: Sequence[str], env: Mapping[str, str], end: int, end_number: int
 ) -> "ChildProcess":
-    """Start a process that has its end of a socket, nothing on stdin, and the output and errors of this one.
+    """Start a process with its end of a socket, no stdin, and this process's stdout and stderr.
 
-    No pipe tells how the start went: workers forked meanwhile would inherit it, and hold up the start with it until
-    they end. The process begins with stop signals blocked, and unblocks them once it ignores them. It is in a process
-    group of its own: signals to this process's group are not for it. It has to close what else it inherits.
+    No pipe reports the start's outcome: workers that are forked meanwhile would inherit it, and block the start until
+    they end. The process starts with stop signals blocked, and unblocks them once it ignores them. It has its own
+    process group, so signals to this process's group don't reach it. It has to close other inherited files.
 
     Args:
         arguments: The program's path, and its arguments.
         env: All of its environment.
         end: File descriptor of its end of the socket, here.
-        end_number: Number that this descriptor gets there; not `end`.
+        end_number: Number of this descriptor in the new process; not `end`.
 
     Raises:
         OSError: It can't be started.
@@ -49,7 +49,7 @@ def start_process(
         list(arguments),
         env,
         file_actions=[
-            # First, because a trainer without stdin may have its end as 0.
+            # This comes first: in a trainer without stdin the end may have number 0.
             (os.POSIX_SPAWN_DUP2, end, end_number),
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         ],
@@ -60,18 +60,18 @@ def start_process(
 
 
 class ChildProcess:
-    """A process that this one has started. Any thread may use it."""
+    """A child process. Any thread may use this object."""
 
     def __init__(self, pid: int) -> None:
-        """Watch the child `pid`, which nobody has waited for yet."""
+        """Watch the child `pid`, which hasn't been reaped yet."""
         self.pid: Final = pid
         self._lock = threading.Lock()
         self._has_ended = False
         self._code: int | None = None
         self._end_fd = _open_pidfd(pid)
-        # Not closed while a thread waits for it: that thread refers to this object.
+        # It isn't closed while a thread waits for it: that thread refers to this object.
         self._close_fd = weakref.finalize(self, _close, self._end_fd)
-        # What ends when the interpreter does may still kill it.
+        # Code that runs at the interpreter's exit may still kill it.
         self._close_fd.atexit = False
 
     @property
@@ -83,19 +83,19 @@ class ChildProcess:
     def code(self) -> int | None:
         """The exit code, negative for a signal.
 
-        None before `has_ended` was true, or if another waiter of this process got the code.
+        None before `has_ended` was true, or if other code in this process reaped the child.
         """
         return self._code
 
     def has_ended(self) -> bool:
-        """Tell whether the process has ended, and reap it if so."""
+        """Return whether the process has ended, and reap it if so."""
         with self._lock:
             return self._reap()
 
     def _reap(self) -> bool:
         if self._has_ended:
             return True
-        # By the descriptor: another waiter may have reaped the child, and its pid may be another child's by now.
+        # By the descriptor: other code may have reaped the child, and its pid may be another child's by now.
         which = (os.P_PID, self.pid) if self._end_fd is None else (os.P_PIDFD, self._end_fd)
         try:
             result = os.waitid(*which, os.WEXITED | os.WNOHANG)
@@ -121,11 +121,11 @@ class ChildProcess:
         return True
 
     def kill(self) -> None:
-        """Kill the process, unless it has ended. It ends soon; not while a system call of it hangs."""
+        """Kill the process, unless it has ended. It ends soon, unless one of its system calls hangs."""
         with self._lock:
             if self._reap():
                 return
-            # Another waiter of this process may reap it right now.
+            # Other code in this process may reap it right now.
             with suppress(ProcessLookupError):
                 if self._end_fd is None:
                     os.kill(self.pid, signal.SIGKILL)
@@ -133,7 +133,7 @@ class ChildProcess:
                     signal.pidfd_send_signal(self._end_fd, signal.SIGKILL)
 
     def forget_after_fork(self) -> None:
-        """Close this copy of the descriptor, in a forked child: the process is its parent's."""
+        """Close this copy of the descriptor in a forked child: the process is its parent's."""
         self._lock = threading.Lock()
         self._has_ended = True
         self._end_fd = None
@@ -144,7 +144,7 @@ class ParentProcess:
     """The process that started this one."""
 
     def __init__(self, pid: int) -> None:
-        """Watch the parent, which has told its own `pid`; it may have ended since."""
+        """Watch the parent, which passed its own `pid`. It may have ended since."""
         self._pid = pid
         self._end_fd = _open_pidfd(pid)
         self._close_fd = weakref.finalize(self, _close, self._end_fd)
@@ -166,13 +166,15 @@ class ParentProcess:
                 signal.pidfd_send_signal(self._end_fd, number)
 
     def has_ended(self) -> bool:
-        """Tell whether the process has ended."""
-        # Another parent has adopted this process then. The pid may be any process's by now, so both are asked.
+        """Return whether the process has ended."""
+        # If it has, this process has another parent. The pid may be reused by now, so check both.
         return os.getppid() != self._pid or (self._end_fd is not None and _await_readable(self._end_fd, 0.0))
 
 
 def _open_pidfd(pid: int) -> int | None:
-    """Open a descriptor that tells when the process has ended; None if it was reaped, or a sandbox lacks the call."""
+    """Open a descriptor that is readable once the process has ended; None if it was reaped, or in a sandbox without the
+    call.
+    """
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -192,13 +194,13 @@ def _await_readable(fd: int, timeout_s: float) -> bool:
 
 
 _END_NUMBERS: Final = (3, 4)
-"""File descriptors that the process may get its end of the socket as."""
+"""Numbers that the process's end of the socket may get."""
 
 
 def companion_environment() -> dict[str, str]:
-    """Build the environment of a companion process: this one's, in which it finds the same packages."""
+    """Build the environment of a companion process: this process's, with its import folders."""
     python_path = os.pathsep.join(filter(None, [*_package_folders(), os.environ.get("PYTHONPATH", "")]))
-    # With arenas of their own, its threads would keep freed memory: as much again as the process needs.
+    # With malloc arenas per thread, it would keep as much freed memory as it needs in all.
     return {**os.environ, "PYTHONPATH": python_path, "MALLOC_ARENA_MAX": "1"}
 
 
@@ -224,7 +226,7 @@ def start_companion(env: Mapping[str, str]) -> tuple[Channel, ChildProcess]:
 
 
 def _package_folders() -> list[str]:
-    """List the folders that the trainer imports the packages from, however it found them."""
+    """List the folders from which the trainer imports the packages."""
     folders = [Path(__file__).parents[2]]
     planners = find_spec("stepkeeper_planners")
     if planners is not None and planners.origin is not None:

@@ -1,4 +1,4 @@
-"""Collect this process's state for reports. The train thread only leaves notes; the companion gets the text later."""
+"""Collect this process's state for reports. Another thread than the training's formats and sends it."""
 
 import numbers
 import threading
@@ -22,7 +22,7 @@ _ERROR_LIMIT: Final = 2000
 _UNREAD: Final = "?"
 _NAME_LIMIT: Final = 128
 _TEXT_LIMIT: Final = 256
-"""Characters of a metric in reports: with the errors and stacks they stay far below what the operator takes."""
+"""Characters of a metric in reports. With errors and stacks they stay far below the operator's limit."""
 
 
 class Progress:
@@ -52,11 +52,11 @@ class Progress:
         return None if self._latest is None else self._latest[0]
 
     def record_step(self, step: int, metrics: Mapping[str, object] | None) -> None:
-        """Note that `step` is finished. Another thread turns `metrics` into text later.
+        """Record that `step` is finished. Another thread formats `metrics` later.
 
-        A number, a string or a CPU tensor of one element becomes the begin of its text; anything else becomes "?".
-        Reading a tensor on a device can wait for a compilation, and in another thread than the training's it fails
-        or disturbs that.
+        A number, a string or a CPU tensor of one element becomes its text, cut to a limit; anything else becomes "?".
+        Reading a tensor on a device can wait for a compilation, and outside the train thread it fails or disturbs
+        training.
         """
         now_s = time.monotonic()
         millis = None if self._last_step_s is None else int((now_s - self._last_step_s) * 1000)
@@ -64,23 +64,23 @@ class Progress:
         self._latest = (step, millis, metrics)
 
     def set_phase(self, phase: ReportPhase) -> None:
-        """Note that the process has come to `phase`."""
+        """Record that the process has reached `phase`."""
         self._change(lambda state: replace(state, phase=phase))
 
     def record_restore(self, restored: CommitPoint | None) -> None:
-        """Note that training begins, from the commit `restored` or from scratch."""
+        """Record that training begins, from the commit `restored` or from scratch."""
         self._change(lambda state: replace(state, restored=restored, phase=ReportPhase.TRAINING))
 
     def record_notice(self, source: str) -> None:
-        """Note that there is a notice, from `source`."""
+        """Record a notice from `source`."""
         self._change(lambda state: replace(state, notice=source))
 
     def set_in_flight(self, step: int | None) -> None:
-        """Note that the save of `step` is in flight; None: no save is."""
+        """Record that the save of `step` is in flight; None: no save is."""
         self._change(lambda state: replace(state, in_flight_step=step))
 
     def set_error(self, error: str | None) -> None:
-        """Note the newest thing that went wrong; None once it is right again."""
+        """Record the newest error; None once it is resolved."""
         text = None if error is None else utf8_text(error[-_ERROR_LIMIT:])
         self._change(lambda state: replace(state, error=text))
 
@@ -97,7 +97,7 @@ class Progress:
                 step, millis, metrics = latest
                 state = replace(state, step=step, step_millis=millis, metrics=self._texts(metrics))
                 if state.phase is ReportPhase.STARTING:
-                    # A training that restores nothing, or another way, says nothing else of its begin.
+                    # A training that restores nothing, or by other code, doesn't report its start otherwise.
                     state = replace(state, phase=ReportPhase.TRAINING)
             self._state = state
             self._sent = latest
@@ -115,8 +115,8 @@ class Progress:
                 return str(value)
             if isinstance(value, torch.Tensor) and _is_plain(value):
                 return str(value.item())
-            why = "pass a number, as loss.item() is one where the loop reads the loss anyway"
-        except Exception as error:  # of the value's own code: it must not end the thread that tells the rest
+            why = "pass a number, such as loss.item() where the loop reads the loss anyway"
+        except Exception as error:  # from the value's own code; it must not end the reporting thread
             why = f"it can't be turned into text: {error!r}"
         if name not in self._complained:
             self._complained.add(name)
@@ -127,24 +127,26 @@ class Progress:
 
 
 def select_stored_metrics(metrics: Mapping[str, object] | None) -> dict[str, str]:
-    """Select the metrics that are numbers, or the text of one, as a commit holds them. Tensors on devices are left out.
+    """Select the metrics that are numbers, or the text of one, for the commit. Tensors on devices are left out.
 
     Returns:
-        Each number's name and its text, from which float() makes the same number.
+        Each number's text by name; float() restores the same number from it.
 
     """
     found = {}
     for name, value in list((metrics or {}).items())[:MAX_METRICS]:
         number = value.item() if isinstance(value, torch.Tensor) and _is_plain(value) else value
         if isinstance(number, numbers.Real | str) and len(str(name)) <= _NAME_LIMIT:
-            # An integer beyond all floats can't be compared with others.
+            # An integer beyond the range of floats can't be compared with others.
             with suppress(OverflowError, ValueError):
                 found[str(name)] = repr(float(number))
     return found
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether reading the tensor is safe and cheap. Subclasses of Tensor may ask other ranks for their value."""
+    """Return whether reading the tensor is safe and cheap. A subclass of Tensor may communicate with other ranks to
+    read its value.
+    """
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.device.type == "cpu"

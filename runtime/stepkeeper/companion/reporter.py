@@ -1,4 +1,4 @@
-"""Report to the operator how the job is doing, in a thread that nothing waits for.
+"""Report the job's progress to the operator, in a thread that no other one waits for.
 
 Reports go over HTTPS, with the pod's token and without the environment's proxies.
 """
@@ -48,35 +48,35 @@ class TrainerState:
     metrics: dict[str, str] = field(default_factory=dict)
 
     def is_urgent_after(self, before: "TrainerState") -> bool:
-        """Tell whether this state should be reported at once after `before`, not at the next interval."""
+        """Return whether this state should be reported at once, not at the next interval."""
         mine = (self.phase, self.restored, self.notice, self.error)
         return mine != (before.phase, before.restored, before.notice, before.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogView:
-    """The companion's knowledge of the log, as reports carry it."""
+    """The companion's view of the log, as reports carry it."""
 
     root: str | None = None
     claim: int | None = None
     tail: int = 0
     head: Head | None = None
     error: str | None = None
-    """The newest failure of checks and deletions after a commit, which no call of the trainer waits for."""
+    """The newest failure of the checks and deletions after a commit."""
 
 
 def utf8_text(text: str) -> str:
-    """Return the text with "?" for what UTF-8 can't carry. The operator refuses a report with anything else in it."""
+    """Replace characters that UTF-8 can't encode by "?": the operator refuses a report that has them."""
     return text.encode(errors="replace").decode()
 
 
 class _EndpointError(OSError):
-    """The operator did not take a report: it is away, or refused. Training goes on all the same."""
+    """Raised when the operator didn't accept a report. Training continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTarget:
-    """Address that reports go to, and the files that prove the sender, which are read anew for each report."""
+    """The address for reports, and the sender's credential files, which are read again for each report."""
 
     url: str
     ca_file: str
@@ -84,20 +84,20 @@ class ReportTarget:
 
 
 class Reporter:
-    """Post a report at once when there is news, else once each interval; back off when nobody answers.
+    """Post a report at once when there is news, else once per interval. Back off when there is no answer.
 
-    The first `update_state` starts the thread. An earlier report could only say that a training that has run for
-    hours is starting.
+    The first `update_state` starts the thread. An earlier report would show a training that has run for hours as
+    starting.
     """
 
     def __init__(
         self, target: ReportTarget, interval_s: float, on_directive: Callable[[Directive], None]
     ) -> None:
-        """Prepare to report; nothing is sent yet.
+        """Store the arguments; nothing is sent yet.
 
         Args:
             target: The operator's endpoint, and the credentials to use.
-            interval_s: Seconds between reports without news; the operator's answers change it.
+            interval_s: Seconds between reports without news. The operator's answers change it.
             on_directive: Called with each answer, in the reporter's thread.
 
         """
@@ -135,19 +135,19 @@ class Reporter:
             self._wake(urgent)
 
     def add_stacks(self, text: str) -> None:
-        """Carry the stacks of all ranks until a report with them is answered; newer ones replace them."""
+        """Carry the stacks of all ranks until a report with them is answered. Newer stacks replace them."""
         with self._changed:
             self._stacks = text
             self._wake(urgent=True)
 
     def await_answer(self, timeout_s: float) -> bool:
-        """Wait until the operator has answered a report that carries the latest news.
+        """Wait until the operator has answered a report with the latest news.
 
         Args:
             timeout_s: Seconds to wait at most.
 
         Returns:
-            True if it has, or if there never was anything to report; False if the time was up first.
+            True if it has, or if there was nothing to report; False if the time is up.
 
         """
         deadline = time.monotonic() + timeout_s
@@ -179,7 +179,8 @@ class Reporter:
                 failures += 1
                 if str(error) != complaint:
                     complaint = str(error)
-                    print(f"stepkeeper: no report was taken: {complaint}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
+                    text = f"stepkeeper: the operator did not accept a report: {complaint}"
+                    print(text, file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
                 self._pause(_back_off_s(failures), until_news_after=None)
                 continue
             failures, complaint = 0, ""
@@ -216,11 +217,11 @@ class Reporter:
             self._changed.notify_all()
 
     def _pause(self, most_s: float, until_news_after: int | None) -> None:
-        """Wait for `most_s` seconds, less if news comes or the reporter closes.
+        """Wait for `most_s` seconds, or less if news comes or the reporter closes.
 
         Args:
             most_s: Seconds to wait at most.
-            until_news_after: News after this number ends the wait; None: no news does.
+            until_news_after: News after this number ends the wait; None: no news ends it.
 
         """
         deadline = time.monotonic() + most_s
@@ -229,7 +230,7 @@ class Reporter:
                 if until_news_after is not None and self._news > until_news_after:
                     return
                 if self._closing and until_news_after is None:
-                    # The process is about to end: try once more, soon.
+                    # The process is about to end: try once more soon.
                     left_s = min(left_s, 0.1)
                     self._changed.wait(left_s)
                     return
@@ -239,7 +240,7 @@ class Reporter:
 def _back_off_s(failures: int) -> float:
     """Double the wait with each failure, and take a random part of it, from half to all.
 
-    Many jobs must not return in step.
+    Many jobs must not retry at the same time.
     """
     full_s = min(_BACK_OFF_MOST_S, _BACK_OFF_FIRST_S * 2.0 ** (failures - 1))
     return full_s * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, no secret
@@ -253,7 +254,7 @@ def _post_report(target: ReportTarget, body: bytes) -> Directive:
         body: The report, as JSON.
 
     Raises:
-        _EndpointError: The endpoint could not be reached, or answered with anything but 200.
+        _EndpointError: The endpoint couldn't be reached, or answered with another status than 200.
 
     """
     parts = urlsplit(target.url)

@@ -1,4 +1,4 @@
-"""Answer the trainer's requests in the companion process, and do what can wait between them."""
+"""Answer the trainer's requests in the companion process, and run background tasks between them."""
 
 import contextlib
 import os
@@ -40,22 +40,22 @@ __all__ = ["Server"]
 _BROKEN: Final = 70
 
 _OF_A_SAVE: Final = (Kind.STAGE, Kind.UPLOAD, Kind.WRITE, Kind.COMMIT, Kind.VOID)
-"""Requests that go before the work after earlier commits. All others wait for that work: a restore must not choose
-a commit that the work is about to delete.
+"""Requests that are answered before the upkeep after earlier commits. All others wait for it: a restore must not choose
+a commit that the upkeep is about to delete.
 """
 
 _COUNTER_PLACES: Final = {Kind.WRITE: 1, Kind.STAGE: 1, Kind.UPLOAD: 0}
-"""By request, which of the file descriptors that come along is the memory for the count of moved bytes."""
+"""By request, the index of the file descriptor with the memory for the count of moved bytes."""
 
 _MOST_BEHIND: Final = 8
-"""Number of commits whose work may be left to do when another save starts."""
+"""Number of commits whose upkeep may be pending when another save starts."""
 
 
 class Server:
     """Answer requests one at a time, in one thread. Another thread receives them."""
 
     def __init__(self, outbox: Outbox, signal_trainer: Callable[[int], None] = lambda _number: None) -> None:
-        """Answer nothing yet.
+        """Prepare; no request is answered yet.
 
         Args:
             outbox: Sends messages to the trainer.
@@ -66,7 +66,7 @@ class Server:
         self._signal_trainer = signal_trainer
         self._stacks: StackDumper | None = None
         self._inbox: queue.SimpleQueue[Packet | None] = queue.SimpleQueue()
-        """Received packets; None: a background task can advance."""
+        """Received packets; None means that a background task can advance."""
 
         self._requests: list[Packet] = []
         self._tasks = TaskQueue(lambda: self._inbox.put(None))
@@ -76,15 +76,15 @@ class Server:
         """The trainer's state; None before the trainer has sent it."""
 
         self._postponed: Packet | None = None
-        """A request that failed for lack of room. It is tried again once everything is deleted that can be."""
+        """A request that failed for lack of room. It is retried once all deletable data is deleted."""
 
         self._flush_from_s: float | None = None
         self._close_by_s = 0.0
 
     def receive_packet(self, packet: Packet) -> None:
-        """Take the trainer's state over at once, and queue every other packet."""
+        """Store the trainer's state at once, and queue every other packet."""
         if packet.message["kind"] == Kind.LINK:
-            # It comes after the answer to the opening.
+            # It arrives after the answer to the opening.
             if self._stacks is not None:
                 self._stacks.link(packet.message["body"])
             return
@@ -94,7 +94,7 @@ class Server:
         try:
             self._state = decode(TrainerState, packet.message["body"])
         except ContractError:
-            # Only reports need the trainer's state; saves go on without it.
+            # Only reports need the trainer's state; saves continue without it.
             traceback.print_exc()
             return
         if self._session is not None and self._session.reporter is not None:
@@ -103,13 +103,13 @@ class Server:
             self._stacks.see_step(_step_of(self._state))
 
     def write_message_of_killed(self, number: int) -> None:
-        """Write the termination message of the trainer, which signal `number` has killed, unless it had a notice."""
+        """Write the termination message of a trainer that signal `number` killed, unless it had a notice."""
         opening, state = self._opening, self._state or TrainerState()
         if opening is not None and opening.identity is not None and state.notice is None:
             write_for_killed(opening.identity, opening.rank, number, step=state.step, restored=state.restored)
 
     def run_forever(self) -> None:
-        """Answer requests, and never return. An error outside a request ends the process, which the trainer sees."""
+        """Answer requests, and never return. An error outside a request ends the process, which the trainer notices."""
         try:
             while True:
                 self.run_once()
@@ -118,7 +118,7 @@ class Server:
             os._exit(_BROKEN)
 
     def run_once(self) -> None:
-        """Answer one request; or else advance a background task; or else wait for a packet."""
+        """Answer one request, or else advance a background task, or else wait for a packet."""
         while not self._inbox.empty():
             self._enqueue(self._inbox.get())
         packet = next(filter(self._may_be_answered, self._requests), None)
@@ -127,7 +127,7 @@ class Server:
             self._answer(packet)
         elif self._tasks.can_advance:
             self._tasks.advance()
-            # A request that waits for this work, to have room for example, isn't stuck.
+            # A request that waits for this task, for room for example, isn't stuck.
             moved.note(1)
         else:
             self._await_packet()
@@ -149,7 +149,7 @@ class Server:
             self._flush_from_s, self._close_by_s = now_s + within_s / 2, now_s + within_s
 
     def _may_be_answered(self, packet: Packet) -> bool:
-        """Tell whether `packet` may be answered now, or the work after commits goes first."""
+        """Return whether `packet` may be answered now, before the pending upkeep."""
         n_tasks, kind = self._tasks.n_tasks, packet.message["kind"]
         if packet is self._postponed:
             return n_tasks == 0
@@ -164,7 +164,7 @@ class Server:
         try:
             body, after = self._dispatch(Kind(packet.message["kind"]), packet.message["body"], packet.fds)
             answer: dict[str, Any] = {"body": body}
-        except Exception as error:  # it is the trainer's to judge
+        except Exception as error:  # the trainer handles it
             if self._postpone_for_room(packet, error):
                 return
             answer = {"error": encode_error(error, with_traceback=True)}
@@ -176,10 +176,10 @@ class Server:
             self._tasks.add_task(after)
 
     def _postpone_for_room(self, packet: Packet, error: Exception) -> bool:
-        """Postpone `packet` if it failed for lack of room, and deletions may make room.
+        """Postpone `packet` if it failed for lack of room and deletions may make room.
 
         Returns:
-            True if it is postponed, False if its error is the answer.
+            True if it is postponed; False if its error is the answer.
 
         """
         if (
@@ -198,7 +198,7 @@ class Server:
     def _dispatch(
         self, kind: Kind, raw: dict[str, Any], fds: tuple[int, ...]
     ) -> tuple[dict[str, Any], BackgroundTask | None]:
-        """Carry out the request. Return the answer's body, and a task to start once the answer is sent."""
+        """Carry out the request. Return the answer's body, and a task to start after the answer is sent."""
         if kind is Kind.OPEN:
             self._opening = opening = decode(OpenRequest, raw)
             identity = opening.identity
@@ -206,19 +206,19 @@ class Server:
             opened = Session(opening, self._send_directive, on_complaint=self._send_complaint)
             opened.resume_claim()
             self._session = opened
-            # A state that came earlier wasn't passed on, a later one is; in between, both threads pass it on.
+            # An earlier state wasn't forwarded, a later one is. In between, both threads forward it.
             if opened.reporter is not None and self._state is not None:
                 opened.reporter.update_state(self._state)
             self._open_stacks(opening, fds)
             return {}, None
         session = self._session
         if session is None:
-            raise CompanionError(f"asked to {kind} before anything was opened")
+            raise CompanionError(f"request {kind} before a root was opened")
         if (place := _COUNTER_PLACES.get(kind)) is not None and len(fds) > place:
             moved.share(fds[place])
         if kind is Kind.COMMIT:
             committed, after = session.commit_save(decode(CommitRequest, raw))
-            return encode(committed), self._tell_end(after, committed.record.slot)
+            return encode(committed), self._notify_at_end(after, committed.record.slot)
         do: dict[Kind, Callable[[], object]] = {
             Kind.CLAIM: lambda: session.claim_root(decode(ClaimRequest, raw)),
             Kind.REFRESH: session.refresh_head,
@@ -252,12 +252,12 @@ class Server:
         """Wait for the answer to the last report, until the time is up."""
         self._flush_from_s = None
         if self._tasks.n_tasks:
-            left = "closed before all was deleted that can be: the first save of the next start does that"
+            left = "closed before all deletions were done: the first save of the next start does the rest"
             print(f"stepkeeper: {left}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
         session.await_last_report(max(0.0, self._close_by_s - time.monotonic()))
 
-    def _tell_end(self, task: BackgroundTask, slot: int) -> BackgroundTask:
-        """Run the work after a commit, and tell the trainer that it has ended."""
+    def _notify_at_end(self, task: BackgroundTask, slot: int) -> BackgroundTask:
+        """Run the upkeep after a commit, and notify the trainer at its end."""
         yield from task
         self._outbox.send({"upkept": slot})
 
@@ -266,12 +266,12 @@ class Server:
 
     def _send_directive(self, directive: Directive) -> None:
         if directive.dump_stacks and self._stacks is not None:
-            # The trainer may be unable to follow: that is when they are wanted.
-            self._stacks.ask("the operator asks for them")
-        # The operator answers each report with it as long as it holds.
+            # Not by the trainer, which may hang: stacks are most useful then.
+            self._stacks.ask("the operator requested them")
+        # The operator repeats the directive in each answer as long as it is valid.
         self._outbox.offer({"directive": encode(directive)})
 
 
 def _step_of(state: TrainerState) -> int | None:
-    """Return the last finished step while one follows the other, without a restore or a last save between."""
+    """Return the last finished step while the process trains; None during a restore or the last save."""
     return state.step if state.phase is ReportPhase.TRAINING else None

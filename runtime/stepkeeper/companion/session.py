@@ -1,4 +1,4 @@
-"""Carry out the trainer's requests in the companion process. No other code writes to a root."""
+"""Carry out the trainer's requests in the companion process. Only this code writes to a root."""
 
 import socket
 import sys
@@ -42,7 +42,7 @@ _SETTLE_EVERY_S: Final = 1.0
 
 
 class Session:
-    """Serve one root for one rank. One thread calls all methods but the constructor: the log's."""
+    """Serve one root for one rank. The log's thread calls all methods except the constructor."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Session:
             self.reporter = Reporter(opening.report_target, opening.report_interval_s, on_directive)
 
     def resume_claim(self) -> None:
-        """Prove that the claim that came with the opening, if any, still holds. Raises FencedError."""
+        """Prove that the opening's claim, if any, is still the newest. Raises FencedError."""
         if self._claim is not None and self._opening.rank == 0:
             self._log.resume(self._claim)
             self._update_reporter()
@@ -98,23 +98,23 @@ class Session:
         return replace(claimed, past=read_restart_history(self._log.entry, self._times, self._claim.slot))
 
     def _read_offer(self, body: ClaimRequest) -> ForeignBase | None:
-        """Return the trainer's choice among another writer's steps; None if there are none.
+        """Return the step of another writer that the trainer chose; None if there are none.
 
         Raises:
-            ForeignStepsError: There are such steps, and the trainer hasn't chosen one.
+            ForeignStepsError: There are such steps, and the trainer chose none.
 
         """
         if body.offer is None:
             listed = self._patience.retry(lambda: self._store.list(""))
             if find_steps_in(listed) or find_unnamed_in(listed):
                 raise ForeignStepsError(
-                    f"{self._store.uri}: nothing is committed here, and there are checkpoints of another writer: "
-                    "one of them is to be chosen first"
+                    f"{self._store.uri}: the root has no commit, but checkpoints of another writer: "
+                    "choose one of them first"
                 )
         return body.offer
 
     def refresh_head(self) -> ClaimedRoot:
-        """Prove that the claim still holds. The answer's base is HEAD at this moment."""
+        """Prove that the claim is still the newest. The answer's base is the current HEAD."""
         self._log.latest(self._require_claim())
         return self._describe_claim()
 
@@ -133,9 +133,9 @@ class Session:
         """Make the checkpoint HEAD.
 
         Returns:
-            The answer, and the work to do after it is sent. That work also runs in the log's thread, except for its
-            blocking calls, which use only the store: requests may be answered meanwhile. The work after several
-            commits has to be done in their order, one after the other.
+            The answer, and the upkeep task to start after it is sent. The task also runs in the log's thread, except
+            for its blocking calls, which use only the store, so requests may be answered meanwhile. The tasks of
+            several commits have to run one after another, in the order of the commits.
 
         """
         order, own = self.shares.take_written(body.folder)
@@ -175,9 +175,9 @@ class Session:
     def _append_commit(
         self, own: Manifest, finished: FinishedCheckpoint, metrics: dict[str, str] | None
     ) -> CommitRecord:
-        """Append the commit's entry to the log, however long the store takes to answer."""
+        """Append the commit's entry to the log, and retry until the store has answered."""
         claim = self._require_claim()
-        # An append that is still open, of a deletion say, must not be taken for this commit's.
+        # An append that is still open, such as a deletion's, must not be mistaken for this commit's.
         self._settle_log()
         try:
             return self._log.commit(
@@ -194,7 +194,7 @@ class Session:
             return record
 
     def _settle_log(self) -> CommitRecord | None:
-        """Find out how all open appends ended. Return the commit that was open, if one was."""
+        """Find out how all open appends ended. Return the open commit, if there was one."""
         while True:
             try:
                 return self._log.settle()
@@ -202,12 +202,12 @@ class Session:
                 self._patience.sleep(_SETTLE_EVERY_S)
 
     def make_room(self) -> BackgroundTask | None:
-        """Return the task that deletes all that may go, without a commit; None if this process may delete nothing."""
+        """Return a task that deletes all deletable data, without a commit; None if this process may delete nothing."""
         return None if self._claim is None or self._opening.rank != 0 else self._upkeep.make_room()
 
     def _require_claim(self) -> Claim:
         if self._claim is None:
-            raise CompanionError("nothing was claimed: there is no claim to write under")
+            raise CompanionError("the root was not claimed: no claim to write under")
         return self._claim
 
     def _describe_claim(self) -> ClaimedRoot:

@@ -44,13 +44,13 @@ class ShareWriter:
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.make_ref())
 
     def stage_share(self, body: WriteRequest, region_fd: int) -> Staged:
-        """Write this rank's share to the local disk, for `upload_share` to go on from there.
+        """Write this rank's share to the local disk, from which `upload_share` reads it.
 
         A failure leaves nothing there.
         """
         self._staged = {}
         if self._staging is None:
-            raise CompanionError("there is no local tier to stage anything in")
+            raise CompanionError("there is no local tier to stage saves in")
         order = self.complete_order(body)
         try:
             with _map_region(region_fd) as data:
@@ -64,10 +64,10 @@ class ShareWriter:
         return Staged(held=True)
 
     def upload_share(self, body: UploadRequest) -> Written:
-        """Upload the staged share, with the result of `write_share`.
+        """Upload the staged share. The result is that of `write_share`.
 
         Raises:
-            SaveError: The local disk doesn't hold the share any more.
+            SaveError: The share is no longer on the local disk.
 
         """
         if self._staging is None or body.folder not in self._staged:
@@ -105,14 +105,12 @@ class ShareWriter:
             self.layout_cache.hold_structure(Structure.from_text(body.structure))
         structure = self.layout_cache.find_structure(body.structure_key)
         if structure is None:
-            raise CompanionError(
-                f"{body.folder} is to be written by a structure that wasn't told: nothing was"
-            )
+            raise CompanionError(f"nothing was written to {body.folder}: the request names an unknown structure")
         return body.order(structure, rank=self._opening.rank, world_size=self._opening.world_size)
 
 
 @contextmanager
 def _map_region(fd: int) -> Iterator[memoryview]:
-    """Map the memory behind `fd`, as long as anything refers to it."""
+    """Map the memory of `fd`, as long as there is a reference to it."""
     size_bytes = os.fstat(fd).st_size
     yield memoryview(mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ) if size_bytes else b"")

@@ -1,4 +1,4 @@
-"""Keep a companion process at hand: start one when it is first needed, and another when one was lost."""
+"""Keep a companion process running: start one when it is first needed, and another one after a loss."""
 
 import threading
 import time
@@ -29,10 +29,10 @@ _OPEN_TIMEOUT_S: Final = 60.0
 
 
 class Companion(RootClaims):
-    """Give the trainer a companion: its processes come and go, the claim of the root stays.
+    """Run the trainer's companion. The claim of the root outlives its processes.
 
-    The process ends soon after nobody holds this object any more, also without `close`. A save in flight holds it
-    too.
+    The process ends soon after the last reference to this object is gone, even without `close`. A save in flight holds
+    a reference too.
     """
 
     def __init__(
@@ -44,16 +44,15 @@ class Companion(RootClaims):
         stack_meeting: StackMeeting | None = None,
         stacks_after_s: float | None = None,
     ) -> None:
-        """Prepare a companion; no process is started yet.
+        """Store the arguments; no process is started yet.
 
         Args:
             opening: The first message to each process.
-            on_directive: Called with each directive of the operator, in the thread that receives from the
-                companion.
-            claiming: The claim to make, without what it goes on from.
-            stack_meeting: Where the companions of all ranks meet; None: nobody asks for stacks.
-            stacks_after_s: Seconds that any step may take before the stacks of all ranks are dumped, if it also takes
-                far longer than the ones before; None: steps aren't watched.
+            on_directive: Called with each directive of the operator, in the receiving thread.
+            claiming: The claim to make, without its base.
+            stack_meeting: Where the companions of all ranks meet; None if stacks aren't read.
+            stacks_after_s: Seconds after which a step is slow, if it also takes far longer than earlier steps: the
+                stacks of all ranks are dumped then. None doesn't watch steps.
 
         """
         super().__init__(claiming or ClaimRequest())
@@ -68,13 +67,13 @@ class Companion(RootClaims):
         self._finalizer: weakref.finalize[[], Companion] | None = None
         self._closed = False
         self._is_start_given_up = False
-        """True once `close` has stopped waiting for a process that another thread starts."""
+        """True once `close` has stopped waiting for a process that another thread is starting."""
 
         self._state = TrainerState()
         forget_in_forks(self)
 
     def forget_after_fork(self) -> None:
-        """Forget the process, in a forked child: it is its parent's, and so is the claim."""
+        """Forget the process in a forked child: it is the parent's, and so is the claim."""
         self._lock = threading.Lock()
         self._closed = self._closed or self._process is not None or self.claimed_root is not None
         self._process = self._starting = None
@@ -93,28 +92,28 @@ class Companion(RootClaims):
 
     @property
     def complaint(self) -> str | None:
-        """The newest failure after a commit: it isn't verified, or data that was to be deleted is still there."""
+        """The newest failure of the upkeep after a commit: the commit isn't verified, or deletable data is still
+        there.
+        """
         process = self._process
         return None if process is None else process.complaint
 
     @override
     def ensure_process(self) -> CompanionProcess:
-        """Return a running companion process, and start one if there is none.
+        """Return the running companion process, and start one if there is none.
 
-        The process knows the root, the claim and the trainer's state. Work that takes several requests sends them
-        all to one process: a new process knows nothing of it.
+        The process knows the root, the claim and the trainer's state. Related requests have to go to the same process:
+        a new one doesn't know the earlier requests.
 
         Raises:
-            CompanionLostError: The process went away while it started.
-            FencedError: Another claim owns the root by now.
+            CompanionLostError: The process was lost while it started.
+            FencedError: Another claim owns the root.
             ClosedError: This companion was closed.
 
         """
         with self._lock:
             if self._closed:
-                raise ClosedError(
-                    "the companion process was ended with its manager; construct another manager"
-                )
+                raise ClosedError("the companion process ended with its manager; construct another manager")
             if self._process is not None and not self._process.lost:
                 return self._process
             if self._process is not None:
@@ -128,10 +127,10 @@ class Companion(RootClaims):
     def _start_process(self) -> CompanionProcess:
         process = self._starting = CompanionProcess(self._on_directive)
         try:
-            # In this order, because the thread that closes does both in the opposite one.
+            # This order matters: the closing thread does both in the opposite order.
             if self._is_start_given_up:
                 raise ClosedError(
-                    "the companion process was ended while it started, as its manager was closed"
+                    "the companion process was ended during its start, because its manager was closed"
                 )
             opening, fds = self._with_stacks(replace(self._opening, claim=self._held_claim))
             process.send_request(Kind.OPEN, encode(opening), fds=fds, timeout_s=_OPEN_TIMEOUT_S)
@@ -146,14 +145,14 @@ class Companion(RootClaims):
         return process
 
     def _with_stacks(self, opening: OpenRequest) -> tuple[OpenRequest, tuple[int, ...]]:
-        """Add to the opening how stacks are read, and return it with the descriptors to send along."""
+        """Add the stack request to the opening. Return both the opening and the descriptors to send along."""
         meeting = self._stack_meeting
         if meeting is None:
             return opening, ()
         try:
             file = stack_file()
         except (OSError, RuntimeError) as error:
-            _log.warning("the stacks of this process's threads can't be had: %r", error)
+            _log.warning("the stacks of this process's threads can't be read: %r", error)
             return opening, ()
         listening = meeting.listening_fds()
         request = StackRequest(
@@ -175,7 +174,7 @@ class Companion(RootClaims):
             self._finalizer.detach()
         self._finalizer = None if process is None else weakref.finalize(self, process.dismiss)
         if self._finalizer is not None:
-            # When the interpreter ends, the closed socket tells the process.
+            # When the interpreter ends, the closed socket ends the process.
             self._finalizer.atexit = False
 
     def report_state(self, state: TrainerState) -> None:
@@ -188,7 +187,7 @@ class Companion(RootClaims):
     def close(self, limit_s: float) -> None:
         """End the process within `limit_s` seconds, and start no other.
 
-        The work after the last commits is done and the last report is answered, if that is possible in time.
+        If the time allows, the upkeep after the last commits is done and the last report is answered.
         """
         ends_s = time.monotonic() + limit_s
         process = self._take_last_process(limit_s / 4)
@@ -209,7 +208,7 @@ class Companion(RootClaims):
     def _take_last_process(self, patience_s: float) -> CompanionProcess | None:
         """Take over the current process.
 
-        A process that another thread is starting, and that doesn't come up in time, is killed, now or by that thread.
+        A process that another thread is starting, and that isn't ready in time, is killed, by this thread or that one.
         """
         self._closed = True
         is_idle = self._lock.acquire(timeout=patience_s)
@@ -219,7 +218,7 @@ class Companion(RootClaims):
                 starting.kill()
             is_idle = self._lock.acquire(timeout=patience_s)
         if not is_idle:
-            _log.warning("the companion process is still being started; it is ended once it is there")
+            _log.warning("the companion process is still starting; it is ended once it has started")
             return None
         try:
             process, self._process = self._process, None

@@ -1,4 +1,4 @@
-"""Verify a commit after its answer, and delete what retention doesn't keep, and what earlier claims left behind."""
+"""Verify a commit after its answer, and delete commits that retention doesn't keep, and leftovers of earlier claims."""
 
 import traceback
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ __all__ = ["CommitUpkeep"]
 
 
 class CommitUpkeep:
-    """Keep a root in order between commits. Its tasks run in the log's thread, except for their blocking calls."""
+    """Verify and delete data between commits. The tasks run in the log's thread, except for their blocking calls."""
 
     def __init__(
         self,
@@ -34,16 +34,16 @@ class CommitUpkeep:
         on_end: Callable[[], None],
         patience: Patience,
     ) -> None:
-        """Prepare; nothing is read yet.
+        """Store the arguments; nothing is read yet.
 
         Args:
             log: The root's log.
             store: The root.
-            times: The times at which the store put its objects.
+            times: The store's times of its objects.
             keep: The commits to keep; None: nothing is ever deleted.
             require_claim: Returns this process's claim.
-            on_complaint: Called with each new failure of these tasks, and with None once they go well again.
-            on_end: Called at the end of the work after each commit.
+            on_complaint: Called with each new failure of these tasks, and with None once they succeed again.
+            on_end: Called at the end of the upkeep after each commit.
             patience: How long to retry requests to the store.
 
         """
@@ -56,48 +56,47 @@ class CommitUpkeep:
         self._on_complaint = on_complaint
         self._on_end = on_end
         self.complaint: str | None = None
-        """The newest failure of the work after commits; None once it went well again."""
+        """The newest failure of the upkeep; None once it succeeded again."""
 
         self._verified: set[int] = set()
         self._folders: dict[int, str] = {}
-        """Folders by slot, of commits whose data exists as far as this process knows, also after their deletion in
-        the log.
+        """Folders by slot, of commits whose data may still exist, even after their deletion in the log.
         """
 
         self._collected = False
 
     def work_after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
-        """Verify the commit, then delete what may go.
+        """Verify the commit, then delete all deletable data.
 
-        A failure is reported, and the work after the next commit tries again.
+        A failure is reported, and the upkeep after the next commit tries again.
         """
         try:
             yield from self._verify_commit(record, finished)
             yield from self._delete_unkept()
             yield from self._collect_garbage_once()
             self._set_complaint(None)
-        except Exception as error:  # the commit stands, and the next save needs this process
+        except Exception as error:  # the commit is valid, and the next save needs this process
             self._report_failure(f"after the commit of step {record.step}", error)
         self._on_end()
 
     def make_room(self) -> BackgroundTask:
-        """Delete all that may go, without a commit before it."""
+        """Delete all deletable data, without a commit before."""
         try:
             yield from self._delete_unkept()
             yield from self._collect_garbage()
-        except Exception as error:  # the save fails for lack of room, and its error says so
+        except Exception as error:  # the save fails for lack of room, and raises that error
             self._report_failure("room could not be made", error)
 
     def _verify_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
         """Check that the store holds the written objects.
 
         Raises:
-            VerifyError: It doesn't.
-            FencedError: It doesn't, and a later claim may have deleted them.
+            VerifyError: An object is missing or different.
+            FencedError: An object is missing, and a later claim may have deleted it.
 
         """
         if record.slot not in self._log.state.commits:
-            # A later commit was made before this one's turn came, and retention has deleted this one already.
+            # Retention has deleted this commit already, after a later one.
             return
         try:
             yield from run_in_thread(partial(verify_objects, self._store, finished, patience=self._patience))
@@ -107,15 +106,15 @@ class CommitUpkeep:
         self._verified.add(record.slot)
 
     def _delete_unkept(self) -> BackgroundTask:
-        """Delete the commits that retention doesn't keep: first in the log, then the data that no pin protects.
+        """Delete the commits that retention doesn't keep, first in the log, then their data unless a pin protects it.
 
-        This also deletes the data of earlier deletions that were cut short, or whose pins are gone by now.
+        This also deletes the data of earlier deletions that were interrupted, or whose pins are gone.
         """
         keep = self._keep
         times_unix_s: Mapping[int, float] = {}
         if keep is not None and keep.needs_times:
             times_unix_s = yield from run_in_thread(partial(self._times.of_commits, self._log.state.line))
-        # Only now: commits that were made during the blocking call may be deleted too.
+        # This comes after the blocking call, because commits made during the call may be deleted too.
         self._folders |= {slot: record.folder for slot, record in self._log.state.commits.items()}
         if keep is not None:
             policy = keep.policy
@@ -125,7 +124,7 @@ class CommitUpkeep:
             )
         commits = self._log.state.commits
         deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
-        # Whatever is committed meanwhile, these stay deleted, and a later pin finds that it is too late.
+        # These stay deleted in the log, and a later pin finds that it is too late.
         is_over = leases_by(self._times, self._log.state.tail)
         left = yield from run_in_thread(
             partial(sweep, self._store, deleted, is_over=is_over, patience=self._patience)
@@ -135,7 +134,7 @@ class CommitUpkeep:
             del self._folders[slot]
 
     def _collect_garbage(self) -> BackgroundTask:
-        """Delete what earlier claims left behind. Pinned data stays, and goes once it isn't pinned any more."""
+        """Delete leftovers of earlier claims. Pinned data is deleted once its pins are gone."""
         state = self._log.refresh()
         report = yield from run_in_thread(
             partial(
@@ -151,7 +150,7 @@ class CommitUpkeep:
         self._collected = True
 
     def _collect_garbage_once(self) -> BackgroundTask:
-        """Delete what earlier claims left behind, unless that was done before."""
+        """Delete leftovers of earlier claims, unless this process has done so."""
         if not self._collected:
             yield from self._collect_garbage()
 
@@ -161,7 +160,7 @@ class CommitUpkeep:
             traceback.print_exception(error)
 
     def _set_complaint(self, text: str | None) -> None:
-        """Report a failure of the work after a commit; None once that work went well again."""
+        """Report a failure of the upkeep; None once it succeeded again."""
         if text != self.complaint:
             self._on_complaint(text)
         self.complaint = text

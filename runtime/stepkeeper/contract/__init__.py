@@ -1,7 +1,7 @@
-"""Define what the operator and the pods agree on: exit codes, identity, settings, termination message, reports.
+"""Define the contract of operator and pods: exit codes, identity, settings, termination message, reports.
 
-It needs the standard library only. Every value has one writer and one reader on the two sides of a process
-boundary, and both sides use this code: nothing else in the project spells one of these names again.
+It imports the standard library only. Every value has one writer and one reader, on the two sides of a process boundary.
+Both sides use this code: no other code spells these names again.
 """
 
 from stepkeeper.contract.exits import END_RESERVE_S, Cause, EndKind, ExitCode, NoticeSource

@@ -1,4 +1,4 @@
-"""Name the exit codes of a trainer process, and the causes for which an attempt ends."""
+"""Define the exit codes of a trainer process, and the causes of an attempt's end."""
 
 from enum import IntEnum, StrEnum
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 __all__ = ["END_RESERVE_S", "Cause", "EndKind", "ExitCode", "NoticeSource"]
 
 END_RESERVE_S: Final = 1.5
-"""Seconds of the grace period that a trainer keeps for the last report and the interpreter's own end: no save gets
+"""Seconds of the grace period that a trainer reserves for its last report and the interpreter's exit. No save may use
 them."""
 
 
@@ -14,42 +14,42 @@ class ExitCode(IntEnum):
     """Exit codes with a meaning; every other code but 0 is a failure of the application."""
 
     DONE = 0
-    """The whole training is done. No rank exits 0 before all are."""
+    """The whole training is done. No rank exits 0 before all ranks are done."""
 
     SAVED = 75
-    """A notice came, and a checkpoint is committed (or there was nothing to save): restart me."""
+    """A notice came, and a checkpoint is committed, or there was nothing to save. The process is to be restarted."""
 
     FENCED = 77
-    """Another claim owns the root: this process wrote nothing more. Never restarted."""
+    """Another claim owns the root. This process wrote nothing more, and is never restarted."""
 
     PEER_LOST = 78
-    """Another rank went away. It is never a failure by itself: the rank that went away has the cause."""
+    """Another rank is lost. This is never a failure by itself: the lost rank has the cause."""
 
 
 class NoticeSource(StrEnum):
-    """Something that asks a process to save and stop."""
+    """The source of a request to save and stop."""
 
     SIGTERM = "sigterm"
     FILE = "file"
     DIRECTIVE = "directive"
     PREEMPTED = "preempted"
-    """The cloud has announced that it preempts the machine."""
+    """The cloud announced that it preempts the machine."""
 
     CALL = "call"
     """The program, by `request_stop`."""
 
     PEER = "peer"
-    """Another rank was asked."""
+    """Another rank got a request."""
 
 
 class EndKind(StrEnum):
-    """The end of a process of the training, as its termination message reports it. There may be more."""
+    """The kind of a process's end, as its termination message reports it. Later versions may add members."""
 
     STOPPING = "stopping"
-    """It was asked to stop, and hadn't stopped yet when it was killed."""
+    """It was asked to stop, and was killed before it had stopped."""
 
     SAVED = "saved"
-    """It was asked to stop, and everything that was to be saved for that is committed."""
+    """It was asked to stop, and everything that had to be saved is committed."""
 
     GAVE_UP = "gaveUp"
     """It was asked to stop, and its last step isn't saved: `decision` or `error` has the reason."""
@@ -58,14 +58,14 @@ class EndKind(StrEnum):
     FENCED = "fenced"
     PEER_LOST = "peerLost"
     FAILED = "failed"
-    """An exception ended it, or it ended itself with a code of its own."""
+    """An exception ended it, or it exited with its own code."""
 
     KILLED = "killed"
     """A signal ended it."""
 
     @classmethod
     def of(cls, code: int) -> "EndKind":
-        """Return the kind of an end with `code`, where nothing more is known of it."""
+        """Return the kind of an end of which only the exit code is known."""
         kinds: dict[int, EndKind] = {
             ExitCode.DONE: cls.DONE,
             ExitCode.SAVED: cls.SAVED,
@@ -76,9 +76,9 @@ class EndKind(StrEnum):
 
 
 class Cause(StrEnum):
-    """The cause for which an attempt ended.
+    """The cause of an attempt's end.
 
-    There may be more: a reader takes a cause that it doesn't know for a Disruption.
+    Later versions may add members. A reader treats an unknown cause as a Disruption.
     """
 
     APPLICATION_ERROR = "ApplicationError"
@@ -89,10 +89,10 @@ class Cause(StrEnum):
     NODE_FAILURE = "NodeFailure"
     EVICTION = "Eviction"
     DISRUPTION = "Disruption"
-    """A disruption of which nothing more is known."""
+    """A disruption with no more specific cause."""
 
     STORAGE_UNAVAILABLE = "StorageUnavailable"
-    """The store of the checkpoints gave no answer for longer than the process could wait for one."""
+    """The checkpoint store didn't answer for longer than the process could wait."""
 
     HANG = "Hang"
     REQUESTED = "Requested"

@@ -1,4 +1,4 @@
-"""Identify a process by what the operator puts in the environment of the trainer container, and nothing else."""
+"""Identify a process by the variables that the operator sets in the trainer container."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -45,13 +45,13 @@ class Identity:
     """The DNS name of rank 0's host."""
 
     grace_s: int
-    """The pod's termination grace period in seconds, as far as it can be counted on (15 on Spot)."""
+    """The usable part of the pod's termination grace period in seconds (15 on Spot)."""
 
     coordinator_port: int = COORDINATOR_PORT
-    """The port on which rank 0's host, or the launcher on it, lets the others find each other."""
+    """The port on which rank 0's host, or the launcher there, serves the rendezvous."""
 
     termination_file: str = TERMINATION_FILE
-    """The container's terminationMessagePath, where the kubelet looks for the process's last word."""
+    """The container's terminationMessagePath, from which the kubelet reads the termination message."""
 
     @property
     def ordinal(self) -> tuple[int, int]:
@@ -60,7 +60,7 @@ class Identity:
 
     @property
     def attempt(self) -> str:
-        """The ordinal for people: the JobSet's number and its restart count, as "2.1"."""
+        """The ordinal as text: the JobSet's number and its restart count, as "2.1"."""
         return ".".join(map(str, self.ordinal))
 
     @property
@@ -85,7 +85,7 @@ class Identity:
 
     @classmethod
     def present(cls, environ: Mapping[str, str]) -> bool:
-        """Tell whether the operator made this container.
+        """Return whether the operator made this container.
 
         Args:
             environ: The process's environment.
@@ -104,7 +104,7 @@ class Identity:
             The identity of this process.
 
         Raises:
-            ContractError: A variable is missing, or is no whole number; the message names it.
+            ContractError: A variable is missing, or isn't a whole number. The message names it.
 
         """
         values: dict[str, str | int] = {}
@@ -118,6 +118,6 @@ class Identity:
                 )
             text = environ[name]
             if field.type is int and not text.isdecimal():
-                raise ContractError(f"environment variable {name}={text!r} is no whole number")
+                raise ContractError(f"environment variable {name}={text!r} is not a whole number")
             values[field.name] = int(text) if field.type is int else text
         return cls(**values)  # type: ignore[arg-type]  # types follow the fields, one by one, above

@@ -1,4 +1,4 @@
-"""Name the places in the pod: containers, ports, folders and files."""
+"""Define names and paths in the pod: container, ports, folders and files."""
 
 from typing import Final
 
@@ -19,22 +19,22 @@ __all__ = [
 ]
 
 CONTAINER_NAME: Final = "trainer"
-"""The one container of the template that trains."""
+"""Name of the template's training container."""
 
 COORDINATOR_PORT: Final = 29500
-"""The port on which the first pod lets the others find it: torchrun's own default, open where any is."""
+"""The first pod's rendezvous port: torchrun's default, which network policies most often allow."""
 
 SETTINGS_FOLDER: Final = "/etc/stepkeeper"
-"""The mount of the job's ConfigMap. The kubelet keeps it current."""
+"""The mount path of the job's ConfigMap. The kubelet keeps it current."""
 
 SETTINGS_FILE_NAME: Final = "settings.json"
 CA_FILE_NAME: Final = "ca.crt"
 
 RUN_FOLDER: Final = "/run/stepkeeper"
-"""An emptyDir that the trainer shares with what the operator adds."""
+"""An emptyDir that the trainer shares with the containers that the operator adds."""
 
 NOTICE_FILE: Final = f"{RUN_FOLDER}/notice"
-"""A file whose existence is a notice: save and stop.
+"""A file whose existence is a notice to save and stop.
 
 The preStop hook touches it (a shell as PID 1 forwards no SIGTERM).
 """
@@ -43,12 +43,12 @@ TOKEN_FILE: Final = "/var/run/secrets/stepkeeper/token"  # noqa: S105  # a path,
 """The projected service-account token for the endpoint."""
 
 LAUNCHER_VARIABLE: Final = "STEPKEEPER_LAUNCHER"
-"""Names the folder of `python -m stepkeeper.launch` in which the processes below it sign on that take SIGTERM. The
-launcher sends it to them before it sends it to their own launcher.
+"""The variable with the folder of `python -m stepkeeper.launch` in which processes register that handle SIGTERM. The
+launcher signals them before their own launcher.
 """
 
 TORCHRUN_VARIABLE: Final = "TORCHELASTIC_RUN_ID"
-"""Set by torchrun in each of its processes, which hand it on to theirs."""
+"""A variable that torchrun sets in its processes, and that theirs inherit."""
 
 LOCAL_TIER_FOLDER: Final = "/var/cache/stepkeeper"
 """A volume that the template mounts here is the trainer's local tier. The operator adds none."""
@@ -58,7 +58,7 @@ TERMINATION_FILE: Final = "/dev/termination-log"
 
 
 def token_audience(job_uid: str) -> str:
-    """Return the audience of a token that may report for one job, and for no other.
+    """Return the audience of a token that may report for this job only.
 
     Args:
         job_uid: The uid of the CheckpointedTrainingJob.

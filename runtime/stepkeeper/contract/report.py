@@ -1,4 +1,4 @@
-"""Define reports, by which one companion per job tells the operator how training goes, and the answers to them."""
+"""Define the reports that one companion per job sends to the operator, and the answers to them."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,11 +15,11 @@ MAX_METRICS: Final = 16
 Uri: TypeAlias = Annotated[str, AtMost(2048)]
 Nonce: TypeAlias = Annotated[str, AtMost(64)]
 UnixTime: TypeAlias = Annotated[int, AtMost(253_402_300_799)]
-"""Seconds, until the end of year 9999: no calendar here goes on."""
+"""Seconds since 1970, up to the end of year 9999, the last that datetime supports."""
 
 
 class ReportPhase(StrEnum):
-    """The phase of a training."""
+    """The phase of the training."""
 
     STARTING = "Starting"
     RESTORING = "Restoring"
@@ -32,7 +32,7 @@ class ReportPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedCommit:
-    """A commit, in a report."""
+    """A commit as a report lists it."""
 
     sequence: int
     """Its slot in the log."""
@@ -50,7 +50,7 @@ class ReportedCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The commit that Latest means, by the log."""
+    """The commit that the log has as the latest."""
 
     sequence: int
     step: int
@@ -70,7 +70,7 @@ class CommitPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowestRank:
-    """The slowest rank, and how far it has come."""
+    """The slowest rank and its step."""
 
     slowest: int
     """Its rank."""
@@ -81,17 +81,17 @@ class SlowestRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One report. Its authority is its token's pod, never a name in it."""
+    """One report. The pod of its token identifies the sender, never a name in the report."""
 
     phase: Annotated[ReportPhase, Else(ReportPhase.TRAINING)]
     root: Nonce | None = None
-    """The nonce of the log's first entry; None before the begin."""
+    """The nonce of the log's first entry; None before the root is claimed."""
 
     claim: int | None = None
-    """The slot of this training's claim; None before the begin."""
+    """The slot of this training's claim; None before the root is claimed."""
 
     tail: int = 0
-    """The highest slot that is known. The status takes `head` if `root` is new or `tail` is greater."""
+    """The highest known slot. The status takes `head` over if `root` is new or `tail` is greater."""
 
     head: Head | None = None
     step: int | None = None
@@ -99,7 +99,7 @@ class Report:
 
     step_millis: int | None = None
     commits: tuple[ReportedCommit, ...] = ()
-    """Commits of this claim that are in no answered report yet, oldest first."""
+    """Commits of this claim that no answered report has listed, oldest first."""
 
     in_flight_step: int | None = None
     restored: CommitPoint | None = None
@@ -110,7 +110,7 @@ class Report:
     error: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)
     stacks: Annotated[str, AtMost(16 * 1024)] | None = None
-    """The newest stacks of the ranks' threads, shortened; once."""
+    """The newest stacks of the ranks' threads, shortened. They are reported once."""
 
     def __post_init__(self) -> None:
         if len(self.commits) > MAX_COMMITS:
@@ -126,7 +126,7 @@ class Report:
             data: At most 64 KiB of JSON.
 
         Raises:
-            ContractError: The data is longer, no report, or of a newer format; the message names what is wrong.
+            ContractError: The data is too long, isn't a report, or has a newer format. The message names the fault.
 
         """
         if len(data) > REPORT_LIMIT_BYTES:
@@ -143,19 +143,19 @@ class Directive:
     """The answer to a report."""
 
     checkpoint_now: str | None = None
-    """The id of a request to save; one save answers it."""
+    """The id of a request to save. One save answers it."""
 
     save_reason: Annotated[str, AtMost(512)] | None = None
-    """Why that is asked for; the training's log has it."""
+    """The reason of the request, for the training's log."""
 
     save_within_s: int | None = None
-    """Seconds from this answer to what the save is ahead of. 0: it may begin at any moment."""
+    """Seconds from this answer to the event that the save precedes. 0: the event may begin at any moment."""
 
     stop: bool = False
-    """A notice: save and exit 75."""
+    """True for a notice: save and exit 75."""
 
     dump_stacks: bool = False
-    """Write the stacks of all threads of all ranks to the log, and into the next report."""
+    """True to write the stacks of all threads of all ranks to the log and into the next report."""
 
     report_interval_s: int = 10
 

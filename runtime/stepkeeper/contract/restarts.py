@@ -1,4 +1,4 @@
-"""Classify the ends of attempts, and limit and space the restarts after them: one set of rules for every supervisor."""
+"""Classify the ends of attempts, and limit and delay the restarts. All supervisors use these rules."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,17 +19,17 @@ __all__ = [
 _MAX_DOUBLINGS: Final = 32
 
 FENCED: Final = "Fenced"
-"""The cause of an end because another claim owns the root of the checkpoints. No process reports it but by its code."""
+"""The cause of an end because another claim owns the root. A process reports it by its exit code only."""
 
 _FAILURES: Final = frozenset({Cause.APPLICATION_ERROR, Cause.STORAGE_UNAVAILABLE, Cause.HANG})
 _DISRUPTIONS: Final = frozenset(Cause) - _FAILURES - {Cause.REQUESTED}
 
 
 class AttemptKind(StrEnum):
-    """The kind of an attempt's end: what it proves, and what may follow. There may be more."""
+    """The kind of an attempt's end. Later versions may add members."""
 
     COMPLETED = "Completed"
-    """The training is done. Nothing follows."""
+    """The training is done. No restart follows."""
 
     FAILED = "Failed"
     """It ended by itself: an error of the application, a hang, or a store that gave no answer."""
@@ -47,17 +47,17 @@ class AttemptKind(StrEnum):
     """A person or a program asked its pods to stop, or deleted one."""
 
     MACHINES_UNAVAILABLE = "MachinesUnavailable"
-    """The machines of its QueuedResource were taken away, or had maintenance. The ends of its pods follow from that."""
+    """The machines of its QueuedResource were taken away or maintained, which ended its pods."""
 
     SUSPENDED = "Suspended"
-    """Its pods were stopped to start again later: by the user, by a queue, or because it had no machines."""
+    """Its pods were stopped by the user, by a queue, or for lack of machines, and start again later."""
 
     STOPPED = "Stopped"
     """It was ended for good: an edit, a deleted JobSet, or a start beyond the job's limits."""
 
     @classmethod
     def of(cls, cause: str) -> "AttemptKind":
-        """Return the kind of an end for `cause`. A cause that isn't known is a disruption."""
+        """Return the kind of an end for `cause`. An unknown cause is a disruption."""
         if cause in _FAILURES:
             return cls.FAILED
         if cause == FENCED:
@@ -66,12 +66,12 @@ class AttemptKind(StrEnum):
 
 
 def is_disruption(cause: str) -> bool:
-    """Return True for a cause that counts towards the limit of disruptions. One that isn't known ends no job."""
+    """Return True if `cause` counts toward the limit of disruptions, as an unknown cause does."""
     return cause in _DISRUPTIONS
 
 
 STOPPED_KINDS: Final = frozenset({AttemptKind.SUSPENDED.value, AttemptKind.STOPPED.value})
-"""The supervisor itself, or a person, ended the attempt: the ends of its pods prove nothing."""
+"""Kinds of attempts that the supervisor or a user ended. The ends of their pods prove nothing."""
 
 JUDGED_KINDS: Final = frozenset(
     {
@@ -82,12 +82,12 @@ JUDGED_KINDS: Final = frozenset(
         AttemptKind.REQUESTED.value,
     }
 )
-"""The pods' ends decided the cause, and better evidence may correct it."""
+"""Kinds whose cause follows from the pods' ends. Better evidence may correct it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The judgement of one attempt's end."""
+    """The verdict on one attempt's end."""
 
     kind: str
     """An `AttemptKind`."""
@@ -96,11 +96,11 @@ class Verdict:
     """A `Cause`. None: the training is done."""
 
     message: str
-    """The evidence, for people."""
+    """The evidence, as text."""
 
     node: str | None = None
     inferred: bool = False
-    """True if nothing that was seen proves the cause: any evidence replaces it."""
+    """True if the cause is a guess, which any evidence replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,24 +117,23 @@ class RestartLimits:
     max_wait_s: int
 
     def is_used_up(self, cause: str, *, n_failures: int, n_disruptions: int) -> bool:
-        """Return True if an attempt that ended for `cause` may not be restarted after so many earlier restarts."""
+        """Return True if no restart is left after an end for `cause`."""
         if cause == Cause.APPLICATION_ERROR:
             return n_failures >= self.max_failures
         limit = self.max_disruptions
         return limit is not None and is_disruption(cause) and n_disruptions >= limit
 
     def compute_wait_s(self, doublings: int) -> int:
-        """Compute the seconds of a wait that has been doubled so often."""
+        """Compute the seconds of a wait that was doubled `doublings` times."""
         return int(min(self.max_wait_s, self.initial_wait_s * 2 ** min(doublings, _MAX_DOUBLINGS)))
 
     def compute_next_start(
         self, cause: str, *, start: float, end: float, n_failures: int, n_starts: int
     ) -> float | None:
-        """Compute the earliest time of the start after an attempt that ended for `cause`. None: at once.
+        """Compute the earliest time of the next start; None means at once.
 
-        After a failure of the application the wait counts from the failure. It does so too while storage is away, which
-        an attempt has already waited for. After all other ends it counts from the start: only starts that end at once,
-        again and again, wait.
+        After a failure of the application, or of storage, the wait counts from the end. After all other ends it counts
+        from the start, so only attempts that end quickly again and again wait.
 
         Args:
             cause: A `Cause`.

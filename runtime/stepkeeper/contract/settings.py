@@ -1,6 +1,6 @@
-"""Define settings.json, by which the job tells every pod what it asks for.
+"""Define settings.json, which carries the job's settings to every pod.
 
-A start needs this file and storage, nothing else.
+A start needs only this file and storage.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class OnDisruption(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EveryInterval:
-    """Save after so many steps or seconds, whichever comes first."""
+    """Save every `steps` steps or `seconds` seconds, whichever comes first."""
 
     steps: int | None = None
     seconds: int | None = None
@@ -54,21 +54,21 @@ class EveryInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuousInterval:
-    """Save whenever no save is in flight, at least so many seconds apart."""
+    """Save whenever no save is in flight, at a least distance in seconds."""
 
     min_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoInterval:
-    """Save by the cost of a save and the job's rate of disruptions, at most so many seconds apart."""
+    """Choose the interval by the cost of a save and the rate of disruptions, up to a bound in seconds."""
 
     max_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """The interval between saves: exactly one of these."""
+    """The interval between saves. Exactly one field is set."""
 
     every: EveryInterval | None = None
     continuous: ContinuousInterval | None = None
@@ -82,18 +82,18 @@ class Interval:
 
 
 class BestMode(StrEnum):
-    """The values of a metric that are best."""
+    """The direction in which a metric improves."""
 
     MIN = "Min"
-    """The least, as of a loss."""
+    """The lowest, as of a loss."""
 
     MAX = "Max"
-    """The greatest, as of an accuracy."""
+    """The highest, as of an accuracy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The commits that are best by a metric."""
+    """The best commits by a metric."""
 
     metric: str
     mode: BestMode
@@ -102,7 +102,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """The commits that are kept."""
+    """The rules by which commits are kept."""
 
     last: int = 3
     """The number of newest commits that are kept, at least 1."""
@@ -135,29 +135,29 @@ class Settings:
     """The root of its checkpoints."""
 
     interval: Annotated[Interval, Else(Interval(auto=AutoInterval()))]
-    """Auto, if none of its members is known."""
+    """Read as Auto if this version knows none of its members."""
 
     retention: Annotated[Retention, Else(Retention(every_steps=1))] = Retention()
-    """All commits are kept if it isn't known which are best."""
+    """All commits are kept if this version doesn't know the mode."""
 
     on_disruption: Annotated[OnDisruption, Else(OnDisruption.SAVE)] = OnDisruption.SAVE
     total_steps: int | None = None
     endpoint: Endpoint | None = None
-    """The endpoint for reports. None: nobody is told; training doesn't need it."""
+    """The endpoint for reports; None sends no reports. Training doesn't need it."""
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
         """Decode settings, also those of another version of the operator.
 
         Raises:
-            ContractError: The data is no settings, or of a newer format; the message names what is wrong.
+            ContractError: The data isn't settings, or has a newer format. The message names the fault.
 
         """
         return decode_message(cls, data)
 
     @classmethod
     def list_unknown(cls, data: bytes | str) -> tuple[str, ...]:
-        """List what in the settings isn't known in this version, and is passed over. Raises ContractError."""
+        """List the parts of the settings that this version doesn't know and ignores. Raises ContractError."""
         return list_unknown(cls, data)
 
     def to_json(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Define the termination message: a process's last word, in a file that the kubelet copies into the pod's status."""
+"""Define the termination message, a report of a process's end that the kubelet copies into the pod's status."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Self
@@ -14,39 +14,39 @@ _LIMIT_BYTES: Final = 4096
 
 _ERROR_LIMIT_BYTES: Final = 2048
 
-_TELLING: Final[dict[int, int]] = {
+_PRECEDENCE: Final[dict[int, int]] = {
     ExitCode.DONE: 0,
     ExitCode.PEER_LOST: 1,
     ExitCode.SAVED: 3,
     ExitCode.FENCED: 4,
 }
-_TELLING_OF_ERRORS: Final = 2
+_PRECEDENCE_OF_ERRORS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Termination:
-    """The last word of a process.
+    """The termination message of a process.
 
-    It is believed before the exit code: torchrun and shells replace exit codes, but the file survives them.
+    Readers prefer it to the exit code: torchrun and shells replace exit codes, but the file survives them.
     """
 
     code: int
-    """The exit code that the process meant (`ExitCode`, or the application's own)."""
+    """The intended exit code (`ExitCode`, or the application's own)."""
 
     kind: str | None = None
     """An `EndKind`."""
 
     step: int | None = None
-    """The last step that was finished."""
+    """The last finished step."""
 
     root: Annotated[str, AtMost(64)] | None = None
     """The nonce of the log's first entry."""
 
     committed: CommitPoint | None = None
-    """The newest commit that was made in this process."""
+    """The newest commit of this process."""
 
     restored: CommitPoint | None = None
-    """The commit that this process restored last. It proves no progress."""
+    """The commit that this process restored last. It is no proof of progress."""
 
     claim: int | None = None
     cause: str | None = None
@@ -56,44 +56,47 @@ class Termination:
     """The `NoticeSource` that asked it to stop."""
 
     decision: Annotated[str, AtMost(512)] | None = None
-    """What it chose to save in the time that was left, and why, for people."""
+    """The decision what to save in the remaining time, and its reason, as text."""
 
     agreed_step: int | None = None
-    """The step at which it stopped because all ranks had agreed to: none of them had failed by then."""
+    """The step at which all ranks agreed to stop. No rank had failed by then."""
 
     error: str | None = None
     """The end of the traceback."""
 
     first_failure: Annotated[str, AtMost(256)] | None = None
-    """The rank in this pod that failed first, and its error. Messages that replace this one keep it."""
+    """The rank in this pod that failed first, and its error. A replacing message keeps it."""
 
     rank: int | None = None
-    """The rank of the process: a pod may have several, and one message."""
+    """The rank of the process. A pod may have several ranks, and has one message."""
 
     restart: int | None = None
-    """How often a launcher in the pod had started its processes anew before this one (torchrun's max_restarts)."""
+    """The number of restarts by a launcher in the pod before this process (torchrun's max_restarts)."""
 
     def replaces(self, earlier: "Termination") -> bool:
-        """Tell whether this message takes the place of an earlier one in the pod.
+        """Return whether this message replaces an earlier one in the pod.
 
-        What a process says later counts, and so do the processes that a launcher has started later. Of several that
-        run side by side the one that tells most about the pod's end counts, as for the operator among pods: those
-        that are told to stop, or lose a peer, often fail with something else soon after.
+        A later message of the same process replaces its earlier one, and so does one from a later restart. Among
+        processes that run side by side, the message with the most evidence about the pod's end stands. The operator
+        uses the same order among pods. A process that was asked to stop, or lost a peer, often fails with another error
+        soon after.
 
-        A launcher tells the others to stop once one of them has ended. What those say then is no news of the pod.
+        A launcher stops the other processes once one of them has ended. Their messages replace nothing.
         """
         beside = self.rank != earlier.rank and self.restart == earlier.restart
-        return not beside or (_telling(self.code) >= _telling(earlier.code) and not self._follows(earlier))
+        return not beside or (
+            _precedence(self.code) >= _precedence(earlier.code) and not self._follows(earlier)
+        )
 
     def join(self, earlier: "Termination") -> "Termination":
-        """Return the one that stands of this message and an earlier one in the pod, with the first failure of both."""
+        """Return this message or the earlier one, whichever stands, with the first failure of both."""
         stands = self if self.replaces(earlier) else earlier
         if self.restart != earlier.restart or stands.code == ExitCode.DONE:
             return stands
         return replace(stands, first_failure=earlier.first_failure or self.first_failure)
 
     def _follows(self, earlier: "Termination") -> bool:
-        """Tell whether this process, beside the earlier one, was told to stop because that one had ended."""
+        """Return whether a launcher stopped this process because the earlier one had ended."""
         if self.code != ExitCode.SAVED:
             return False
         if earlier.code == ExitCode.SAVED:
@@ -105,17 +108,17 @@ class Termination:
         """Decode a message. An unknown cause is read as a Disruption.
 
         Raises:
-            ContractError: The message is somebody else's.
+            ContractError: Another program wrote the message.
 
         """
-        said = decode_message(cls, data)
-        if said.cause is None or said.cause in {cause.value for cause in Cause}:
-            return said
-        return replace(said, cause=Cause.DISRUPTION.value)
+        message = decode_message(cls, data)
+        if message.cause is None or message.cause in {cause.value for cause in Cause}:
+            return message
+        return replace(message, cause=Cause.DISRUPTION.value)
 
     def to_json(self) -> bytes:
         """Encode the message in at most 4096 bytes. The error is cut from its front until it fits."""
-        # Half a surrogate pair, as of a file name that is no UTF-8, would make the message unreadable.
+        # Half a surrogate pair, as in a file name that isn't UTF-8, would make the message unreadable.
         first = self.first_failure and self.first_failure.encode(errors="replace").decode()
         error = self.error
         if error is not None:
@@ -128,6 +131,6 @@ class Termination:
         return data
 
 
-def _telling(code: int) -> int:
-    """Return how much an exit code tells about the end of a pod."""
-    return _TELLING.get(code, _TELLING_OF_ERRORS)
+def _precedence(code: int) -> int:
+    """Return how strong the evidence of an exit code is, compared with others of the pod."""
+    return _PRECEDENCE.get(code, _PRECEDENCE_OF_ERRORS)

@@ -1,13 +1,13 @@
-"""Decode JSON objects into frozen values: a missing key or a wrong type is an error that names its place.
+"""Decode JSON objects into frozen values. A missing key or a wrong type is an error that names its path.
 
-There are two readers. `decode` is for what storage holds and for what processes of one version tell each other: a key
-or a value that it doesn't know is an error. `decode_message` is for what operator and pods tell each other, which may
-be of different versions: it passes over what it doesn't know, and refuses only a `format` that is newer than its own.
+There are two readers. `decode` is for stored data, and for messages between processes of one version: an unknown key or
+value is an error. `decode_message` is for messages between operator and pods, which may have different versions: it
+ignores unknown parts, and refuses only a newer `format`.
 
-A field's JSON name is its Python name. Supported annotations: bool, int, str, StrEnum classes, values made of
-these (nested dataclasses), ``X | None``, ``tuple[X, ...]``, ``dict[str, str]``, ``Annotated[X, AtMost(n)]`` and
-``Annotated[X, Else(value)]``. A whole number is from 0 to 2**53, the most that every JSON reader keeps; a string is
-text that UTF-8 can carry. Bounds are checked in what is read, not in values that this process makes itself.
+A field's JSON name is its Python name. Supported annotations: bool, int, str, StrEnum classes, values made of these
+(nested dataclasses), ``X | None``, ``tuple[X, ...]``, ``dict[str, str]``, ``Annotated[X, AtMost(n)]`` and
+``Annotated[X, Else(value)]``. A whole number is from 0 to 2**53, the range that every JSON reader keeps. A string is
+valid UTF-8 text. Bounds are checked in data that is read, not in values that this process makes.
 """
 
 import dataclasses
@@ -36,33 +36,33 @@ __all__ = [
 T = TypeVar("T")
 
 MESSAGE_FORMAT: Final = 1
-"""The newest format of messages that this version reads. A message without the key `format` has format 1. A writer
-says a greater one only where a reader that passes over what it doesn't know would do harm."""
+"""The newest format of messages that this version reads. A message without the key `format` has format 1. A writer uses
+a greater one only where a reader that ignores unknown parts would do harm."""
 
 _FORMAT_KEY: Final = "format"
 _MAX_INT: Final = 2**53
 
 
 class ContractError(ValueError):
-    """Bytes from the other side of a process boundary break the contract."""
+    """Raised when bytes from the other side of a process boundary break the contract."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """The greatest number, or the most characters of a string."""
+    """The greatest allowed number, or length of a string in characters."""
 
     limit: int
 
 
 @dataclass(frozen=True, slots=True)
 class Else:
-    """The value to read in place of one that holds an unknown member of an enum or a union."""
+    """The value that replaces one with an unknown member of an enum or a union."""
 
     value: object
 
 
 class UnknownMemberError(ContractError):
-    """An enum has no such member in this version, or none of the members of a union that it has is given."""
+    """Raised when this version of an enum or a union has no such member."""
 
 
 def encode(value: Any) -> Any:
@@ -85,24 +85,23 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode_message(kind: type[T], data: bytes | str) -> T:
-    """Decode a message of the other side, which may be of an older or a newer version.
+    """Decode a message of the other side, which may have an older or a newer version.
 
-    Keys that `kind` doesn't have are passed over. A value with a member of an enum that this version doesn't know is
-    read as the field's `Else` says.
+    Unknown keys are ignored. A value with an unknown enum member is replaced by the field's `Else`.
 
     Args:
         kind: The dataclass of the message.
         data: The JSON.
 
     Raises:
-        ContractError: The data is something else, or of a newer format; the message names the path of what is wrong.
+        ContractError: The data is something else, or has a newer format. The message names the path of the fault.
 
     """
     return typing.cast(T, _decode_message(kind, data, []))
 
 
 def list_unknown(kind: type, data: bytes | str) -> tuple[str, ...]:
-    """List what `decode_message` passes over, for people: the paths of keys, and values that aren't known."""
+    """List the paths of keys, and the values, that `decode_message` ignores."""
     passed_over: list[str] = []
     _decode_message(kind, data, passed_over)
     return tuple(passed_over)
@@ -112,7 +111,7 @@ def decode(kind: type[T], raw: object) -> T:
     """Decode parsed JSON strictly into a value of `kind`.
 
     Raises:
-        ContractError: It is something else, or has more in it; the message names the path of what is wrong.
+        ContractError: The data is something else, or has unknown parts. The message names the path of the fault.
 
     """
     return typing.cast(T, _decode(kind, raw, kind.__name__, None))
@@ -135,7 +134,7 @@ def _decode_message(kind: type, data: bytes | str, passed_over: list[str]) -> ob
 
 
 def _decode(kind: Any, raw: object, path: str, passed_over: list[str] | None) -> object:
-    """Decode `raw`; strictly without `passed_over`, a list for what is not known."""
+    """Decode `raw`, and add unknown parts to `passed_over`. Without that list, decode strictly."""
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return _decode_optional(kind, raw, path, passed_over)
@@ -236,9 +235,9 @@ def _decode_scalar(kind: Any, raw: object, path: str) -> object:
 
 
 def _checked_text(text: str, path: str) -> str:
-    """Check that UTF-8 can carry the text: JSON can name halves of a character, which nobody can write down."""
+    """Check that the text is valid in UTF-8. JSON can escape half a surrogate pair, which UTF-8 can't encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ContractError(f"{path}: a half of a surrogate pair is no text") from None
+        raise ContractError(f"{path}: half a surrogate pair is not valid text") from None
     return text

@@ -1,1 +1,1 @@
-"""Let the ranks of one training talk to each other, agree on a step, and prove that they see one root."""
+"""Coordinate the ranks of one training: exchange values, agree on a step, and prove that all see one root."""

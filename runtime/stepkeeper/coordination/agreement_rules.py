@@ -1,12 +1,12 @@
-"""Say what one rank does next so that all ranks act on a wish after the same step. Pure: no store, threads or clocks.
+"""Decide each rank's next move, so that all ranks act on a wish after the same step. Pure: no store, threads or clocks.
 
-`StepAgreement` carries the rules out against the ranks' store. Whoever explores all interleavings of the ranks
-(`tests/property/agreement_model`) carries out the same rules.
+`StepAgreement` applies the rules to the ranks' store. The model check of all interleavings
+(`tests/property/agreement_model`) applies the same rules.
 
-A round is about one wish. Each rank holds its train thread, tells which step it has passed, and lets the train thread
-go on once rank 0 has told the latest of these steps. No rank has passed a step beyond that one, so the wish is due at
-the first step beyond it: that is right for any interleaving, and for any step numbers, also for those that begin anew
-when the training goes back to an earlier commit.
+A round is about one wish. Each rank holds its train thread, publishes the last step that it has passed, and releases
+the train thread once rank 0 has published the latest of these steps. No rank has passed a later step, so the wish is
+due at the first step after it. This holds for any interleaving and any step numbers, even if training returns to an
+earlier commit.
 """
 
 from collections.abc import Collection
@@ -32,13 +32,13 @@ __all__ = [
 
 STOP: Final = "stop"
 STOP_ASKED: Final = "stop/asked"
-"""A stop that nobody kills a process for: the program, or the operator, asks for it."""
+"""A stop by the program or the operator, after which no process is killed."""
 
 STOPS: Final = (STOP, STOP_ASKED)
 
 
 def kills_for(stops: Collection[str | None]) -> bool | None:
-    """Return True if a process is killed for one of `stops`; None if there is no stop among them."""
+    """Return whether a process is killed after one of `stops`; None if there is no stop among them."""
     return True if STOP in stops else False if STOP_ASKED in stops else None
 
 
@@ -46,12 +46,12 @@ class Position(NamedTuple):
     """A place in the sequence of steps, which is the same in all ranks."""
 
     n_returns: int
-    """How often the training has gone back to a lower step until then."""
+    """How often training had returned to a lower step before."""
 
     step: int
 
     def follow_by(self, step: int) -> Self:
-        """Return the position of the step that is passed after this one."""
+        """Return the position of `step`, which is passed next."""
         return self._replace(n_returns=self.n_returns + (step < self.step), step=step)
 
 
@@ -63,38 +63,38 @@ class Agreed(NamedTuple):
 
     name: str
     beyond: Position
-    """The wish is due at the first step beyond this one."""
+    """The wish is due at the first step after this one."""
 
 
 class Listen(NamedTuple):
-    """Look once whether a rank has opened this round."""
+    """Check once whether a rank has opened this round."""
 
     number: int
 
 
 class Open(NamedTuple):
-    """Open this round for a wish, unless another rank has opened it already; then look what it is about."""
+    """Open this round for a wish, unless another rank has opened it, and read which wish it is about."""
 
     number: int
     name: str
 
 
 class Answer(NamedTuple):
-    """Tell rank 0 which step this rank has passed. Rank 0 waits for the answers of all ranks."""
+    """Send rank 0 the last step that this rank has passed. Rank 0 waits for the answers of all ranks."""
 
     number: int
     passed: Position
 
 
 class Conclude(NamedTuple):
-    """Tell all ranks the latest step that one has passed. Rank 0 alone does this."""
+    """Send all ranks the latest step that any rank has passed. Only rank 0 does this."""
 
     number: int
     beyond: Position
 
 
 class Await(NamedTuple):
-    """Wait for the step that rank 0 concludes."""
+    """Wait for the step that rank 0 sends."""
 
     number: int
 
@@ -110,28 +110,28 @@ class _Stage(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """The agreement as one rank sees it. Each method returns the rank's next view, or says what it does."""
+    """The agreement as one rank sees it. Methods return the rank's next view, or its next move."""
 
     rank: int
     wishes: tuple[str, ...] = ()
-    """Wishes that came up in this rank and that no round was about yet."""
+    """Wishes of this rank that no round has been about yet."""
 
     agreed: tuple[Agreed, ...] = ()
-    """What is due at a step that this rank hasn't come to.
+    """Agreed wishes that are due at a step that this rank hasn't reached.
 
-    A sequence, not a set: a rank that is ahead may wish the same again before this one has come to the first.
+    This is a sequence, not a set: a rank that is ahead may repeat a wish before this one has reached the first.
     """
 
     passed: Position = _BEFORE_ANY_STEP
     n_rounds: int = 0
-    """The number of rounds that this rank has been through."""
+    """The number of rounds that this rank has finished."""
 
     stage: _Stage = _Stage.LISTENING
     name: str = ""
-    """The wish that the present round is about."""
+    """The wish of the present round."""
 
     beyond: Position = _BEFORE_ANY_STEP
-    """In rank 0, the latest step that a rank has passed when the present round began."""
+    """In rank 0, the latest step that any rank had passed when the present round began."""
 
     @property
     def is_held(self) -> bool:
@@ -140,23 +140,23 @@ class RankView:
 
     @property
     def agreed_stop(self) -> str | None:
-        """STOP or STOP_ASKED if all ranks have agreed on a step to stop at, and this rank hasn't come to it yet."""
+        """STOP or STOP_ASKED if all ranks have agreed on a stop step that this rank hasn't reached."""
         names = {agreed.name for agreed in self.agreed}
         return next((stop for stop in STOPS if stop in names), None)
 
     def wish(self, name: str) -> Self:
-        """Note a wish of this rank. One that is noted or agreed on already is the same wish."""
+        """Record a wish of this rank. A wish that is already recorded or agreed on isn't repeated."""
         if name in self.wishes or any(agreed.name == name for agreed in self.agreed):
             return self
         return replace(self, wishes=(*self.wishes, name))
 
     def agree_alone(self) -> Self:
-        """Agree on this rank's wishes at once: there is no other rank."""
+        """Agree on this rank's wishes at once, as the only rank."""
         agreed = tuple(Agreed(name, _BEFORE_ANY_STEP) for name in self.wishes)
         return replace(self, wishes=(), agreed=self.agreed + agreed)
 
     def pass_step(self, step: int) -> tuple[Self, tuple[str, ...]]:
-        """Pass `step`; no rank does this while it is held.
+        """Pass `step`, which a held rank never does.
 
         Returns:
             The next view, and the wishes that are due at this step.
@@ -168,7 +168,7 @@ class RankView:
         return replace(self, passed=passed, agreed=later), due
 
     def next_move(self) -> Move:
-        """Return what this rank does next."""
+        """Return this rank's next move."""
         match self.stage:
             case _Stage.HELD:
                 return Answer(self.n_rounds, self.passed)
@@ -179,16 +179,16 @@ class RankView:
             case _:
                 return Listen(self.n_rounds)
 
-    def hear_wish(self, name: str | None) -> Self:
-        """Take over what a round is about, after Listen or Open. None: no rank has opened it."""
+    def receive_wish(self, name: str | None) -> Self:
+        """Receive the round's wish, after Listen or Open. None: no rank has opened the round."""
         return self if name is None else replace(self, stage=_Stage.HELD, name=name)
 
-    def hear_answers(self, passed: tuple[Position, ...]) -> Self:
-        """Take over the steps that all ranks have passed, after Answer. Ranks other than 0 hear of none."""
+    def receive_answers(self, passed: tuple[Position, ...]) -> Self:
+        """Receive the steps that all ranks have passed, after Answer. Ranks other than 0 receive none."""
         return replace(self, stage=_Stage.ANSWERED, beyond=max(passed, default=_BEFORE_ANY_STEP))
 
-    def hear_conclusion(self, beyond: Position) -> Self:
-        """Take over what the round has led to, after Conclude or Await, and let the train thread go on."""
+    def receive_conclusion(self, beyond: Position) -> Self:
+        """Receive the round's result, after Conclude or Await, and release the train thread."""
         return replace(
             self,
             agreed=(*self.agreed, Agreed(self.name, beyond)),

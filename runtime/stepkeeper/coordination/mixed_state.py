@@ -1,4 +1,4 @@
-"""Remember that a restore has failed half-way: the state is a mix then, which is never saved."""
+"""Remember that a restore failed halfway. The state is mixed then, and is never saved."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,20 +10,20 @@ from stepkeeper.errors import FencedError, NoticeDeadlineError, PartlyRestoredEr
 __all__ = ["MixedState"]
 
 _KEPT: Final = (PartlyRestoredError, FencedError, NoticeDeadlineError)
-"""Errors that are raised as they are: the last two end the process with a code of their own."""
+"""Errors that are raised unchanged. The last two end the process with their own exit codes."""
 
 
 class MixedState:
-    """Know whether the state holds parts of a checkpoint whose restore has failed, until another one succeeds.
+    """Track whether the state holds parts of a checkpoint whose restore failed, until another one succeeds.
 
-    A restore changes the state in all ranks, or in none, and ends in all of them alike. So all ranks know the same,
-    but for the names.
+    A restore changes the state in all ranks or in none, and has the same outcome in all. So all ranks agree, except for
+    the names.
     """
 
     def __init__(self) -> None:
-        """Know of no failure."""
+        """Start without a failure."""
         self._doing: str | None = None
-        """The checkpoint, and what is done with it; None if the state isn't mixed."""
+        """The checkpoint, and the operation on it; None if the state isn't mixed."""
 
         self._end = ""
         self._cause: BaseException | None = None
@@ -37,11 +37,11 @@ class MixedState:
         return self._doing is not None
 
     def note_change(self, what: str, doing: str, names: frozenset[str] = frozenset()) -> None:
-        """Note that a restore changes the state from here on.
+        """Record that a restore changes the state from here on.
 
         Args:
-            what: The checkpoint, for people.
-            doing: What is done now, for people.
+            what: The checkpoint, for messages.
+            doing: The operation, for messages.
             names: Names of the state that are filled.
 
         """
@@ -50,14 +50,14 @@ class MixedState:
         self.names |= names
 
     def clear(self) -> None:
-        """Note that a restore has filled the state."""
+        """Record that a restore has filled the state."""
         self._doing, self._cause, self.names = None, None, frozenset()
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
-        """Raise PartlyRestoredError in place of an error of this restore, if the state was changed before it."""
+        """Raise PartlyRestoredError in place of this restore's error, if the state was changed before it."""
         if self._cause is not None:
-            # The trace of an earlier failure holds memory that this restore may need.
+            # The traceback of an earlier failure holds memory that this restore may need.
             clear_frames(self._cause.__traceback__)
         self._is_changed_now = False
         try:
@@ -77,6 +77,6 @@ class MixedState:
 
     def _build_error(self) -> PartlyRestoredError:
         return PartlyRestoredError(
-            f"the state holds parts of {self._doing} {self._end}. Restore all of the state, from this or another "
-            "step, or start the program again: nothing is saved before"
+            f"the state holds parts of {self._doing} {self._end}. Nothing is saved until a restore of this or another "
+            "step has filled all of the state. If no restore succeeds, restart the program"
         )

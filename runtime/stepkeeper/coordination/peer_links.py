@@ -1,7 +1,7 @@
-"""Notice at once when a rank's process ends, by connections that its kernel closes then.
+"""Detect the end of a rank's process at once, by connections that its kernel closes.
 
-Each rank is connected with one above it and a few below it, in a tree of all ranks. Nothing is sent but a last byte by
-a rank that leaves in order. So a rank that is busy, or holds Python's lock for long, is never taken for lost.
+Each rank is connected with one rank above it and a few below it, in a tree of all ranks. Only a rank that leaves in
+order sends a byte. So a rank that is busy, or holds the GIL for long, is never mistaken for a lost one.
 """
 
 import secrets
@@ -14,7 +14,7 @@ from stepkeeper.fork_guard import forget_in_forks, forks_held_back
 from stepkeeper.links.joining import Joining, addresses_of_host, connect_to_rank, shut
 from stepkeeper.loggers import logger
 
-__all__ = ["PeerLinks", "neighbours"]
+__all__ = ["PeerLinks", "neighbors"]
 
 _log: Final = logger(__name__)
 _CHILDREN: Final = 8
@@ -22,7 +22,7 @@ _BYE: Final = b"b"
 
 
 class PeerLinks:
-    """Hold one rank's connections to its neighbours in the tree. Threads of its own listen to them."""
+    """Hold one rank's connections to its neighbors in the tree, and listen to each in a thread."""
 
     def __init__(self, rank: int, world_size: int, on_lost: Callable[[int, str], None]) -> None:
         """Listen for the ranks below this one.
@@ -30,12 +30,12 @@ class PeerLinks:
         Args:
             rank: This rank.
             world_size: How many ranks there are.
-            on_lost: Called with a rank that has ended without a word, and why it seems so, in a thread of its own.
+            on_lost: Called in a separate thread with a rank that ended without notice, and the evidence.
 
         """
         self._rank = rank
         self._on_lost = on_lost
-        self.above, below = neighbours(rank, world_size)
+        self.above, below = neighbors(rank, world_size)
         self._secret = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._socks: list[socket.socket] = []
@@ -47,7 +47,9 @@ class PeerLinks:
             self._joining.start(self._secret)
 
     def describe(self, towards: str | None) -> dict[str, Any]:
-        """Describe how the ranks below reach this one. `towards` is a host that all ranks reach, if there is one."""
+        """Describe this rank's address for the ranks below. `towards` is a host that all ranks reach, if there is
+        one.
+        """
         return {
             "hosts": addresses_of_host(towards),
             "port": self._joining.port,
@@ -55,12 +57,12 @@ class PeerLinks:
         }
 
     def connect_above(self, peer: int, address: Mapping[str, Any]) -> None:
-        """Connect to the rank above this one, which is `peer` and has described itself. Raises OSError."""
+        """Connect to `peer`, the rank above this one, at its described `address`. Raises OSError."""
         secret = bytes.fromhex(address["secret"])
         self._add_link(peer, connect_to_rank(self._rank, peer, address, secret))
 
     def close(self, *, bye: bool) -> None:
-        """Close all connections. With `bye` the neighbours know that this rank leaves in order."""
+        """Close all connections. With `bye`, notify the neighbors that this rank leaves in order."""
         with self._lock:
             self._closed = True
             socks, self._socks = self._socks, []
@@ -70,11 +72,11 @@ class PeerLinks:
                 try:
                     sock.send(_BYE, socket.MSG_DONTWAIT)
                 except OSError:
-                    _log.debug("a neighbour has left before this rank")
+                    _log.debug("a neighbor left before this rank")
             shut(sock, socket.SHUT_WR if bye else socket.SHUT_RDWR)
 
     def forget_after_fork(self) -> None:
-        """Close this copy of the connections, in a forked child: what the child holds would hide its parent's end."""
+        """Close this copy of the connections in a forked child, where it would hide the parent's end."""
         self._closed = True
         for sock in self._socks:
             sock.close()
@@ -89,13 +91,13 @@ class PeerLinks:
         threading.Thread(target=self._listen, args=(rank, sock), name=f"peer-{rank}", daemon=True).start()
 
     def _listen(self, rank: int, sock: socket.socket) -> None:
-        why = "its process ended without a word"
-        said = b""
+        why = "its process ended without notice"
+        last_byte = b""
         try:
-            said = sock.recv(1)
+            last_byte = sock.recv(1)
         except OSError as error:
             why = f"its host doesn't answer: {error}"
-        if said != _BYE and not self._closed:
+        if last_byte != _BYE and not self._closed:
             self._on_lost(rank, why)
         with self._lock:
             if sock in self._socks:
@@ -103,8 +105,8 @@ class PeerLinks:
         sock.close()
 
 
-def neighbours(rank: int, world_size: int) -> tuple[int | None, range]:
-    """Return the rank above this one in the tree, if there is one, and the ranks below it. Pure."""
+def neighbors(rank: int, world_size: int) -> tuple[int | None, range]:
+    """Return the rank above this one in the tree, if any, and the ranks below it. Pure."""
     first = rank * _CHILDREN + 1
     below = range(min(first, world_size), min(first + _CHILDREN, world_size))
     return (None if rank == 0 else (rank - 1) // _CHILDREN), below

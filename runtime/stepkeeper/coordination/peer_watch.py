@@ -1,4 +1,4 @@
-"""Know which ranks are lost or have left, and tell the others when this one leaves."""
+"""Track which ranks are lost or have left, and announce when this one leaves."""
 
 import atexit
 import sys
@@ -22,14 +22,14 @@ _LOST: Final = "lost"
 _LEFT: Final = "left"
 _LINKS: Final = "links"
 _WHY_LIMIT: Final = 500
-_LAST_WORD_S: Final = 1.0
-"""The time for what a rank says when it leaves, or of a rank that it has lost. The store may have gone with rank 0."""
+_ANNOUNCE_S: Final = 1.0
+"""The time for announcing that a rank leaves or is lost. The store may be gone with rank 0."""
 
 
 class Board(Protocol):
-    """The ranks' store: the first value of a name stays. Both methods raise PeerLostError without the store.
+    """The ranks' store, in which the first value of a name stays. Both methods raise PeerLostError without the store.
 
-    `within_s` is the time for its answer; None: as long as waits may go on.
+    `within_s` is the time for its answer; None: as long as waits may continue.
     """
 
     def propose(self, name: str, value: Mapping[str, Any], *, within_s: float | None = None) -> None: ...
@@ -38,16 +38,16 @@ class Board(Protocol):
 
 
 class PeerWatch:
-    """Watch the other ranks for one rank. It announces each loss, of whatever rank, in the store."""
+    """Watch the other ranks for one rank, and announce each lost rank in the store."""
 
     def __init__(self, board: Board, rank: int, world_size: int, waits: Waits) -> None:
-        """Know nothing yet.
+        """Store the arguments; nothing is watched before `start`.
 
         Args:
             board: The ranks' store.
             rank: This rank.
             world_size: How many ranks there are.
-            waits: Told when a rank is lost.
+            waits: Ended when a rank is lost.
 
         """
         self._board = board
@@ -59,17 +59,18 @@ class PeerWatch:
         forget_in_forks(self)
 
     def forget_after_fork(self) -> None:
-        """Say nothing for the rank any more, in a forked child: it isn't the rank."""
+        """Announce nothing from now on: a forked child isn't the rank."""
         self._has_left = True
 
     def start(self, towards: str | None, await_value: Callable[[str, int], dict[str, Any]]) -> None:
-        """Connect with the neighbours in the tree of ranks. A failure is logged: announcements tell of losses still.
+        """Connect with the neighbors in the tree of ranks. A failure is logged; losses are still announced in the
+        store.
 
-        Ranks: all ranks call this, when all have met.
+        Ranks: all ranks call this once all have met.
 
         Args:
             towards: A host that all ranks reach, if there is one.
-            await_value: Waits for a value in the store that another rank puts there.
+            await_value: Waits for a value in the store from another rank.
 
         """
         try:
@@ -82,40 +83,39 @@ class PeerWatch:
             if isinstance(error, StepkeeperError):
                 raise
             _log.warning(
-                "rank %d isn't connected with others, and notices late if one ends without a word: %s",
+                "rank %d isn't connected to its neighbors, and detects a lost rank late: %s",
                 self._rank,
                 error,
             )
 
     def announce_loss(
-        self, rank: int, why: str, *, fenced: bool = False, timeout_s: float = _LAST_WORD_S
+        self, rank: int, why: str, *, fenced: bool = False, timeout_s: float = _ANNOUNCE_S
     ) -> StepkeeperError:
         """Announce that a rank is lost, and return the error that names it.
 
-        Whoever waits for a rank gets this error. If another rank was announced before, the error names that
-        one.
+        All waits for a rank get this error. If another rank was announced before, the error names that one.
 
         Args:
             rank: The rank that is lost.
-            why: What is known of it.
-            fenced: True if it left because another claim owns the root: the others have lost the root, too.
+            why: The evidence.
+            fenced: True if it left because another claim owns the root: the others have lost the root too.
             timeout_s: The time for the store's answers.
 
         """
         return _loss(self._announce({"rank": rank, "why": why, "fenced": fenced}, timeout_s))
 
-    def _announce(self, said: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
-        """Announce that a rank is lost, and return what was announced first: this, or the loss of another one."""
+    def _announce(self, announced: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
+        """Announce that a rank is lost, and return the first announcement, of this rank or another one."""
         ends_s = time.monotonic() + timeout_s
         try:
-            self._board.propose(_LOST, said, within_s=timeout_s)
-            return self._board.read_proposal(_LOST, within_s=ends_s - time.monotonic()) or said
+            self._board.propose(_LOST, announced, within_s=timeout_s)
+            return self._board.read_proposal(_LOST, within_s=ends_s - time.monotonic()) or announced
         except PeerLostError:
-            # The store went with rank 0, or stands still with it.
-            return said
+            # The store is gone or hangs with rank 0.
+            return announced
 
-    def announce_leave(self, error: BaseException | None, timeout_s: float = _LAST_WORD_S) -> None:
-        """Tell the other ranks that this one leaves, because of an `error` or in order. A second call does nothing.
+    def announce_leave(self, error: BaseException | None, timeout_s: float = _ANNOUNCE_S) -> None:
+        """Announce that this rank leaves, because of an `error` or in order. A second call does nothing.
 
         The store has `timeout_s` seconds for its answer.
         """
@@ -140,24 +140,24 @@ class PeerWatch:
             self._end_waits(lost)
 
     def check_wait(self, waited_for: int, since_s: float) -> None:
-        """Check that the wait for a rank, since that time, may go on. Raises why it has to end."""
+        """Check that the wait for a rank may continue. Raises the error for which it has to end."""
         self.look_for_loss()
         self._waits.check(since_s)
         if self._board.read_proposal(f"{_LEFT}/{waited_for}") is not None:
             raise PeerLostError(f"rank {waited_for} has left, and rank {self._rank} waits for it")
 
     def _note_ended(self, rank: int, why: str) -> None:
-        """Take over that `rank` has ended without a word to this one, unless it told the reason in the store."""
-        self._end_waits(self._announce({"rank": rank, "why": why, "died": True}, _LAST_WORD_S))
+        """Handle the end of `rank` without notice to this one, unless it announced the reason in the store."""
+        self._end_waits(self._announce({"rank": rank, "why": why, "died": True}, _ANNOUNCE_S))
 
-    def _end_waits(self, said: Mapping[str, Any]) -> None:
-        self._waits.end_all(_loss(said), is_death=bool(said.get("died")))
+    def _end_waits(self, announced: Mapping[str, Any]) -> None:
+        self._waits.end_all(_loss(announced), is_death=bool(announced.get("died")))
 
 
-def _loss(said: Mapping[str, Any]) -> StepkeeperError:
-    """Make the error that tells of a lost rank, from what was announced of it."""
-    text = f"rank {said['rank']} is lost: {said['why']}"
-    return FencedError(text) if said.get("fenced") else PeerLostError(text)
+def _loss(announced: Mapping[str, Any]) -> StepkeeperError:
+    """Build the error that names a lost rank, from its announcement."""
+    text = f"rank {announced['rank']} is lost: {announced['why']}"
+    return FencedError(text) if announced.get("fenced") else PeerLostError(text)
 
 
 _watches: Final[WeakSet[PeerWatch]] = WeakSet()
@@ -165,8 +165,8 @@ _watches: Final[WeakSet[PeerWatch]] = WeakSet()
 
 @atexit.register
 def _announce_end() -> None:
-    """Tell the other ranks that this process ends though its manager wasn't closed: in order, or by an exception."""
+    """Announce that this process ends though its manager wasn't closed, in order or by an exception."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for watch in list(_watches):
         watch.announce_leave(error)
-    STORE_CALLS.end(_LAST_WORD_S)
+    STORE_CALLS.end(_ANNOUNCE_S)

@@ -1,4 +1,4 @@
-"""Let the processes that train together talk to each other: the interface, and the group of one process."""
+"""Exchange values among the processes that train together: the interface, and the group of one process."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +26,7 @@ class RankGroup(Protocol):
 
     @property
     def ranks(self) -> Ranks:
-        """This rank, the world size, and which processes the ranks are."""
+        """This rank, the world size, and the processes of the ranks."""
         ...
 
     @property
@@ -44,18 +44,18 @@ class RankGroup(Protocol):
         ...
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        """Return the values of all ranks, by rank, in rank 0. The other ranks get nothing, and don't wait.
+        """Return the values of all ranks, by rank, in rank 0. The other ranks get an empty list, and don't wait.
 
-        Raises PeerLostError, which names the first rank that is missing when the time is up.
+        Raises PeerLostError, which names the first missing rank, when the time is up.
         """
         ...
 
     def abort(self) -> None:
-        """Make everyone in this process who waits for another rank get a PeerLostError soon: the process ends."""
+        """End all waits of this process for other ranks soon, with a PeerLostError: the process ends."""
         ...
 
     def watch_peers(self) -> None:
-        """Notice from now on when another rank ends, whatever this one does. Ranks: all ranks call this."""
+        """Detect the end of other ranks from now on, even while this one is busy. Ranks: all ranks call this."""
         ...
 
     def look_for_loss(self) -> None:
@@ -67,37 +67,37 @@ class RankGroup(Protocol):
         ...
 
     def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
-        """Beat while the block runs. A rank that waits for this one takes it for lost if no beat comes.
+        """Send heartbeats while the block runs. A rank that waits for this one considers it lost without heartbeats.
 
-        The block gets a function that notes how many more bytes were moved, which the next beat reports.
+        The block gets a function that counts moved bytes, which the next heartbeat reports.
         """
         ...
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
-        """Tell the other ranks that this one leaves, and whether that is for an `error`; None: in order.
+        """Announce that this rank leaves because of an `error`; None: in order.
 
-        The store has `timeout_s` seconds for its answer.
-        No rank waits for it any more. Where it leaves for an error, all waits of the others end.
+        The store has `timeout_s` seconds for its answer. Waits of other ranks for this one end. If it leaves because of
+        an error, all their waits end.
         """
         ...
 
     def leave(self, timeout_s: float) -> None:
-        """Wait until the others have read what this rank broadcast, for `timeout_s` at most.
+        """Wait until the others have read this rank's broadcasts, for `timeout_s` at most.
 
-        The store is in rank 0. A rank that came late would find it gone, and take rank 0 for lost.
+        The store is in rank 0. A late rank would find it gone, and consider rank 0 lost.
         """
         ...
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
-        """Give `name` this value, unless another rank has proposed one before."""
+        """Set the value of `name`, unless another rank has proposed one."""
         ...
 
     def publish(self, name: str, value: Mapping[str, Any]) -> None:
-        """Give `name` this value, in place of the one that it had. One rank publishes under a name."""
+        """Set or replace the value of `name`. Only one rank publishes under a name."""
         ...
 
     def read_proposal(self, name: str) -> dict[str, Any] | None:
-        """Return at once what was proposed for `name`, or published; None if nothing was yet."""
+        """Return at once the proposed or published value of `name`; None if there is none."""
         ...
 
 
@@ -122,7 +122,7 @@ class SoloRankGroup:
         return [dict(value)]
 
     def abort(self) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: there are no waits."""
 
     def watch_peers(self) -> None:
         """Do nothing: there is no peer."""
@@ -137,10 +137,10 @@ class SoloRankGroup:
         return nullcontext(lambda _n_bytes: None)
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
-        """Do nothing: nobody listens."""
+        """Do nothing: there is no peer."""
 
     def leave(self, timeout_s: float) -> None:
-        """Do nothing: nobody reads."""
+        """Do nothing: there is no peer."""
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         self._proposals.setdefault(name, dict(value))
@@ -153,10 +153,10 @@ class SoloRankGroup:
 
 
 def world_size_of(group: dist.ProcessGroup | None) -> int:
-    """Count the processes that train together: those of the process group, or this one alone if there is none."""
+    """Count the processes that train together: the process group's, or one if there is no group."""
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
 def open_rank_group(group: dist.ProcessGroup | None, waits: Waits) -> RankGroup:
-    """Open the rank group that this process trains in. `waits` ends the waits for other ranks."""
+    """Open the rank group of this process. `waits` ends the waits for other ranks."""
     return StoreRankGroup.of(group, waits) if world_size_of(group) > 1 else SoloRankGroup()

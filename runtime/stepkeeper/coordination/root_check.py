@@ -1,4 +1,4 @@
-"""Prove, before a root is claimed, that all ranks see one root, and that only one of two writers of a name wins."""
+"""Prove, before a root is claimed, that all ranks see one root, and that only one of two writers of a name succeeds."""
 
 import random
 import socket
@@ -31,7 +31,7 @@ __all__ = ["RootProof", "prove_shared"]
 _log: Final = logger(__name__)
 _NAMED_HOSTS: Final = 8
 _SLACK_S: Final = 300.0
-"""The time that a rank may take beyond its patience, for requests that hang."""
+"""The time that a rank may take beyond its patience, for hanging requests."""
 
 
 class RootProof:
@@ -44,14 +44,14 @@ class RootProof:
         """True once the proof was made."""
 
     def make(self) -> None:
-        """Call `prove_shared`, unless that was done before. Ranks: all ranks call this at the same points.
+        """Call `prove_shared`, unless it was called before. Ranks: all ranks call this at the same points.
 
-        Call it in the train thread, or in another one while that waits: it draws Python's random numbers, and
-        puts them back.
+        Call it in the train thread, or in another one while that waits: it uses Python's random numbers, and restores
+        their state.
         """
         if self.made:
             return
-        # Clients of buckets draw from Python's random numbers (multipart boundaries); the training's must not change.
+        # Bucket clients use Python's random numbers (for multipart boundaries); the training's must not change.
         numbers = random.getstate()
         try:
             prove_shared(self._store, self._ranks)
@@ -62,15 +62,15 @@ class RootProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Finding:
-    """The report of one rank on the probe object that rank 0 has put."""
+    """One rank's finding about rank 0's probe object."""
 
     rank: int
     host: str
     unshared: str | None = None
-    """Why this can't be the root that rank 0 writes to."""
+    """The reason why this isn't the root that rank 0 writes to."""
 
     overwrote: bool = False
-    """True if it saw rank 0's object, and could put another one over it all the same."""
+    """True if it saw rank 0's object, and could overwrite it all the same."""
 
 
 def prove_shared(
@@ -82,23 +82,21 @@ def prove_shared(
 ) -> None:
     """Prove that all ranks see one root, and that a name in it can be taken only once.
 
-    Nothing of the proof stays there.
-
-    What a store shows late is waited for.
+    The proof leaves nothing there. It waits for a store that shows objects late.
 
     Ranks: all ranks call this. All raise the same error.
 
     Args:
         store: The root, as this rank sees it.
-        ranks: The calls among the ranks.
+        ranks: The rank group.
         host: This rank's host, for messages.
-        patience: How long to wait for what the store shows late.
+        patience: How long to wait for objects that the store shows late.
 
     Raises:
-        UnsharedRootError: Hosts see other roots than rank 0 does; the message names them.
-        NotExclusiveError: Two writers of one name have both won.
-        TransientStorageError: Another process has claimed the root meanwhile.
-        StorageError: Rank 0 may not write, there is no such bucket, or no answer came in time.
+        UnsharedRootError: Hosts see other roots than rank 0 does. The message names them.
+        NotExclusiveError: Two writers of one name both succeeded.
+        TransientStorageError: Another process claimed the root during the check.
+        StorageError: Rank 0 may not write, there is no such bucket, or the store didn't answer in time.
 
     """
     own = socket.gethostname() if host is None else host
@@ -125,7 +123,7 @@ def prove_shared(
 
 
 def _place_probe_with_room(store: Store, patience: Patience) -> str:
-    """Call `_place_probe`. On a full disk, delete first what no commit needs, since no claim can be made there."""
+    """Call `_place_probe`. On a full disk, first delete data that no commit needs, to have room for a claim."""
     try:
         return _place_probe(store, patience)
     except StorageError as error:
@@ -133,16 +131,16 @@ def _place_probe_with_room(store: Store, patience: Patience) -> str:
             raise
         report = gc(Log(store, patience=patience), store, patience=patience)
         freed = sum(each.size_bytes for each in report.collected)
-        _log.warning("%s: no space is left; %d bytes were deleted that no commit needs", store.uri, freed)
+        _log.warning("%s: no space left; deleted %d bytes that no commit needs", store.uri, freed)
     try:
         return _place_probe(store, patience)
     except StorageError as error:
         if not is_full(error):
             raise
         raise StorageError(
-            f"{error}. Not even an entry of the log has room there. What was left behind before the last start is "
-            "deleted already. Make room for a few kilobytes by hand: the first save of the next start then deletes "
-            f"what the last start left behind; or, once it has begun, `stepkeeper gc {store.uri}` does"
+            f"{error}. There is no room even for a log entry. Leftovers from before the last start are already "
+            "deleted. Free a few kilobytes by hand: the first save of the next start then deletes the last start's "
+            f"leftovers. Once it has begun, `stepkeeper gc {store.uri}` deletes them too"
         ) from error
 
 
@@ -150,18 +148,18 @@ def _place_probe(store: Store, patience: Patience) -> str:
     """Put rank 0's probe object, check that a second put loses, and return its path, which ends with its content."""
     nonce = new_nonce()
     path = f"{PROBE_PREFIX}{find_tail(store, patience) + 1:08d}-{nonce}"
-    # False may answer a second try of a put that had gone through: nobody else knows the nonce.
+    # False may be the answer to a retry of a put that succeeded: no other process knows the nonce.
     patience.retry(lambda: store.put_if_absent(path, nonce.encode()))
     if patience.retry(lambda: store.put_if_absent(path, b"second")):
         raise NotExclusiveError(
-            f"{store.uri}: an object was put twice under one name, and both times it was said that nothing had been "
-            "there: no log can live on this store; put the root on another one"
+            f"{store.uri}: two puts under one name both succeeded: no log can work on this store. Put the root on "
+            "another store"
         )
     return path
 
 
 def _look_for_probe(store: Store, path: str, ranks: RankGroup, host: str, patience: Patience) -> _Finding:
-    """Look for rank 0's object; the last rank tries to take its name, too."""
+    """Look for rank 0's object. The last rank also tries to take its name."""
     expected = path.rpartition("-")[2].encode()
     asks_to_take = ranks.rank == ranks.world_size - 1 and ranks.rank != 0
     pauses_s = patience.pauses_s()
@@ -170,14 +168,14 @@ def _look_for_probe(store: Store, path: str, ranks: RankGroup, host: str, patien
         try:
             found = store.read(path)
         except MissingObjectError:
-            # If the name is taken, this rank sees the object late. If it can take it, it has a root of its own.
+            # If the name is taken, this rank sees the object late. If this rank can take it, it has another root.
             unshared, final = _try_to_take(store, path)
         except TransientStorageError as error:
             unshared, final = f"no answer: {error}", False
         except StorageError as error:
             unshared, final = str(error), True
         else:
-            unshared = None if found == expected else f"another object is there, of {len(found)} bytes"
+            unshared = None if found == expected else f"it has another object there, of {len(found)} bytes"
             final = unshared is None
         if final:
             break
@@ -190,20 +188,20 @@ def _look_for_probe(store: Store, path: str, ranks: RankGroup, host: str, patien
 
 
 def _try_to_take(store: Store, path: str) -> tuple[str, bool]:
-    """Find out why rank 0's object isn't seen, and whether it never will be."""
+    """Find out why rank 0's object isn't seen, and whether that is final."""
     try:
         if not store.put_if_absent(path, b"another"):
-            return "it isn't shown there yet", False
+            return "the store doesn't show it yet", False
         store.delete(path)
     except TransientStorageError as error:
         return f"no answer: {error}", False
     except StorageError as error:
         return str(error), True
-    return "a folder or bucket of its own", True
+    return "it has a folder or bucket of its own", True
 
 
 def _could_take(store: Store, path: str) -> bool:
-    """Tell whether a put under a taken name won. No answer counts as no."""
+    """Return whether a put under a taken name succeeded. No answer counts as no."""
     try:
         return store.put_if_absent(path, b"last")
     except StorageError:
@@ -221,8 +219,8 @@ def _clean_up(
             return {}
         if find_tail(store, patience) >= int(path.removeprefix(PROBE_PREFIX).partition("-")[0]):
             refusal = TransientStorageError(
-                f"{store.uri}: another process has claimed this root, and deleted what was put there to see whether "
-                "all hosts share it: start again if this one is to have it"
+                f"{store.uri}: another process claimed this root during the check that all hosts share it. Start "
+                "again if this job should own the root"
             )
         return {"error": encode_error(refusal)}
     except StepkeeperError as error:
@@ -230,10 +228,10 @@ def _clean_up(
 
 
 def _verdict(uri: str, findings: Sequence[_Finding], host: str) -> StepkeeperError | None:
-    """Find out why these ranks can't claim `uri`; None if they can. Pure."""
+    """Return the error for which these ranks can't claim `uri`; None if they can. Pure."""
     if any(finding.overwrote for finding in findings):
         return NotExclusiveError(
-            f"{uri}: two hosts took one name: no log can live on this store; put the root on another one"
+            f"{uri}: two hosts took one name: no log can work on this store. Put the root on another store"
         )
     by_host: dict[str, list[_Finding]] = {}
     for finding in findings:
@@ -248,6 +246,6 @@ def _verdict(uri: str, findings: Sequence[_Finding], host: str) -> StepkeeperErr
     ]
     more = f" and {len(named) - _NAMED_HOSTS} other hosts" if len(named) > _NAMED_HOSTS else ""
     return UnsharedRootError(
-        f"{uri} isn't one place for all hosts: what {host} (rank 0) wrote there isn't seen by "
+        f"{uri} is not shared by all hosts: the object that {host} (rank 0) wrote is not seen by "
         f"{'; '.join(named[:_NAMED_HOSTS])}{more}. Use a bucket, or a file system that all hosts have mounted there"
     )

@@ -1,7 +1,7 @@
-"""Make all ranks do the same thing after the same step, though the wish for it comes up in one of them at any time.
+"""Make all ranks act after the same step on a wish that one of them has at any time.
 
-One rank's wish opens a round. In each rank a thread then holds the train thread at its next call, and exchanges with
-the others what `agreement_rules` says. Here are the threads, the waits and the store of the agreement.
+One rank's wish opens a round. In each rank a thread then holds the train thread at its next call, and exchanges the
+moves of `agreement_rules` with the others. This module has the threads, the waits and the store access.
 """
 
 import threading
@@ -31,16 +31,16 @@ __all__ = ["STOP", "STOPS", "STOP_ASKED", "StepAgreement"]
 
 _POLL_S: Final = 0.1
 _LOOK_S: Final = 0.5
-"""The interval at which a rank checks whether another one is lost, though nothing waits for it just now."""
+"""The interval at which a rank checks for lost ranks, even without a wait."""
 
 _EARLY: Final = "agreement/early"
-"""A name: a rank was told to stop before all had come to the start."""
+"""A name: a rank got a notice before all ranks had started."""
 
 _EARLY_LOOK_S: Final = 0.3
 _HELD_LOOK_S: Final = 0.2
 _ROUND_TIMEOUT_S: Final = 300.0
-"""As long as other waits for a rank that stands still: a compilation, an import or a collective may hold Python's lock.
-A notice's deadline, and a process that ends, cut it short.
+"""As long as other waits for a silent rank: a compilation, an import or a collective may hold the GIL. A notice's
+deadline and the end of the process cut it short.
 """
 
 
@@ -53,18 +53,18 @@ class StepAgreement:
         waits: Waits | None = None,
         on_met: Callable[[], None] = lambda: None,
     ) -> None:
-        """Agree on nothing before `start`.
+        """Store the arguments; nothing is agreed before `start`.
 
         Args:
             rank_group: The ranks that train together.
             waits: Ends the waits for other ranks.
-            on_met: Called in the agreement's thread when all ranks have come, before the first round.
+            on_met: Called in the agreement's thread when all ranks have started, before the first round.
 
         """
         self._rank_group = rank_group
         self._on_met = on_met
-        self.heard_early_stop = False
-        """True if another rank was asked to stop before all had come to the start."""
+        self.received_early_stop = False
+        """True if another rank got a notice before all ranks had started."""
 
         self._is_past_start = threading.Event()
         self._waits = waits or Waits()
@@ -79,7 +79,7 @@ class StepAgreement:
 
     @property
     def agreed_stop(self) -> str | None:
-        """STOP or STOP_ASKED if all ranks have agreed on a step to stop at, and this one hasn't come to it yet."""
+        """STOP or STOP_ASKED if all ranks have agreed on a stop step that this one hasn't reached."""
         return self._view.agreed_stop
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class StepAgreement:
         """Make `name` due at a step that all ranks agree on.
 
         Returns:
-            False if it is asked for already, and that step hasn't come: it is the same wish.
+            False if the same wish is pending already.
 
         """
         with self._changed:
@@ -107,12 +107,12 @@ class StepAgreement:
             return True
 
     def pass_step(self, step: int) -> tuple[str, ...]:
-        """Return the wishes that are due now that `step` is finished; every rank gets the same ones.
+        """Return the wishes that are due after `step`, the same in every rank.
 
         Raises:
-            PeerLostError: A rank did not answer in time, or did not start, or is lost.
-            NoticeDeadlineError: The time of a notice was over before all ranks had answered, or before they could be
-                asked.
+            PeerLostError: A rank did not answer or start in time, or is lost.
+            NoticeDeadlineError: A notice's deadline came before all ranks had answered, or before a round could be
+                opened.
 
         """
         since_s = time.monotonic()
@@ -124,20 +124,20 @@ class StepAgreement:
             if self._error is not None:
                 raise self._error
             if self._stop_wished_s is not None and not set(STOPS).isdisjoint(self._view.wishes):
-                # No round is open for it: the store gives no answer, or not all ranks have come to the start.
+                # No round is open for it: the store doesn't answer, or not all ranks have started.
                 self._waits.check(self._stop_wished_s)
             self._view, due = self._view.pass_step(step)
             return due
 
     def await_stops(self, timeout_s: float) -> None:
-        """Wait until all ranks have come to the step that they stop at, for `timeout_s` at most.
+        """Wait until all ranks have reached the stop step, for `timeout_s` at most.
 
-        A rank that is behind needs the others until then: the store is in rank 0. Where all save that step they wait
-        for each other by that; where they don't, they do here.
+        A slower rank needs the others until then: the store is in rank 0. A save of the stop step waits for all ranks
+        by itself; without one, they wait here.
 
         Raises:
-            PeerLostError: A rank did not come in time, or is lost.
-            NoticeDeadlineError: The time of the notice was over before.
+            PeerLostError: A rank did not reach it in time, or is lost.
+            NoticeDeadlineError: The notice's deadline came before.
 
         Ranks:
             All ranks call this, once.
@@ -148,7 +148,9 @@ class StepAgreement:
             self._rank_group.broadcast("agreement/all-stopped", {} if came else None, timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """End the thread, which leaves the store once the rank group is aborted, and wait for it so long at most."""
+        """End the thread, which leaves the store once the rank group is aborted, and wait for it for `timeout_s` at
+        most.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -161,32 +163,32 @@ class StepAgreement:
             self._meet()
             self._is_past_start.set()
             self._rank_group.watch_peers()
-            # A rank that ends before it is connected leaves no connection that breaks.
+            # A rank that ends before it is connected has no connection that could break.
             self._rank_group.gather("agreement/linked", {}, _ROUND_TIMEOUT_S)
             self._on_met()
             self._hold_rounds()
-        except BaseException as error:  # it is raised in the train thread, which may be held just now
+        except BaseException as error:  # the train thread, which may be held now, raises it
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
             self._is_past_start.set()
 
     def _meet(self) -> None:
-        """Wait until all ranks have come here. A rank that is silent in a round from here on is lost, not late."""
+        """Wait until all ranks have started. A rank that is silent in a later round is lost, not late."""
         start_s = self._rank_group.limits.start_s
         met = self._rank_group.gather("agreement/met", {}, start_s)
         self._rank_group.broadcast("agreement/all-met", {"ranks": len(met)} if met else None, 2 * start_s)
 
     def _spread_early(self) -> None:
-        """Until all ranks have come, let those that are here hear of a stop: the first round may be long in coming."""
-        # What ends the waits for the store is raised by the agreement's own thread.
+        """Spread an early stop among the ranks that have started: the first round may come much later."""
+        # The agreement's own thread raises the error that ends waits for the store.
         with suppress(StepkeeperError):
             while not self._is_past_start.wait(_EARLY_LOOK_S):
                 if STOP in self._view.wishes:
                     self._rank_group.propose(_EARLY, {})
                     return
                 if self._rank_group.read_proposal(_EARLY) is not None:
-                    self.heard_early_stop = True
+                    self.received_early_stop = True
                     return
 
     def _hold_rounds(self) -> None:
@@ -202,26 +204,26 @@ class StepAgreement:
             self._make(move)
 
     def _make(self, move: Move) -> None:
-        """Carry out a move, which may wait for other ranks, and take over what came of it."""
+        """Make a move, which may wait for other ranks, and apply its result."""
         group = self._rank_group
         match move:
             case Listen(number):
                 name = self._read_wish(number)
-                self._become(lambda view: view.hear_wish(name))
+                self._become(lambda view: view.receive_wish(name))
             case Open(number, wish):
                 group.propose(f"round/{number}", {"name": wish})
                 name = self._read_wish(number)
-                self._become(lambda view: view.hear_wish(name))
+                self._become(lambda view: view.receive_wish(name))
             case Answer(number, passed):
                 answers = group.gather(f"round/{number}/passed", passed._asdict(), _ROUND_TIMEOUT_S)
                 positions = tuple(Position(**answer) for answer in answers)
-                self._become(lambda view: view.hear_answers(positions))
+                self._become(lambda view: view.receive_answers(positions))
             case Conclude(number, latest):
                 group.broadcast(f"round/{number}/beyond", latest._asdict(), _ROUND_TIMEOUT_S)
-                self._become(lambda view: view.hear_conclusion(latest))
+                self._become(lambda view: view.receive_conclusion(latest))
             case Await(number):
                 beyond = Position(**group.broadcast(f"round/{number}/beyond", None, _ROUND_TIMEOUT_S))
-                self._become(lambda view: view.hear_conclusion(beyond))
+                self._become(lambda view: view.receive_conclusion(beyond))
 
     def _read_wish(self, number: int) -> str | None:
         found = self._rank_group.read_proposal(f"round/{number}")

@@ -1,6 +1,6 @@
-"""Call the ranks' store in threads made for that, so that who asks it can give up.
+"""Call the ranks' store from worker threads, so that callers can time out.
 
-The store's client is C++, and deaf: where the process that holds the store stands still, a call takes for ever.
+The store's client is C++ and can't be interrupted: if the process with the store hangs, a call never returns.
 """
 
 import os
@@ -22,16 +22,17 @@ __all__ = ["STORE_CALLS", "StoreCallers"]
 T = TypeVar("T")
 
 _CLIENTS: Final = 2
-"""The number of clients. While one is in a call, the other one serves: calls are short, and few threads ask at once."""
+"""The number of clients. While one is in a call, the other one is free: calls are short, and few threads call at
+once."""
 
 _LOOK_S: Final = 0.1
-"""The interval at which a call that gets no answer checks whether it has to end."""
+"""The interval at which an unanswered call checks whether it has to end."""
 
 
 class _StoreCalls:
-    """Know the calls that are under way, and let none begin at the end of the process.
+    """Track the calls in progress, and prevent new ones at the end of the process.
 
-    The store is C++. A daemon thread that comes back from it to an ending interpreter is unwound through frames that
+    The store is C++. A daemon thread that returns from it into an ending interpreter is unwound through frames that
     allow no unwinding, and the whole process aborts.
     """
 
@@ -42,7 +43,7 @@ class _StoreCalls:
 
     @contextmanager
     def counted(self, alone: AbstractContextManager[object] | None = None) -> Iterator[None]:
-        """Note a call, which holds `alone` if that is given. A daemon thread that comes after the end stays here."""
+        """Register a call, which holds `alone` if it is given. A daemon thread that calls after the end blocks here."""
         call = object()
         with nullcontext() if alone is None else alone:
             if self._begin(call):
@@ -51,7 +52,7 @@ class _StoreCalls:
                 finally:
                     self._finish(call)
                 return
-        # It holds nothing that another thread waits for, and ends with the process.
+        # It holds no lock that another thread waits for, and ends with the process.
         threading.Event().wait()
 
     def _begin(self, call: object) -> bool:
@@ -67,9 +68,9 @@ class _StoreCalls:
             self._changed.notify_all()
 
     def end(self, timeout_s: float) -> None:
-        """Let no daemon thread begin another call, and wait for the calls that are under way.
+        """Prevent further calls by daemon threads, and wait for the calls in progress.
 
-        A call that has been under way for `timeout_s` seconds is stuck, and isn't waited for: the store stands still.
+        A call that has taken `timeout_s` seconds is stuck, because the store hangs, and isn't waited for.
         """
         with self._changed:
             self._ended = True
@@ -79,43 +80,43 @@ class _StoreCalls:
                 self._changed.wait(left_s)
 
     def forget_after_fork(self) -> None:
-        """Begin anew in a forked child: the threads that were inside aren't there."""
+        """Reset in a forked child, which doesn't have the calling threads."""
         self._changed = threading.Condition()
         self._began_s = {}
 
 
 STORE_CALLS: Final = _StoreCalls()
-"""Those of this process."""
+"""The calls of this process."""
 
 os.register_at_fork(after_in_child=STORE_CALLS.forget_after_fork)
 
 
 class StoreCallers:
-    """Threads that call one store, each with a client of its own: a client blocks all its users while one waits.
+    """Threads that call one store, each with its own client: a client blocks all its users while one waits.
 
-    All of them connect at the first call, which is at the start of the training. Kubernetes takes the names of a
-    job's pods away before it stops these: later on, while the last step is saved, none could find the store any more.
+    All of them connect at the first call, at the start of the training. Kubernetes removes the DNS names of a job's
+    pods before it stops the pods, so later on, during the last save, no thread could resolve the store's name.
 
-    The threads end when nobody holds this object any more. One that is stuck is left behind; it keeps no process alive.
+    The threads end with the last reference to this object. A stuck one remains, but keeps no process alive.
     """
 
     def __init__(self, store: Store) -> None:
-        """Start no thread yet."""
+        """Store the arguments; no thread is started yet."""
         self._store = store
         self._begin()
         forget_in_forks(self)
 
     def ask(self, call: Callable[[Store], T], limit_s: float, check: Callable[[], None]) -> T:
-        """Return what `call` returns for a client of the store.
+        """Run `call` with a client of the store, and return its result.
 
         Args:
-            call: Asks the store.
+            call: Calls the store.
             limit_s: The longest time for the answer.
-            check: Asked again and again meanwhile; what it raises ends the call.
+            check: Polled during the call. An error that it raises ends the wait.
 
         Raises:
-            TimeoutError: There is no answer after `limit_s`.
-            RuntimeError: The store is gone, or can't be reached.
+            TimeoutError: There was no answer within `limit_s`.
+            RuntimeError: The store is gone or can't be reached.
 
         """
         ends_s = time.monotonic() + limit_s
@@ -132,11 +133,11 @@ class StoreCallers:
                 if time.monotonic() >= ends_s:
                     raise TimeoutError(f"no answer for {limit_s:.1f} s")
         finally:
-            # Nobody waits for it any more; a call that is under way goes on.
+            # The result isn't needed any more; a call in progress continues.
             future.cancel()
 
     def forget_after_fork(self) -> None:
-        """Forget the threads, which a forked child doesn't have, and their connections, which are its parent's."""
+        """Forget the threads and connections in a forked child: they are its parent's."""
         self._dismissal.detach()
         self._begin()
 
@@ -147,50 +148,50 @@ class StoreCallers:
 
 
 class _Call(Generic[T]):
-    """A question to the store, and what gives the answer to whoever waits for it."""
+    """A call to the store, and the future for its result."""
 
     def __init__(self, call: Callable[[Store], T], future: "Future[T]") -> None:
         self._call = call
         self._future = future
 
     def make(self, client: Store) -> None:
-        """Ask, unless nobody waits for the answer any more."""
+        """Make the call, unless its future was canceled."""
         if not self._future.set_running_or_notify_cancel():
             return
         try:
             with STORE_CALLS.counted():
                 found = self._call(client)
-        except BaseException as error:  # whoever waits raises it
+        except BaseException as error:  # the waiting thread raises it
             self._future.set_exception(error)
         else:
             self._future.set_result(found)
 
     def fail(self, error: BaseException) -> None:
-        """Raise the error where the answer is waited for."""
+        """Make the waiting thread raise the error."""
         if self._future.set_running_or_notify_cancel():
             self._future.set_exception(error)
 
 
 class _Threads:
-    """The threads and their clients. They refer to nothing that would keep the rank group alive."""
+    """The threads and their clients. They hold no reference that would keep the rank group alive."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # Reentrant: a signal handler may ask, too.
+        # Reentrant: a signal handler may call too.
         self._starting = threading.RLock()
         self._cloning = threading.Lock()
         self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         self._n_running = 0
 
     def start(self, call: _Call[Any]) -> None:
-        """Have the first thread that is idle make the call."""
+        """Queue the call for the first idle thread."""
         with self._starting:
             if not self._n_running:
                 self._start_all()
             self._calls.put(call)
 
     def dismiss(self) -> None:
-        """End each thread once it has nothing to do."""
+        """End each thread once it is idle."""
         for _ in range(self._n_running):
             self._calls.put(None)
 
@@ -203,15 +204,17 @@ class _Threads:
     def _serve(self) -> None:
         try:
             client = self._connect()
-        except BaseException as error:  # whoever waits raises it
+        except BaseException as error:  # the waiting thread raises it
             self._leave(error)
             return
         while (call := self._calls.get()) is not None:
             call.make(client)
-            del call  # it refers to whoever waits
+            del call  # it refers to the waiting thread's objects
 
     def _leave(self, error: BaseException) -> None:
-        """End a thread that couldn't connect. The last one answers what is asked, and the next call starts all anew."""
+        """End a thread that couldn't connect. The last one fails the queued calls, and the next call starts all threads
+        again.
+        """
         with self._starting:
             self._n_running -= 1
             while not self._n_running and not self._calls.empty():

@@ -1,4 +1,4 @@
-"""Let several processes talk to each other over their process group's store, never over a device."""
+"""Exchange values among several processes over their process group's store, never over a device."""
 
 import hashlib
 import json
@@ -27,33 +27,33 @@ _PREFIX: Final = "stepkeeper"
 _SHORTEST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.05
 _LOOK_S: Final = 0.5
-"""The interval at which a rank that waits for another one checks whether one is lost."""
+"""The interval at which a waiting rank checks for lost ranks."""
 
 _MOVED: Final = "moved"
-"""A name: how many bytes saves and restores have moved on all ranks."""
+"""A name: the count of bytes that saves and restores have moved on all ranks."""
 
 _BEATS: Final = "beats"
-"""Names: how often each rank that is in a save or a restore has beaten; 0 for one that isn't."""
+"""Names: the heartbeat count of each rank in a save or a restore; 0 for other ranks."""
 
 _BEAT_EVERY_S: Final = 1.0
 _ADDRESS_S: Final = 300.0
-"""The time in which a rank that has come to the start says how others reach it."""
+"""The time in which a started rank publishes its address."""
 
 _READERS: Final = "#readers"
-"""A suffix of names: how many ranks have read what rank 0 broadcast under the name."""
+"""A suffix of names: the count of ranks that have read the broadcast of that name."""
 
 _REMEMBERED: Final = 8
 """The number of broadcasts that may be unread at once: each of a rank's threads waits for one at most."""
 
 _instances: Final[Counter[str]] = Counter()
-"""The rank groups that this process has made, by their members.
+"""The number of rank groups that this process has made, by members.
 
-Their ranks make them in the same order; others needn't.
+The ranks of a group make them in the same order; other ranks needn't.
 """
 
 
 class StoreRankGroup:
-    """The rank group of several processes that have a store in common."""
+    """The rank group of several processes with a common store."""
 
     def __init__(
         self,
@@ -65,15 +65,15 @@ class StoreRankGroup:
         *,
         limits: TimeLimits | None = None,
     ) -> None:
-        """Talk to the other ranks over `store`.
+        """Open the group of the ranks that use `store`.
 
         Args:
             store: The store, which is in rank 0.
             rank: This rank.
             world_size: How many ranks there are.
-            members: The processes' numbers in the default process group, if those aren't their ranks.
-            waits: Ends the waits for other ranks, and is told if one is lost.
-            limits: How long this rank waits for others.
+            members: The processes' ranks in the default process group, if those differ.
+            waits: Ends the waits for other ranks. It is notified of a lost rank.
+            limits: The limits of this rank's waits.
 
         """
         self.limits: Final = limits or TimeLimits()
@@ -85,7 +85,7 @@ class StoreRankGroup:
         self._ranks = ranks_in_group(rank, range(world_size) if members is None else members)
         self._callers = StoreCallers(store)
         self._aborted = threading.Event()
-        self._told: deque[str] = deque(maxlen=_REMEMBERED)
+        self._broadcasts: deque[str] = deque(maxlen=_REMEMBERED)
 
     @property
     def rank(self) -> int:
@@ -104,7 +104,7 @@ class StoreRankGroup:
             if value is None:
                 raise PeerLostError(f"{name}: rank 0 has no value to give")
             self.publish(name, value)
-            self._told.append(name)
+            self._broadcasts.append(name)
             return dict(value)
         found = self._await(name, SilenceLimit(timeout_s, time.monotonic()), waiting_for=0)
         # Rank 0 may leave, with the store, as soon as the value is read.
@@ -113,7 +113,7 @@ class StoreRankGroup:
         return found
 
     def _note_read(self, client: Store, name: str) -> None:
-        # The last reader deletes the value, since a job makes many; nobody waits for that.
+        # The last reader deletes the value, since a job makes many. No rank waits for the deletion.
         if client.add(name + _READERS, 1) == self._world_size - 1:
             client.delete_key(name)
             client.delete_key(name + _READERS)
@@ -124,7 +124,7 @@ class StoreRankGroup:
             return []
         limit = SilenceLimit(timeout_s, time.monotonic())
         values = [self._await(f"{name}/{rank}", limit, waiting_for=rank) for rank in range(self._world_size)]
-        # Nobody else reads the values, and a job makes many: they would fill the memory of one process.
+        # No other rank reads the values. A job makes many, which would fill the memory of rank 0.
         self._ask(lambda client: [client.delete_key(f"{name}/{rank}") for rank in range(self._world_size)])
         return values
 
@@ -146,7 +146,7 @@ class StoreRankGroup:
         return _beating(self.beat, self.end_beats)
 
     def beat(self, moved_bytes: int) -> None:
-        """Let the ranks that wait for this one see that it runs, and has moved bytes. They expect more beats."""
+        """Publish a heartbeat and the count of moved bytes. Waiting ranks then expect more heartbeats."""
 
         def add(client: Store) -> None:
             client.add(f"{_BEATS}/{self._rank}", 1)
@@ -156,7 +156,7 @@ class StoreRankGroup:
         self._ask(add, self.limits.store_answer_s)
 
     def end_beats(self, n_beats: int) -> None:
-        """Take `n_beats` back. The other ranks expect no more if another save has none of its own there by now."""
+        """Take back `n_beats` heartbeats. Other ranks expect no more, unless another save has published its own."""
         self._ask(lambda client: client.add(f"{_BEATS}/{self._rank}", -n_beats), self.limits.store_answer_s)
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
@@ -168,9 +168,9 @@ class StoreRankGroup:
 
     def leave(self, timeout_s: float) -> None:
         ends_s = time.monotonic() + timeout_s
-        # If the store was in another process that is gone, nobody can read any more.
+        # If the store was in another process that is gone, no rank can read any more.
         with suppress(PeerLostError):
-            for name in self._told:
+            for name in self._broadcasts:
                 while (left_s := ends_s - time.monotonic()) > 0 and self._is_there(name, left_s):
                     time.sleep(_SHORTEST_PAUSE_S)
 
@@ -201,29 +201,29 @@ class StoreRankGroup:
         """Wait for the value of `name`.
 
         Raises:
-            PeerLostError: It didn't come within `limit`; or that rank stands still, or a rank is lost, or has left.
-            NoticeDeadlineError: The time of a notice is over.
+            PeerLostError: It didn't come within `limit`, or that rank hangs or has left, or a rank is lost.
+            NoticeDeadlineError: A notice's deadline has come.
 
         """
         since_s = time.monotonic()
         look_s, pause_s = since_s + _LOOK_S, _SHORTEST_PAUSE_S
-        stillness = SilenceLimit(self.limits.apart_s, since_s)
-        # Not the store's own wait: it is deaf to `abort`, and complains on stderr when its time is up.
+        beat_limit = SilenceLimit(self.limits.apart_s, since_s)
+        # The store's own wait ignores `abort`, and writes to stderr when its time is up.
         while (found := self.read_proposal(name)) is None:
             now_s = time.monotonic()
             if limit.is_over(now_s) or self._aborted.wait(pause_s):
                 raise PeerLostError(
-                    f"rank {self._rank} waited {now_s - since_s:.1f} s for rank {waiting_for} ({name}): it is lost or "
-                    "far behind"
+                    f"rank {self._rank} waited {now_s - since_s:.1f} s for rank {waiting_for} ({name}): that rank "
+                    "is lost or far behind"
                 )
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             if now_s <= look_s:
                 continue
             look_s = now_s + _LOOK_S
-            if self._is_still(waiting_for, limit, stillness, now_s):
+            if self._is_silent(waiting_for, limit, beat_limit, now_s):
                 raise PeerLostError(
-                    f"rank {waiting_for} stands still: it gave no sign of life for {self.limits.apart_s:.1f} s, and "
-                    f"rank {self._rank} waits for it ({name})"
+                    f"rank {waiting_for} hangs: it sent no heartbeat for {self.limits.apart_s:.1f} s while "
+                    f"rank {self._rank} waited for it ({name})"
                 )
             try:
                 self._watch.check_wait(waiting_for, since_s)
@@ -233,33 +233,33 @@ class StoreRankGroup:
                 return found
         return found
 
-    def _is_still(self, rank: int, limit: SilenceLimit, stillness: SilenceLimit, now_s: float) -> bool:
-        """Look at the beats. Return True if none has come of a rank that promises some, for too long."""
+    def _is_silent(self, rank: int, limit: SilenceLimit, beat_limit: SilenceLimit, now_s: float) -> bool:
+        """Read the heartbeats. Return True if a rank that should send them has been silent for too long."""
         n_beats, moved = self._read_beats(rank)
         if limit.has_moved(moved, now_s):
             self._waits.note_progress()
-        if not n_beats or stillness.has_moved(n_beats, now_s):
-            stillness.restart(now_s)
-        return stillness.is_over(now_s)
+        if not n_beats or beat_limit.has_moved(n_beats, now_s):
+            beat_limit.restart(now_s)
+        return beat_limit.is_over(now_s)
 
     def read_moved(self) -> int:
         return int(self._ask(lambda client: client.add(_MOVED, 0)))
 
     def _read_beats(self, rank: int) -> tuple[int, int]:
-        """Read how often a rank has beaten, and how many bytes all ranks have moved."""
+        """Read a rank's heartbeat count, and the bytes that all ranks have moved."""
         return self._ask(lambda client: (client.add(f"{_BEATS}/{rank}", 0), client.add(_MOVED, 0)))
 
     def _ask(self, call: Callable[[Store], T], within_s: float | None = None) -> T:
-        """Ask the store, which is in rank 0.
+        """Call the store, which is in rank 0.
 
         Args:
-            call: Asks it.
-            within_s: The time for the answer, whatever else has to end. None: as long as waits may go on, until
+            call: Calls the store.
+            within_s: The time for the answer, independent of other limits. None: as long as waits may continue, until
                 `abort`.
 
         Raises:
-            PeerLostError: The store is gone, or gives no answer; or a rank is lost.
-            NoticeDeadlineError: The time of a notice is over.
+            PeerLostError: The store is gone or doesn't answer, or a rank is lost.
+            NoticeDeadlineError: A notice's deadline has come.
 
         """
         since_s = time.monotonic()
@@ -268,7 +268,7 @@ class StoreRankGroup:
             if within_s is not None:
                 return
             if self._aborted.is_set():
-                raise PeerLostError(f"rank {self._rank} ends, and waits no more for the store of the ranks")
+                raise PeerLostError(f"rank {self._rank} is ending and no longer waits for the ranks' store")
             self._waits.check(since_s)
 
         try:
@@ -279,18 +279,16 @@ class StoreRankGroup:
             raise
         except TimeoutError as error:
             raise PeerLostError(
-                f"rank {self._rank} gets no answer from rank 0, which has the store that the ranks talk over: it "
-                f"stands still, or its host is gone ({error})"
+                f"rank {self._rank} gets no answer from rank 0, which holds the ranks' store: rank 0 hangs, or its "
+                f"host is gone ({error})"
             ) from error
         except RuntimeError as error:
-            raise PeerLostError(
-                f"rank {self._rank} has lost the store that the ranks talk over: {error}"
-            ) from error
+            raise PeerLostError(f"rank {self._rank} has lost the ranks' store: {error}") from error
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None, waits: Waits | None = None) -> Self:
         """Make the rank group of a torch.distributed process group; None means the default one."""
-        # No other function returns the store of init_process_group; this one has kept its name since torch 1.9.
+        # No other function returns the store of init_process_group. This one has kept its name since torch 1.9.
         from torch.distributed.distributed_c10d import _get_default_store
 
         members = dist.get_process_group_ranks(group)
@@ -303,15 +301,15 @@ class StoreRankGroup:
 
 @contextmanager
 def _beating(beat: Callable[[int], None], end: Callable[[int], None]) -> Iterator[Callable[[int], None]]:
-    """Beat in a thread of its own while the block runs. A process that is stopped doesn't.
+    """Send heartbeats in a thread while the block runs. A stopped process sends none.
 
     Args:
-        beat: Publishes one beat and how many bytes were moved since the one before, and so promises more beats. A
+        beat: Publishes one heartbeat with the bytes that were moved since the last one. Other ranks then expect more. A
             PeerLostError ends the thread: the store is gone.
-        end: Takes the promise of so many beats back. It is called in the same thread, and so after the last beat.
+        end: Takes so many heartbeats back. It is called in the same thread, after the last one.
 
     Yields:
-        What notes that more bytes were moved. Used by one thread.
+        A function that counts moved bytes. One thread uses it.
 
     """
     over = threading.Event()
@@ -322,18 +320,18 @@ def _beating(beat: Callable[[int], None], end: Callable[[int], None]) -> Iterato
         moved_bytes += n_bytes
 
     def run() -> None:
-        told_bytes = n_beats = 0
+        beaten_bytes = n_beats = 0
         with suppress(PeerLostError):
             while True:
                 now_bytes = moved_bytes
-                beat(now_bytes - told_bytes)
-                told_bytes, n_beats = now_bytes, n_beats + 1
+                beat(now_bytes - beaten_bytes)
+                beaten_bytes, n_beats = now_bytes, n_beats + 1
                 if over.wait(_BEAT_EVERY_S):
                     break
         with suppress(PeerLostError):
             end(n_beats)
 
-    # From Python 3.12 on no thread starts while the interpreter ends. Then nothing is promised.
+    # From Python 3.12 on no thread starts while the interpreter ends. Then no heartbeats are expected.
     with suppress(RuntimeError):
         threading.Thread(target=run, name="heartbeat", daemon=True).start()
     try:
@@ -343,20 +341,20 @@ def _beating(beat: Callable[[int], None], end: Callable[[int], None]) -> Iterato
 
 
 def _read_timeout_s(group: dist.ProcessGroup | None) -> float:
-    """Read how long the training lets a collective of the group wait."""
+    """Read the timeout of the group's collectives."""
     from torch.distributed.constants import default_pg_nccl_timeout
     from torch.distributed.distributed_c10d import _get_default_store
 
-    # Backends that are written in Python, as torch_xla's, have no options: the store has the timeout then, too.
+    # Backends that are written in Python, as torch_xla's, have no options. Then the store has the timeout too.
     with suppress(AttributeError, RuntimeError):
         options = (group or dist.group.WORLD)._get_backend(torch.device("cpu")).options  # type: ignore[union-attr]  # there is one  # noqa: SLF001  # torch has no other name
         return float(options._timeout.total_seconds())  # noqa: SLF001
     store: Any = _get_default_store()  # torch's stub lacks the property
-    # What torch itself chooses for NCCL alone is made for collectives, and says nothing of what a rank does by itself.
+    # torch's own default for NCCL is meant for collectives, not for a rank's work between them.
     chosen = store.timeout != default_pg_nccl_timeout
     return float(store.timeout.total_seconds()) if chosen and store.timeout else GROUP_TIMEOUT_S
 
 
 def _digest(ranks: Sequence[int]) -> str:
-    """Make a short name for these ranks, as all processes number them: every group talks over the one store."""
+    """Make a short name for these global ranks: all groups share one store."""
     return hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Wait, on any rank, until rank 0's companion has done the work after the newest commit: checks and deletions."""
+"""Wait, on any rank, until rank 0's companion has finished the upkeep after the newest commit: checks and deletions."""
 
 import threading
 import time
@@ -16,22 +16,22 @@ __all__ = ["UpkeepWait"]
 
 _log: Final = logger(__name__)
 _NAME: Final = "upkeep"
-"""A name: the newest commit after which all is done, which rank 0 publishes."""
+"""A name: the newest commit whose upkeep is done, published by rank 0."""
 
 _LONGEST_S: Final = 900.0
-"""Longer than any store's requests are retried, and than the deletion of a large checkpoint takes."""
+"""Longer than any store's retries, and than the deletion of a large checkpoint."""
 
 _LOOK_S: Final = 0.2
-"""The interval at which rank 0 checks whether it has to stop waiting."""
+"""The interval at which rank 0 checks whether its wait has to end."""
 
 _SHORTEST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.1
 
 
 class UpkeepWait:
-    """Know which commit is the newest, and whether what follows it is done.
+    """Track the newest commit, and whether its upkeep is done.
 
-    The next start can do that work too. So whoever waits for it stops where a notice has come, or a rank is lost.
+    The next start can do the upkeep too, so waits for it end after a notice or the loss of a rank.
     """
 
     def __init__(self, rank_group: RankGroup, waits: Waits) -> None:
@@ -43,12 +43,12 @@ class UpkeepWait:
         self._published = -1
 
     def note_commit(self, slot: int, done: Future[None] | None) -> None:
-        """Note the newest commit. Called in the saves' thread.
+        """Record the newest commit. Called in the saves' thread.
 
         Args:
             slot: Its slot in the log.
-            done: Resolved when the work after the commit has ended. None on ranks other than rank 0, which hear of it
-                from there.
+            done: Resolved when the upkeep after the commit has ended. None on ranks other than rank 0, which read it
+                from the store.
 
         """
         self._newest, self._done = slot, done
@@ -56,7 +56,7 @@ class UpkeepWait:
             done.add_done_callback(lambda _: self._start_to_publish(slot))
 
     def await_newest(self) -> None:
-        """Wait until the work after the newest commit has ended. Whatever keeps it from ending is logged, not raised.
+        """Wait until the upkeep after the newest commit has ended. Failures are logged, not raised.
 
         Ranks: any rank, on its own.
         """
@@ -66,12 +66,12 @@ class UpkeepWait:
         ends_s, pause_s = time.monotonic() + _LONGEST_S, _SHORTEST_PAUSE_S
         while not self._has_ended(slot, pause_s):
             if self._waits.has_to_hurry:
-                _log.info("what follows the commit in slot %d is left to the next start", slot)
+                _log.info("the next start does the upkeep after the commit in slot %d", slot)
                 return
             if time.monotonic() >= ends_s:
                 _log.warning(
-                    "old commits may still be there: what follows the commit in slot %d isn't done after %.0f s, and "
-                    "isn't waited for any more",
+                    "old commits may still exist: the upkeep after the commit in slot %d isn't done after %.0f s, and "
+                    "is no longer waited for",
                     slot,
                     _LONGEST_S,
                 )
@@ -79,13 +79,13 @@ class UpkeepWait:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _has_ended(self, slot: int, pause_s: float) -> bool:
-        """Tell whether the work has ended, after a moment if it hasn't yet. Where that can't be known, it has."""
+        """Return whether the upkeep has ended, after a pause if it hasn't. Return True if the answer can't be known."""
         if self._rank_group.rank == 0:
             return self._done is None or self._has_ended_here(self._done)
         try:
             found = self._rank_group.read_proposal(_NAME)
         except PeerLostError as error:
-            _log.warning("whether old commits are deleted isn't known: %s", error)
+            _log.warning("old commits may still exist, the ranks' store is gone: %s", error)
             return True
         if found is not None and found["commit"] >= slot:
             return True
@@ -96,15 +96,15 @@ class UpkeepWait:
         if wait_for([done], _LOOK_S).not_done:
             return False
         if (error := done.exception()) is not None:
-            _log.warning("old commits may still be there until the next save: %s", error)
+            _log.warning("old commits may still exist until the next save: %s", error)
         return True
 
     def _start_to_publish(self, slot: int) -> None:
-        # The companion's messages come in the thread that calls this, which must not wait for the ranks' store.
+        # The calling thread receives the companion's messages, and must not wait for the ranks' store.
         threading.Thread(target=self._publish, args=(slot,), name="upkeep", daemon=True).start()
 
     def _publish(self, slot: int) -> None:
-        # Without the store nobody asks any more.
+        # Without the store no rank reads the value.
         with self._publishing, suppress(PeerLostError):
             if slot > self._published:
                 self._rank_group.publish(_NAME, {"commit": slot})

@@ -1,4 +1,4 @@
-"""End the waits of a process that is told to stop or has lost a rank, whatever they wait for."""
+"""End all waits of a process that has a notice or has lost a rank."""
 
 import threading
 import time
@@ -15,34 +15,34 @@ from stepkeeper.fork_guard import forget_in_forks
 __all__ = ["SilenceLimit", "Waits"]
 
 T = TypeVar("T")
-_FORKED: Final = "this manager is that of the process which has forked this one; construct another one"
+_FORKED: Final = "this manager belongs to the parent of this forked process; construct another one"
 _LOOK_S: Final = 0.2
 """The interval at which a wait checks whether it has to end."""
 
 _SETTLE_S: Final = 3.0
-"""The time that saves in flight have after the loss of a rank: one that all ranks have voted for is committed yet, and
-one that can't be says itself why.
+"""The time that saves in flight have after the loss of a rank. A save that all ranks have voted for is still committed,
+and another one fails with its own error.
 """
 
 
 class SilenceLimit:
-    """Limit how long a rank waits for others while no save makes progress on any of them."""
+    """Limit how long a rank waits for others without any rank's progress."""
 
     def __init__(self, timeout_s: float, now_s: float) -> None:
-        """Start to count `timeout_s` seconds at `now_s`."""
+        """Start a limit of `timeout_s` seconds at `now_s`."""
         self._timeout_s = timeout_s
         self._ends_s = now_s + timeout_s
         self._moved: int | None = None
 
     def is_over(self, now_s: float) -> bool:
-        """Tell whether the time is over."""
+        """Return whether the time is over."""
         return now_s > self._ends_s
 
     def has_moved(self, moved: int, now_s: float) -> bool:
-        """Take over how much saves have moved by `now_s`. If it is more than the last time, the time starts anew.
+        """Record the bytes that saves have moved by `now_s`, and restart the time if there are more than before.
 
         Returns:
-            True if it is more.
+            True if there are more.
 
         """
         before, self._moved = self._moved, moved
@@ -52,17 +52,17 @@ class SilenceLimit:
         return True
 
     def restart(self, now_s: float) -> None:
-        """Let the time start anew at `now_s`."""
+        """Restart the time at `now_s`."""
         self._ends_s = now_s + self._timeout_s
 
 
 class Waits:
-    """Know whether waits have to end. All parts of a manager wait through one of these. Any thread may call it."""
+    """Wait, and end waits early if needed. All parts of a manager wait through one instance. Any thread may call it."""
 
     def __init__(self) -> None:
         self.notice_left_s: Callable[[float], float | None] = lambda _since_s: None
-        """Returns how many seconds a notice leaves to a wait, or to a save, that has made its last progress at that
-        time by time.monotonic(); None without a notice.
+        """Returns the seconds that a notice leaves to a wait or a save, by the time of its last progress
+        (time.monotonic()); None without a notice.
         """
 
         self._lock = threading.Lock()
@@ -71,13 +71,13 @@ class Waits:
         self._has_ended = threading.Event()
         self._progress_s = 0.0
         self._over_since_s: float | None = None
-        """Time of the last progress before the time of a notice was over for a wait."""
+        """Time of the last progress before a notice's deadline ended a wait."""
 
         self._calls: dict[object, float] = {}
         forget_in_forks(self)
 
-    def heed_notices(self, left_s: Callable[[float], float | None]) -> None:
-        """Ask this method how long a notice leaves.
+    def limit_by_notices(self, left_s: Callable[[float], float | None]) -> None:
+        """Limit waits by the time that this method returns.
 
         It is held weakly: a save that the training keeps must not keep the manager's parts alive.
         """
@@ -91,7 +91,7 @@ class Waits:
 
     @property
     def stuck_since_s(self) -> float | None:
-        """Time by time.monotonic() since which a thread has been in one of the manager's calls without any progress.
+        """Time (time.monotonic()) since which a thread has been in one of the manager's calls without progress.
 
         None if no thread is in one.
         """
@@ -100,7 +100,7 @@ class Waits:
 
     @contextmanager
     def in_call(self) -> Iterator[None]:
-        """Note that this thread is in one of the manager's calls."""
+        """Register that this thread is in one of the manager's calls."""
         call = object()
         self._calls[call] = time.monotonic()
         try:
@@ -110,15 +110,15 @@ class Waits:
 
     @property
     def loss(self) -> StepkeeperError | None:
-        """The error for which all waits end, if there is one: another rank is lost."""
+        """The error that ends all waits, if another rank is lost; else None."""
         return self._loss
 
     def end_all(self, error: StepkeeperError, *, is_death: bool = False) -> None:
-        """Raise `error` in all waits, present and later ones. The first error stays.
+        """Raise `error` in all present and later waits. The first error stays.
 
         Args:
-            error: Tells which rank is lost.
-            is_death: True if it has ended without a word to the others.
+            error: Names the lost rank.
+            is_death: True if it ended without notice to the others.
 
         """
         with self._lock:
@@ -127,15 +127,15 @@ class Waits:
         self._has_ended.set()
 
     def forget_after_fork(self) -> None:
-        """End all waits, in a forked child: what they wait for is done by threads that it doesn't have."""
+        """End all waits in a forked child, which doesn't have the threads that would resolve them."""
         self._lock, self._has_ended = threading.Lock(), threading.Event()
         self._loss, self._death = ClosedError(_FORKED), None
 
     def explain(self, error: BaseException, timeout_s: float) -> BaseException:
-        """Return the loss of a rank that has ended without a word, as what `error` has come of; else `error`.
+        """Return the loss of a rank that ended without notice, as the cause of `error`; else `error`.
 
-        The training's collectives may fail before the connections between the ranks tell of that end, for which there
-        are `timeout_s` seconds. What chose to end the process has no other reason.
+        The training's collectives may fail before the connections between the ranks show the loss, so this waits for
+        `timeout_s` seconds. An exit that the program chose is returned unchanged.
         """
         if not isinstance(error, Exception):
             return error
@@ -147,57 +147,57 @@ class Waits:
         return lost
 
     def note_progress(self) -> None:
-        """Note that a save makes progress: as long as it does, nothing but a notice's fixed deadline cuts it off."""
+        """Record a save's progress: as long as it makes some, only a notice's fixed deadline ends it."""
         self._progress_s = time.monotonic()
 
     def raise_loss(self) -> None:
-        """Raise the error for which all waits end, if there is one."""
+        """Raise the error that ends all waits, if there is one."""
         if (loss := self._loss) is not None:
             # A new one each time: several threads raise it, and each adds its own trace.
             raise type(loss)(str(loss))
 
     @property
     def has_to_hurry(self) -> bool:
-        """True if a notice has come, or a rank is lost: what the next start can do as well is left to it."""
+        """True if a notice has come or a rank is lost: work that the next start can do is left to it."""
         return self._loss is not None or self.notice_left_s(time.monotonic()) is not None
 
     def check(self, since_s: float) -> None:
-        """Check that a wait may go on.
+        """Check that a wait may continue.
 
         Args:
             since_s: Time at which the wait began, by time.monotonic().
 
         Raises:
-            NoticeDeadlineError: A notice came, and its time is over.
+            NoticeDeadlineError: A notice's deadline has come.
             StepkeeperError: Another rank is lost.
 
         """
         self.raise_loss()
         progress_s = max(since_s, self._progress_s)
         if self._over_since_s is not None and self._progress_s <= self._over_since_s:
-            # The time was over before, for another wait: it doesn't start anew with each.
+            # The deadline ended another wait before: it doesn't restart with each wait.
             progress_s = self._over_since_s
         left_s = self.notice_left_s(progress_s)
         if left_s is not None and left_s <= 0:
             self._over_since_s = progress_s
             raise NoticeDeadlineError(
-                f"the time that a notice leaves was over after a wait of {time.monotonic() - since_s:.1f} s: what is "
-                "committed stays as it is, what isn't won't be; the next start resumes the newest commit"
+                f"shutdown deadline reached after {time.monotonic() - since_s:.1f} s; uncommitted data is dropped, "
+                "the next start resumes from the newest commit"
             )
 
     def await_all(self, futures: Collection[Future[Any]], timeout_s: float | None = None) -> bool:
         """Wait until all `futures` are done.
 
         Args:
-            futures: What to wait for.
+            futures: The futures to wait for.
             timeout_s: Longest time to wait, in seconds; None waits until something ends the wait.
 
         Returns:
             False if some aren't done after `timeout_s`.
 
         Raises:
-            NoticeDeadlineError: A notice came, and its time is over.
-            StepkeeperError: Another rank is lost, and the futures weren't done soon after.
+            NoticeDeadlineError: A notice's deadline has come.
+            StepkeeperError: Another rank is lost, and the futures weren't done shortly after.
 
         """
         since_s = time.monotonic()
@@ -219,16 +219,16 @@ class Waits:
 
     @contextmanager
     def in_turn(self, turn: threading.Lock, doing: str, timeout_s: float | None = None) -> Iterator[None]:
-        """Hold `turn` for the block. A plain wait for the lock would hold up the train thread, whatever it is told.
+        """Hold the lock `turn` for the block. Unlike a plain wait for the lock, this wait ends with the others.
 
         Args:
-            turn: What one thread at a time holds.
-            doing: What a thread does in its turn, for people.
+            turn: The lock.
+            doing: The work of the lock's holder, for messages.
             timeout_s: Longest time to wait, in seconds; None waits until something ends the wait.
 
         Raises:
-            TimeoutError: Another thread still has the turn after `timeout_s`.
-            NoticeDeadlineError: A notice came, and its time is over.
+            TimeoutError: Another thread still holds the lock after `timeout_s`.
+            NoticeDeadlineError: A notice's deadline has come.
             StepkeeperError: Another rank is lost.
 
         """
@@ -245,7 +245,7 @@ class Waits:
             turn.release()
 
     def await_threads(self, threads: Iterable[threading.Thread]) -> None:
-        """Wait until the threads have ended, those that were started. Raises what `check` raises."""
+        """Wait until the started threads have ended. Raises the errors of `check`."""
         since_s = time.monotonic()
         for thread in threads:
             while thread.is_alive():
@@ -254,16 +254,16 @@ class Waits:
                     self.check(since_s)
 
     def run(self, call: Callable[[], T], timeout_s: float | None = None) -> T:
-        """Run `call` in another thread, since it may take long or be stuck, and wait for it.
+        """Run `call` in another thread and wait for it, since it may hang.
 
         Args:
-            call: What to run. This thread does nothing meanwhile.
+            call: The function to run, while this thread waits.
             timeout_s: Longest time to wait, in seconds; None waits until something ends the wait.
 
         Raises:
             TimeoutError: `call` hasn't ended after `timeout_s`.
-            NoticeDeadlineError: A notice came, and its time is over.
-            StepkeeperError: Another rank is lost; or what `call` raises.
+            NoticeDeadlineError: A notice's deadline has come.
+            StepkeeperError: Another rank is lost, or `call` raised it.
 
         """
         future: Future[T] = Future()

@@ -20,7 +20,7 @@ def folder_uri(location: Location) -> str:
     """Return the folder's URI. A path may be relative, as for torch's own writers.
 
     Raises:
-        BadUriError: `location` is empty, or what pathlib makes of a URI.
+        BadUriError: `location` is empty, or a URI that pathlib has mangled.
 
     """
     text = os.fspath(location)
@@ -33,7 +33,7 @@ def open_folder(location: Location) -> "Folder":
     """Open a folder; nothing is read yet.
 
     Raises:
-        BadUriError: `location` names no store. The message says what to write instead.
+        BadUriError: `location` names no store. The message suggests what to write instead.
 
     """
     # Only the put of `.metadata` has to be exclusive, and one process puts it.
@@ -45,7 +45,7 @@ class Located:
     """The folder of the next save or load, for torch's storage classes."""
 
     _does: str
-    """What they do there, for errors."""
+    """Their use of the folder, for errors."""
 
     def __init__(self, path: Location | None) -> None:
         if path is not None:
@@ -63,7 +63,7 @@ class Located:
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
-        """Tell whether `checkpoint_id` names a folder of a store that is known, in a form that is safe."""
+        """Return whether `checkpoint_id` names a folder of a store that is known, in a form that is safe."""
         try:
             open_folder(checkpoint_id).close()
         except BadUriError:
@@ -90,7 +90,7 @@ class Located:
 class Folder:
     """Access one folder of a store, and nothing else in the store.
 
-    Paths begin with the folder's name, so that error messages tell where an object is.
+    Paths begin with the folder's name, so that error messages show where an object is.
     """
 
     def __init__(self, store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Fill a torch planner's memory with what its plan reads."""
+"""Fill a torch planner's memory with the data that its plan reads."""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -36,14 +36,14 @@ class LoadTargets:
         """Map every item of the plan.
 
         Args:
-            metadata: What the checkpoint holds.
+            metadata: The checkpoint's metadata.
             table: Its blocks.
-            chunks: Its chunks, by the file that they are in and by where in that they begin.
+            chunks: Its chunks, by their file and their first byte in it.
             items: The items.
             planner: Gives memory for each item.
 
         Raises:
-            ManifestError: The manifests don't say where an item is stored.
+            ManifestError: The manifests don't list where an item is stored.
 
         """
         self.table = table
@@ -82,7 +82,7 @@ class LoadTargets:
         chunk = self._chunks.get((info.relative_path, info.offset))
         if chunk is None:
             raise ManifestError(
-                f"{item.storage_index.fqn}: no manifest lists what is at byte {info.offset} of {info.relative_path}"
+                f"{item.storage_index.fqn}: no manifest lists a chunk at byte {info.offset} of {info.relative_path}"
             )
         itemsize = target.dtype.itemsize
         array = Array(
@@ -129,7 +129,7 @@ class _Target:
         wanted = self._planner.resolve_tensor(self._item).detach()
         if wanted.shape != self._item.lengths:
             raise RestoreError(
-                f"{self._item.storage_index.fqn}: {tuple(self._item.lengths)} elements are read, and the planner has "
+                f"{self._item.storage_index.fqn}: {tuple(self._item.lengths)} elements are read, but the planner has "
                 f"room for {tuple(wanted.shape)}"
             )
         self._wanted = wanted
@@ -139,7 +139,7 @@ class _Target:
         return self._aside
 
     def commit(self) -> bool:
-        """Copy the elements into the planner's memory if they aren't there yet, and tell the planner."""
+        """Copy the elements into the planner's memory if they aren't there yet, and commit them."""
         assert self._wanted is not None
         if self._aside is not None:
             self._wanted.copy_(self._aside)

@@ -37,17 +37,17 @@ _log: Final = logger(__name__)
 
 @final
 class StorageReader(Located, storage.StorageReader):
-    """Read what `dcp.load` loads, from a folder at a path or any URI, whoever wrote it.
+    """Read what `dcp.load` loads, from a folder at a path or any URI, by any writer.
 
     A checkpoint by stepkeeper's StorageWriter or CheckpointManager (`stepkeeper path` prints its folder) is
     verified block by block as it is read. Of a checkpoint by torch's FileSystemWriter, the checksums within each
     tensor's file are verified. No code in `.metadata` is run. The planner decides how values are decoded; torch's
     own planner unpickles them.
 
-    Tensors are filled as their bytes come. After a load that failed they are part old, part new.
+    Tensors are filled as their bytes arrive. After a failed load they are part old, part new.
     """
 
-    _does = "load from: StorageReader(path), or dcp.load"
+    _does = "load from: use StorageReader(path), or dcp.load"
 
     def __init__(self, path: Location | None = None, *, patience: Patience = DEFAULT_PATIENCE) -> None:
         """Prepare to read; nothing is read yet.
@@ -57,7 +57,7 @@ class StorageReader(Located, storage.StorageReader):
             patience: How long to retry while the store doesn't answer.
 
         Raises:
-            BadUriError: `path` names no store. The message says what to write instead.
+            BadUriError: `path` names no store. The message suggests what to write instead.
 
         Ranks:
             Each rank makes one with the same arguments, and `dcp.load` calls its methods.
@@ -79,7 +79,7 @@ class StorageReader(Located, storage.StorageReader):
 
     @override
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read what the checkpoint holds.
+        """Read the checkpoint's metadata.
 
         Returns:
             The checkpoint's metadata, with names, shapes, dtypes, and where everything is stored.
@@ -130,7 +130,7 @@ class StorageReader(Located, storage.StorageReader):
 
         Raises:
             TornCheckpointError: Bytes of the checkpoint are bad; the message names the object.
-            RestoreError: Something is stored in a way that isn't read here.
+            RestoreError: Something is stored in an unsupported form.
             StorageError: The store gave no answer, or refused.
 
         """
@@ -192,9 +192,9 @@ class StorageReader(Located, storage.StorageReader):
             )
         data = self._patience.retry(lambda: read_if_present(folder, path, info.offset, info.length))
         if data is None or len(data) != info.length:
-            said = "is missing" if data is None else "is cut short"
+            fault = "is missing" if data is None else "is cut short"
             raise TornCheckpointError(
-                f"{folder.own_uri}: {name}: {info.relative_path} {said}",
+                f"{folder.own_uri}: {name}: {info.relative_path} {fault}",
                 BadItem(folder=folder.name, name=name),
             )
         return data
@@ -207,7 +207,7 @@ def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest,
     data = patience.retry(lambda: read_if_present(folder, folder.path(METADATA_NAME)))
     if data is None:
         raise RestoreError(
-            f"{where} isn't there: {folder.own_uri} holds no checkpoint, or one that wasn't finished"
+            f"{where} isn't there: {folder.own_uri} holds no checkpoint, or one whose save didn't finish"
         )
     first = patience.retry(lambda: read_if_present(folder, folder.path(manifest_name(0))))
     manifest = None if first is None else Manifest.from_json(first, f"{folder.own_uri}/{manifest_name(0)}")
@@ -218,19 +218,19 @@ def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest,
         raise TornCheckpointError(str(error), item) from error
     if manifest is None or not _is_of(manifest, metadata):
         if manifest is not None:
-            _log.info("%s: %s is of an earlier checkpoint there", folder.own_uri, manifest_name(0))
+            _log.info("%s: %s belongs to an earlier checkpoint there", folder.own_uri, manifest_name(0))
         return metadata, ()
     listed = {record.path: record for record in manifest.objects}
     own = listed.get(METADATA_NAME)
     if own is None or (own.size_bytes, own.crc32c) != (len(data), crc32c(data)):
-        raise TornCheckpointError(f"{where} is not what was written: its checksum is another", item)
+        raise TornCheckpointError(f"{where} is not what was written: its checksum differs", item)
     refs = list_other_refs(manifest, folder.own_uri)
     others = (read_manifest(folder, folder.name, ref, patience=patience) for ref in refs)
     return metadata, (manifest, *others)
 
 
 def _is_of(manifest: Manifest, metadata: Metadata) -> bool:
-    """Tell whether the manifest and the metadata are of one save.
+    """Return whether the manifest and the metadata belong to the same save.
 
     Another writer may have put its checkpoint over one of ours.
     """

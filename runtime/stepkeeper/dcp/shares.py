@@ -37,8 +37,8 @@ Resolve = Callable[[WriteItem], Any]
 """A planner's `resolve_data`: returns the data of an item."""
 
 _N_PROPERTIES: Final = 5
-"""torch up to 2.14 takes so many properties of a tensor and no more. 2.15 adds the strides, which no reader uses: what
-is stored lies row by row.
+"""torch up to 2.14 accepts exactly this many properties of a tensor. 2.15 adds the strides, which no reader uses:
+tensors are stored row by row.
 """
 
 _ALIGNMENT_BYTES: Final = 64
@@ -101,7 +101,7 @@ class Share:
         return tuple(made.order for made in self._items if isinstance(made.order, ValueOrder))
 
     def __getitem__(self, span: slice, /) -> memoryview:
-        """Return bytes of one item. Raises SaveError if the planner gives other elements than it had planned."""
+        """Return bytes of one item. Raises SaveError if the planner returns other elements than planned."""
         made = self._item_at(span.start)
         with self._lock:
             # Only one thread at a time calls the planner, as torch's own writers do by default.
@@ -174,7 +174,7 @@ def _elements(order: TensorOrder | ValueOrder, resolved: Any) -> memoryview:
     tensor = resolved.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if tuple(tensor.shape) != order.sizes or dtype_name(tensor.dtype) != order.dtype:
         raise SaveError(
-            f"{order.fqn}: the planner said {order.dtype}{list(order.sizes)} and gave "
+            f"{order.fqn}: the planner planned {order.dtype}{list(order.sizes)}, but returned "
             f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
         )
     if not prod(order.sizes):
@@ -257,7 +257,7 @@ def _cut(
 
 
 def pickle_metadata(metadata: Metadata) -> bytes:
-    """Pickle torch's Metadata for `.metadata`, so that every torch since 2.9 reads it, whichever has made it."""
+    """Pickle torch's Metadata for `.metadata`, so that every torch since 2.9 reads it, whichever version made it."""
     out = BytesIO()
     _Pickler(out).dump(metadata)
     return out.getvalue()

@@ -26,10 +26,10 @@ Layout = tuple[tuple[torch.dtype, torch.Size], ...]
 class Stager(SPMDStager):
     """Copy the state so that it may change the moment `dcp.async_save` returns. Pass the same stager to each save.
 
-    Tensors on the host, also the local parts of DTensors, are copied by the call into memory that is faulted in
-    once and reused. Tensors of torch_xla are copied on their devices, as SPMDStager does; this needs
-    SPMDSavePlanner. Tied tensors are copied once, and stay tied. A save that is still under way keeps its memory:
-    start the next save when it has ended, or a second buffer is taken, and kept.
+    Tensors on the host, also the local parts of DTensors, are copied by the call into memory that is faulted in once
+    and reused. Tensors of torch_xla are copied on their devices, as SPMDStager does; this needs SPMDSavePlanner. Tied
+    tensors are copied once, and stay tied. A save that is still running keeps its memory: start the next save after it
+    has ended, or a second buffer is allocated, and kept.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Stager(SPMDStager):
         Raises:
             DuplicateNameError: Two entries get the same name.
             UnsupportedValueError: A value is of a type that isn't stored.
-            UnsupportedShardingError: A tensor's placement doesn't say which device holds what.
+            UnsupportedShardingError: A tensor's placement doesn't determine which device holds what.
 
         """
         self._buffer = self._take_free_buffer()
@@ -115,7 +115,7 @@ class Stager(SPMDStager):
 
 
 class _Staged(dict[str, Any]):
-    """A staged state, which can be weakly referenced: its buffer is free once nobody holds it."""
+    """A staged state, which can be weakly referenced: its buffer is free once nothing references it."""
 
     __slots__ = ("__weakref__",)
 

@@ -38,13 +38,13 @@ _VERSION: Final = "1.0.0"
 class StorageWriter(Located, storage.StorageWriter):
     """Write what `dcp.save` and `dcp.async_save` save, into a folder at a path or any URI.
 
-    Several objects are written at a time, and each is durable before the save goes on; `.metadata` is put last and
-    whole. So a checkpoint that can be read is whole, however the job was killed. A checkpoint that was in the
-    folder before can be read until all of the new one is durable. torch's FileSystemReader reads the result;
+    Several objects are written at a time, and each is durable before the save continues; `.metadata` is put last and
+    whole. So a checkpoint that can be read is whole, however the job was killed. A checkpoint that was in the folder
+    before can be read until all of the new one is durable. torch's FileSystemReader reads the result;
     stepkeeper.dcp.StorageReader also verifies it.
 
-    That is all: no log says which checkpoint is the newest, a job that was replaced is not fenced, ranks don't
-    agree on what to resume from, and old checkpoints are not deleted. CheckpointManager does all this.
+    That is all: no log records which checkpoint is the newest, a job that was replaced is not fenced, ranks don't agree
+    on what to resume from, and old checkpoints are not deleted. CheckpointManager does all this.
 
     One writer serves many saves, one after another, as torch's own does: pass `checkpoint_id` to each.
     """
@@ -63,7 +63,7 @@ class StorageWriter(Located, storage.StorageWriter):
             patience: How long to retry while the store doesn't answer.
 
         Raises:
-            BadUriError: `path` names no store. The message says what to write instead.
+            BadUriError: `path` names no store. The message suggests what to write instead.
 
         Ranks:
             Each rank makes one with the same arguments, and `dcp.save` calls its methods.
@@ -115,7 +115,7 @@ class StorageWriter(Located, storage.StorageWriter):
                     raise ObjectExistsError(
                         f"{folder.own_uri} holds a checkpoint, and overwrite=False: save to another folder"
                     )
-                _log.warning("%s holds a checkpoint, which is going to be replaced", folder.own_uri)
+                _log.warning("%s holds a checkpoint, which will be replaced", folder.own_uri)
         return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     @override
@@ -126,7 +126,7 @@ class StorageWriter(Located, storage.StorageWriter):
             A future that is done already, with where each item is stored.
 
         Raises:
-            SaveError: The planner gave other elements than it had planned.
+            SaveError: The planner returned other elements than planned.
             ValueError: A tensor is of a dtype that can't be saved.
             StorageError: The store gave no answer, or refused.
 
@@ -164,13 +164,13 @@ class StorageWriter(Located, storage.StorageWriter):
 
     @override
     def finish(self, metadata: Metadata, results: list[list[storage.WriteResult]]) -> None:
-        """Put `.metadata`, and delete what is left of an earlier checkpoint in the folder. Runs on the coordinator.
+        """Put `.metadata`, and delete the rest of an earlier checkpoint in the folder. Runs on the coordinator.
 
         Afterwards the checkpoint can be read, and survives a power cut.
 
         Raises:
-            ObjectExistsError: Somebody else has finished another checkpoint there meanwhile.
-            StorageError: The store gave no answer, refused, or doesn't show here what the other ranks have written.
+            ObjectExistsError: Another process has finished another checkpoint there meanwhile.
+            StorageError: The store gave no answer, refused, or doesn't show the other ranks' objects here.
 
         """
         written = {each.index: each.storage_data for of_rank in results for each in of_rank}
@@ -202,7 +202,7 @@ class StorageWriter(Located, storage.StorageWriter):
         # An earlier try may have gone through without an answer.
         if self._patience.retry(lambda: folder.read(path)) != data:
             raise ObjectExistsError(
-                f"{folder.own_uri}/{name} was put by somebody else meanwhile: two jobs save into one folder"
+                f"{folder.own_uri}/{name} was written by another process meanwhile: two jobs save into one folder"
             )
 
     def _delete(self, folder: Folder, names: Iterable[str]) -> None:
@@ -232,7 +232,7 @@ class StorageWriter(Located, storage.StorageWriter):
         ]
         if lacking:
             raise TransientStorageError(
-                f"{folder.own_uri} doesn't show {len(lacking)} of {len(expected)} objects that the ranks have written, "
-                f"the first {lacking[0]}: all hosts have to see one folder there"
+                f"{folder.own_uri} doesn't list {len(lacking)} of {len(expected)} objects that the ranks have "
+                f"written, the first {lacking[0]}: all hosts must share one folder there"
             )
         return list(found)

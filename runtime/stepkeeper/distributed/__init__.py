@@ -1,4 +1,4 @@
-"""Form the process group of a training in one line, whoever started its processes."""
+"""Form the process group of a training in one line, under any launcher."""
 
 from stepkeeper.distributed.groups import Membership, init
 

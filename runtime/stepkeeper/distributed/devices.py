@@ -1,4 +1,4 @@
-"""Find the device that this process trains on, and the backends that its process group needs for it."""
+"""Find the device that this process trains on, and the backends for its process group."""
 
 import importlib
 import importlib.util
@@ -16,7 +16,7 @@ __all__ = ["Hardware", "choose_backend", "find_hardware"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The device that this process trains on, and what follows from it."""
+    """The device that this process trains on, with its backends."""
 
     device: torch.device
     backend: str
@@ -27,14 +27,14 @@ class Hardware:
 
 
 def find_hardware() -> Hardware:
-    """Find what this process trains on, and make its device the current one.
+    """Find this process's device, and make it the current one.
 
-    torch_xla is asked where it is imported already, or where the environment names its device or a TPU. Else it is
-    torch's own accelerator, if this host has one.
+    torch_xla is used if it is imported already, or if the environment names its device or a TPU. Otherwise the device
+    is torch's own accelerator, if this host has one.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None and _uses_torch_xla():
-        # Not a device with a number: torch_xla would fix whether it is one of SPMD's.
+        # A device without a number, since a number would make torch_xla decide about SPMD.
         return Hardware(device=torch.device("xla"), backend="gloo", on_tpu=_runs_on_tpu())
     if accelerator is None:
         return Hardware(device=torch.device("cpu"), backend="gloo", on_tpu=False)
@@ -45,9 +45,9 @@ def find_hardware() -> Hardware:
 
 
 def choose_backend(device: torch.device) -> str:
-    """Return the backends of a process group for tensors on that kind of device: NCCL for CUDA's.
+    """Return a process group's backends for tensors on that kind of device: NCCL for CUDA.
 
-    Tensors on the CPU go over gloo besides, and all do where torch knows no backend for the device.
+    Tensors on the CPU use gloo, and so do all tensors if torch has no backend for the device.
     """
     try:
         own = dist.get_default_backend_for_device(device)

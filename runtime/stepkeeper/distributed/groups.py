@@ -1,4 +1,4 @@
-"""Form the process group, and describe the place of this process in it."""
+"""Form the process group, and describe this process's place in it."""
 
 import importlib
 import os
@@ -28,11 +28,11 @@ __all__ = ["Membership", "init"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """The place of this process among those that train together."""
+    """This process's place among the processes that train together."""
 
     device: torch.device
-    """The device to train on: `cuda:1` for the second process of a host with GPUs, `xla` for all that torch_xla has,
-    `cpu` where there is nothing else.
+    """The device to train on: `cuda:1` for the second process of a host with GPUs, `xla` for torch_xla's devices, else
+    `cpu`.
     """
 
     rank: int
@@ -47,36 +47,37 @@ class Membership:
 
 _log: Final = logger(__name__)
 _TIMEOUT_S: Final = 1800.0
-"""gloo's own. Hosts of one job start minutes apart, while images are pulled, and a first compilation takes as long."""
+"""gloo's default. Hosts of one job start minutes apart, while images are pulled, and a first compilation takes as
+long."""
 
 
 def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
-    """Form the process group of the training, or find the one that is there already.
+    """Form the process group of the training, or find the existing one.
 
     Call it first, before `CheckpointManager`::
 
         this = stepkeeper.distributed.init()
         model.to(this.device)
 
-    On a TPU the group is torch_xla's (`xla://`), over gloo; where this process is the only one on its host, SPMD is
-    turned on. Elsewhere it is formed by torchrun's variables, or by those that the operator gives each pod. A process
-    that nobody started with others becomes a group of one. Tensors on GPUs go over NCCL, those on the CPU over gloo.
+    On a TPU the group is torch_xla's (`xla://`), over gloo, with SPMD turned on if this process is the only one on its
+    host. Elsewhere it is formed by torchrun's variables, or by those that the operator sets in each pod. A process
+    without a launcher becomes a group of one. Tensors on GPUs use NCCL, those on the CPU gloo.
 
-    If SIGTERM comes to a pod while it waits for the others, or later on before there is a manager, the process ends
-    with code 75: there is nothing to save. Where the program has a handler of its own, or torchrun has started it, that
-    decides. If rank 0 goes away meanwhile, the others end with code 78: it has the cause.
+    If a pod gets SIGTERM while it waits for the others, or before it has a manager, the process exits with code 75:
+    there is nothing to save. A handler of the program, or torchrun as the launcher, takes precedence. If rank 0 is lost
+    meanwhile, the others exit with code 78: rank 0 has the cause.
 
     Args:
-        timeout_s: Seconds for all processes to come, and for each collective later.
+        timeout_s: Seconds for all processes to join, and for each later collective.
 
     Returns:
-        Where this process stands among the others.
+        This process's place among the others.
 
     Raises:
-        ProcessGroupError: Not all processes came; or a variable is missing in the environment, or is no number.
+        ProcessGroupError: Not all processes joined, or an environment variable is missing or malformed.
 
     Ranks:
-        All ranks call this. Where a group exists already, it changes nothing and waits for nobody.
+        All ranks call this. If a group exists already, this changes nothing and doesn't wait.
 
     """
     _exit_at_notice()
@@ -88,11 +89,11 @@ def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
             _leave(error)
         except ContractError as error:
             raise ProcessGroupError(str(error)) from error
-        # torch raises these for all that goes wrong, and DistStoreError and others are of that class.
+        # torch raises these for all failures; DistStoreError and others are subclasses.
         except (RuntimeError, ValueError) as error:
             if isinstance(error, ProcessGroupError):
                 raise
-            raise ProcessGroupError(f"the process group can't be formed: {error}") from error
+            raise ProcessGroupError(f"forming the process group failed: {error}") from error
     return Membership(
         device=hardware.device,
         rank=dist.get_rank(),
@@ -102,7 +103,7 @@ def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
 
 
 def _exit_at_notice() -> None:
-    """Have a notice end this process of a pod until there is a manager. A launcher of several ends them itself."""
+    """Make a notice end this pod's process until it has a manager. A launcher of several ends them itself."""
     if Identity.present(os.environ) and not is_launched(os.environ):
         try:
             exit_at_early_notice(Identity.from_env(os.environ))
@@ -120,7 +121,7 @@ def _form(hardware: Hardware, timeout_s: float) -> None:
             _join_launched(hardware.backend, timeout)
         case Launcher.OPERATOR:
             _join_pods(hardware.backend, timeout)
-        case Launcher.NOBODY:
+        case Launcher.NONE:
             dist.init_process_group(
                 hardware.backend, store=HashStore(), rank=0, world_size=1, timeout=timeout
             )
@@ -135,14 +136,14 @@ def _join_pods(backend: str, timeout: timedelta) -> None:
             backend, store=store, rank=identity.rank, world_size=identity.n_hosts, timeout=timeout
         )
     except DistNetworkError as error:
-        raise PeerLostError(f"rank 0 went away while the process group was formed: {error}") from error
+        raise PeerLostError(f"rank 0 was lost while the process group was formed: {error}") from error
 
 
 def _join_launched(backend: str, timeout: timedelta) -> None:
     """Form the group by torchrun's variables.
 
-    Where torchrun has started its processes anew, its store may still hold what those before have left, gloo's
-    addresses among it. Each start has names of its own.
+    After a restart by torchrun, its store may still hold values of the earlier processes, such as gloo's addresses. So
+    each start uses its own names.
     """
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     try:
@@ -155,12 +156,12 @@ def _join_launched(backend: str, timeout: timedelta) -> None:
         )
     except DistNetworkError as error:
         raise PeerLostError(
-            f"the launcher that has the store, rank 0's, went away while the process group was formed: {error}"
+            f"rank 0's launcher, which has the store, was lost while the process group was formed: {error}"
         ) from error
 
 
 def _leave(error: PeerLostError) -> NoReturn:
-    """End the process for a lost peer, and say so in the pod's last word: a launcher above ends with another code."""
+    """End the process for a lost peer, with a termination message: a launcher above ends with another code."""
     _log.error("%s", error)
     if Identity.present(os.environ):
         identity = Identity.from_env(os.environ)
@@ -171,13 +172,13 @@ def _leave(error: PeerLostError) -> NoReturn:
 
 
 def _prepare_tpu() -> None:
-    """Turn SPMD on where this process is its host's only one, and check that the TPU runtime sees all hosts.
+    """Turn SPMD on if this process is its host's only one, and check that the TPU runtime sees all hosts.
 
     Raises:
-        ProcessGroupError: It doesn't: each host would train for itself.
+        ProcessGroupError: The runtime doesn't see all hosts: each would train by itself.
 
     """
-    importlib.import_module("torch_xla.distributed.xla_backend")  # It registers xla://.
+    importlib.import_module("torch_xla.distributed.xla_backend")  # This registers xla://.
     runtime: Any = importlib.import_module("torch_xla.runtime")
     alone_on_host = not dist.is_torchelastic_launched() and runtime.local_process_count() == 1
     if alone_on_host and not runtime.is_spmd():
@@ -189,6 +190,6 @@ def _prepare_tpu() -> None:
         missing = [name for name in ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES") if name not in os.environ]
         because = f"; {' and '.join(missing)} not set in the environment" if missing else ""
         raise ProcessGroupError(
-            f"the job has {n_hosts} hosts, the TPU runtime sees {n_seen}{because}. GKE sets these variables in pods "
-            "that ask for google.com/tpu; elsewhere the template does"
+            f"the job has {n_hosts} hosts, but the TPU runtime sees {n_seen}{because}. GKE sets these variables in "
+            "pods that request google.com/tpu; elsewhere set them in the template"
         )

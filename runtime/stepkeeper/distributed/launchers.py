@@ -1,4 +1,4 @@
-"""Tell from the environment who started this process, and so how it finds the others. Pure."""
+"""Find out from the environment which launcher started this process, and so how it joins the others. Pure."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -10,10 +10,10 @@ from stepkeeper.errors import ProcessGroupError
 __all__ = ["Launcher", "choose_launcher", "is_launched", "read_local_rank"]
 
 _WHO: Final = ("RANK", "WORLD_SIZE")
-"""The variables that only a launcher of one process each sets: a template may name a MASTER_ADDR of its own."""
+"""The variables that only a launcher of several processes sets: a template may set its own MASTER_ADDR."""
 
 _NEEDED: Final = (*_WHO, "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""The variables that torchrun gives each of its processes, and that others give as it does."""
+"""The variables that torchrun, and launchers like it, set in each process."""
 
 
 class Launcher(Enum):
@@ -23,24 +23,24 @@ class Launcher(Enum):
     """One process on each TPU host, or torch_xla's spawn: the TPU runtime knows them all."""
 
     TORCHRUN = "torchrun"
-    """torchrun, `python -m torch.distributed.run`, or whoever sets the same variables."""
+    """torchrun, `python -m torch.distributed.run`, or another launcher that sets the same variables."""
 
     OPERATOR = "operator"
     """The operator alone: one process in each pod."""
 
-    NOBODY = "nobody"
-    """A person: this process is the only one."""
+    NONE = "none"
+    """No launcher: this process is the only one."""
 
 
 def choose_launcher(environ: Mapping[str, str], *, on_tpu: bool) -> Launcher:
-    """Return who started this process.
+    """Return the launcher that started this process.
 
     Args:
         environ: The process's environment.
         on_tpu: True if torch_xla runs on a TPU.
 
     Raises:
-        ProcessGroupError: A launcher has set some of its variables; the message names those that are missing.
+        ProcessGroupError: Some of a launcher's variables are set. The message names the missing ones.
 
     """
     if on_tpu:
@@ -50,19 +50,19 @@ def choose_launcher(environ: Mapping[str, str], *, on_tpu: bool) -> Launcher:
         if missing:
             raise ProcessGroupError(
                 f"{_listed([name for name in _NEEDED if name in environ])} set as by a launcher like torchrun, but "
-                f"{_listed(missing)} not: set all of {', '.join(_NEEDED)}, or none of them"
+                f"{_listed(missing)} not. Set all of {', '.join(_NEEDED)}, or none of them"
             )
         return Launcher.TORCHRUN
-    return Launcher.OPERATOR if Identity.present(environ) else Launcher.NOBODY
+    return Launcher.OPERATOR if Identity.present(environ) else Launcher.NONE
 
 
 def is_launched(environ: Mapping[str, str]) -> bool:
-    """Tell whether a launcher like torchrun has started this process, one of several."""
+    """Return whether a launcher like torchrun started this process, as one of several."""
     return any(name in environ for name in _WHO)
 
 
 def read_local_rank(environ: Mapping[str, str]) -> int:
-    """Return the number of this process on its host, as torchrun or torch_xla's spawn have set it; else 0."""
+    """Return this process's number on its host, from torchrun or torch_xla's spawn; else 0."""
     return int(environ.get("LOCAL_RANK") or environ.get("PJRT_LOCAL_PROCESS_RANK") or 0)
 
 

@@ -1,4 +1,4 @@
-"""Let the pods of a job find each other, by what the operator has put into their environment."""
+"""Connect the pods of a job, by the variables that the operator set in their environment."""
 
 import socket
 import time
@@ -17,48 +17,48 @@ __all__ = ["meet"]
 
 _log: Final = logger(__name__)
 _CALL_S: Final = 3.0
-"""Seconds for one try to connect. Each looks the name up again: a pod that was made anew has another address."""
+"""Seconds for one attempt to connect. Each resolves the name again: a recreated pod has another address."""
 
 _CONNECT_S: Final = 3 * _CALL_S
-"""Seconds that torch's store may take to connect. It is deaf to signals meanwhile."""
+"""Seconds that torch's store may take to connect. It doesn't handle signals meanwhile."""
 
 _PAUSE_S: Final = 0.2
-_SAY_S: Final = 60.0
-"""The interval at which a process that waits says for whom."""
+_LOG_EVERY_S: Final = 60.0
+"""The interval at which a waiting process logs the missing hosts."""
 
 _ALL: Final = "all"
 
 
 def meet(identity: Identity, timeout_s: float) -> Store:
-    """Wait for all hosts of the job, and return the store that they have in common.
+    """Wait for all hosts of the job, and return their common store.
 
-    The wait is made of short ones, so that Python's signal handlers run meanwhile.
+    The wait consists of short ones, so that Python's signal handlers run in between.
 
     Args:
-        identity: Who this process is, one in each pod.
-        timeout_s: Seconds that all hosts together have to come.
+        identity: The identity of this process, one in each pod.
+        timeout_s: Seconds for all hosts to join.
 
     Raises:
-        ProcessGroupError: Not all came in time; the message names those that are missing.
-        PeerLostError: Rank 0 has gone away meanwhile, and the store with it.
+        ProcessGroupError: Not all hosts joined in time. The message names the missing ones.
+        PeerLostError: Rank 0 was lost meanwhile, with the store.
 
     """
     ends_s = time.monotonic() + timeout_s
     tcp_store = (_serve if identity.rank == 0 else _join)(identity, ends_s)
-    # What is left of an earlier start isn't taken for this one.
+    # Values of an earlier start must not count for this one.
     store = PrefixStore(f"{identity.job_uid}/{identity.attempt}", tcp_store)
     try:
         store.set(_host(identity.rank), identity.pod)
         _await_all(identity, store, ends_s)
     except DistNetworkError as error:
         raise PeerLostError(
-            f"rank 0 went away while rank {identity.rank} waited for all hosts: {error}"
+            f"rank 0 was lost while rank {identity.rank} waited for all hosts: {error}"
         ) from error
     return store
 
 
 def _serve(identity: Identity, ends_s: float) -> TCPStore:
-    """Open the store in this process. Another one may still leave the port, so this is tried again."""
+    """Open the store in this process, with retries: another process may still be leaving the port."""
     port = identity.coordinator_port
 
     def listen() -> TCPStore:
@@ -79,8 +79,8 @@ def _join(identity: Identity, ends_s: float) -> TCPStore:
     return _try(
         connect,
         ends_s,
-        f"rank {identity.rank} can't reach rank 0 at {name} port {port}: see whether its pod runs and has called "
-        "stepkeeper.distributed.init() too, and whether a NetworkPolicy lets the job's pods talk to each other",
+        f"rank {identity.rank} can't reach rank 0 at {name} port {port}: check that its pod runs and calls "
+        "stepkeeper.distributed.init() too, and that a NetworkPolicy allows traffic between the job's pods",
     )
 
 
@@ -98,7 +98,7 @@ def _open(address: str, port: int, ends_s: float, *, is_master: bool) -> TCPStor
 
 
 def _own_address() -> str:
-    """Return the address by which other hosts reach this one, as its own name resolves to; a pod's does."""
+    """Return the address at which other hosts reach this one, by resolving its own name, as works in a pod."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -106,17 +106,17 @@ def _own_address() -> str:
 
 
 def _try(attempt: Callable[[], TCPStore], ends_s: float, complaint: str) -> TCPStore:
-    said_s = time.monotonic()
+    logged_s = time.monotonic()
     while True:
         try:
             return attempt()
-        # torch's store raises RuntimeErrors of its own, for a port in use among others.
+        # torch's store raises its own RuntimeErrors, for a port in use for example.
         except (OSError, RuntimeError) as error:
             now_s = time.monotonic()
             if now_s >= ends_s:
                 raise ProcessGroupError(f"{complaint} ({error})") from error
-            if now_s - said_s >= _SAY_S:
-                said_s = now_s
+            if now_s - logged_s >= _LOG_EVERY_S:
+                logged_s = now_s
                 _log.warning("%s (%s); still trying", complaint, error)
         time.sleep(_PAUSE_S)
 
@@ -125,18 +125,18 @@ def _await_all(identity: Identity, store: Store, ends_s: float) -> None:
     """Wait until rank 0 has seen all hosts."""
     hosts = range(identity.n_hosts)
     awaited = [_host(rank) for rank in hosts] if identity.rank == 0 else [_ALL]
-    said_s = time.monotonic()
+    logged_s = time.monotonic()
     while not store.check(awaited):
         now_s = time.monotonic()
-        if now_s >= ends_s or now_s - said_s >= _SAY_S:
-            said_s = now_s
+        if now_s >= ends_s or now_s - logged_s >= _LOG_EVERY_S:
+            logged_s = now_s
             missing = [str(rank) for rank in hosts if not store.check([_host(rank)])]
             text = (
                 f"rank {identity.rank} waits for {len(missing)} of {len(hosts)} hosts: {', '.join(missing)}"
             )
             if now_s >= ends_s:
                 raise ProcessGroupError(
-                    f"{text}; see whether their pods run and call stepkeeper.distributed.init()"
+                    f"{text}; check that their pods run and call stepkeeper.distributed.init()"
                 )
             _log.warning("%s", text)
         time.sleep(_PAUSE_S)

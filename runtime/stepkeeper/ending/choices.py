@@ -1,4 +1,4 @@
-"""Choose what is saved at the end, for all ranks together. Pure: rank 0 is given what each rank knows."""
+"""Choose the saves at the end, for all ranks together. Pure: rank 0 passes in the state of each rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,82 +19,80 @@ class NewestSave:
     """The newest save before a stop, as one rank knows it."""
 
     is_of_stop: bool = False
-    """True if it saves the step at which all ranks stop."""
+    """True if it saves the stop step."""
 
     failed: bool = False
     in_flight_s: float | None = None
-    """Seconds since it was started; None if it has ended, or there was none."""
+    """Seconds since its start; None if it has ended, or there was none."""
 
     left_s: float | None
-    """Seconds that this rank has until it is killed; None if they aren't known."""
+    """Seconds until this rank is killed; None if unknown."""
 
 
 class StopChoice(NamedTuple):
-    """The choice whether the step at which all ranks stop is saved now."""
+    """The choice whether to save the stop step now."""
 
     starts: bool
     why: str | None = None
-    """For people; None if there was no choice."""
+    """The reason, for messages; None if there was no choice."""
 
 
 def choose_stop_save(newest: Sequence[NewestSave], cost_s: float | None, *, again: bool) -> StopChoice:
-    """Choose whether to start a save of the stop step, beside one that may be in flight.
+    """Choose whether to start a save of the stop step, besides one that may be in flight.
 
-    Another save never endangers older commits, but it takes bandwidth from the one in flight: where there is time for
-    only that one, it gets all.
+    Another save never endangers older commits, but it takes bandwidth from the one in flight. If there is time for only
+    one, the one in flight gets all of it.
 
     Args:
         newest: The newest save as each rank knows it.
         cost_s: Seconds from the call to the commit of a recent save; None if none was measured.
-        again: True if a save of this step was started before, and has failed.
+        again: True if an earlier save of this step failed.
 
     """
     left = [each.left_s for each in newest if each.left_s is not None]
     if again and cost_s is not None and left and min(left) < cost_s:
-        why = f"the save failed, and isn't made again: {min(left):.1f} s are left, and a save needs {cost_s:.1f} s"
+        why = f"the save failed and is not retried: {min(left):.1f} s are left, a save needs {cost_s:.1f} s"
         return StopChoice(False, why)
     if all(each.is_of_stop for each in newest):
         has_failed = any(each.failed for each in newest)
-        return StopChoice(
-            has_failed, "the save of this step failed, and is made again" if has_failed else None
-        )
+        return StopChoice(has_failed, "the save of this step failed and is retried" if has_failed else None)
     running_s = [each.in_flight_s for each in newest if each.in_flight_s is not None]
     if not running_s or not left:
         return StopChoice(True)
     if cost_s is None:
-        return StopChoice(True, "no save has been measured yet")
+        return StopChoice(True, "no save was measured before")
     left_s, rest_s = min(left), max(0.0, cost_s - min(running_s))
     times = f"{left_s:.1f} s are left, the save in flight needs about {rest_s:.1f} s more, and one more {cost_s:.1f} s"
     if rest_s + cost_s <= left_s:
-        return StopChoice(True, f"{times}: both are made")
+        return StopChoice(True, f"{times}: both run")
     return StopChoice(False, f"{times}: only the one in flight is finished")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastStepOfRank:
-    """The last step of one rank at the training's end."""
+    """One rank's last step at the training's end."""
 
     step: int | None
     """The last finished step, if it isn't saved; None if there is nothing to save."""
 
     changed: bool
-    """True if the state isn't that of the step any more."""
+    """True if the state has changed since the step."""
 
     stops: bool = False
-    """True if the program has ended itself because of a notice: training isn't done."""
+    """True if the program ended itself because of a notice: training isn't done."""
 
 
 class EndChoice(NamedTuple):
     """The choice of all ranks at the training's end."""
 
     saves: bool
-    """True if they save the last finished step."""
+    """True to save the last finished step."""
 
     stops: bool
-    """True if a program has ended itself because of a notice: training isn't done."""
+    """True if a program ended itself because of a notice: training isn't done."""
 
     loss: str | None = None
-    """Why the last step isn't saved, for people; None if it is, or there is none to save."""
+    """Why the last step isn't saved, for messages; None if it is, or there is none."""
 
 
 def choose_end(ends: Sequence[LastStepOfRank]) -> EndChoice:
@@ -107,12 +105,12 @@ def choose_end(ends: Sequence[LastStepOfRank]) -> EndChoice:
     if len(steps) > 1 or any(end.step is None for end in ends):
         listed = ", ".join(map(str, steps))
         loss = (
-            f"the last step isn't saved: the ranks end at different steps (unsaved: {listed}). The next start resumes "
-            "from the newest commit"
+            f"the last step is not saved: the ranks end at different steps (unsaved: {listed}). The next start "
+            "resumes from the newest commit"
         )
     elif any(end.changed for end in ends):
         loss = (
-            f"step {steps[0]}, the last one, isn't saved: the state has changed since. Call step() after the last "
-            "change of each step, or save the last step where it is finished (total_steps=)"
+            f"step {steps[0]}, the last one, is not saved: the state has changed since. Call step() after the last "
+            "change of each step, or save the last step when it is finished (total_steps=)"
         )
     return EndChoice(loss is None, stops, loss)

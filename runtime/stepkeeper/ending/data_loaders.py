@@ -1,7 +1,7 @@
-"""Tolerate the exits of a DataLoader's workers, which a signal to the whole session or group ends with the notice.
+"""Tolerate the exits of a DataLoader's workers, which a signal to the whole session or process group ends too.
 
-torch raises an error in the thread that trains when such a worker dies: from its SIGCHLD handler wherever that thread
-is, or from the next batch.
+torch raises an error in the train thread when such a worker dies, either from its SIGCHLD handler anywhere in that
+thread, or at the next batch.
 """
 
 import signal
@@ -21,11 +21,11 @@ _log: Final = logger(__name__)
 _LOADER: Final = "torch.utils.data.dataloader"
 _HANDLING: Final = "torch.utils.data._utils.signal_handling"
 _ASKS_WORKERS: Final = "_try_get_data"
-"""The loader's method that hears from its workers: what fails in there is their end, a connection reset among it."""
+"""The loader's method that receives from its workers. Errors in it, such as a connection reset, mean their end."""
 
 
 def is_end_of_workers(error: BaseException | None) -> bool:
-    """Return True if `error`, or what it was raised for, comes from a DataLoader's worker that has died."""
+    """Return True if `error`, or one of its causes, comes from a DataLoader worker that died."""
     while error is not None:
         for frame, _ in walk_tb(error.__traceback__):
             module = frame.f_globals.get("__name__")
@@ -36,7 +36,7 @@ def is_end_of_workers(error: BaseException | None) -> bool:
 
 
 def interrupts_a_step(error: BaseException) -> bool:
-    """Return True if a signal handler has raised `error` anywhere in a step: the state is that of no step then.
+    """Return True if a signal handler raised `error` in the middle of a step: the state then belongs to no step.
 
     A rank that waits for a batch isn't in the middle of an update.
     """
@@ -47,9 +47,9 @@ def interrupts_a_step(error: BaseException) -> bool:
 
 @contextmanager
 def tolerate_worker_exits() -> Iterator[None]:
-    """Log what a SIGCHLD handler of the program raises within: a save isn't given up for it.
+    """Log the errors of the program's SIGCHLD handler inside the block, so that they don't end a save.
 
-    torch looks at its workers again at the next batch.
+    torch checks its workers again at the next batch.
     """
     before = signal.getsignal(signal.SIGCHLD)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

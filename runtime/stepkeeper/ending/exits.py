@@ -1,4 +1,4 @@
-"""Choose a process's exit code, and end the process with it where it can't end by itself in time."""
+"""Choose a process's exit code, and force the exit where the process can't end by itself in time."""
 
 import ctypes
 import faulthandler
@@ -20,7 +20,7 @@ from stepkeeper.errors import (
     PartlyRestoredError,
     PeerLostError,
 )
-from stepkeeper.loggers import logger, tell_briefly
+from stepkeeper.loggers import logger, run_briefly
 
 __all__ = [
     "FAILURE",
@@ -38,11 +38,11 @@ __all__ = [
 FAILURE: Final = 1
 """Python's exit code for an exception."""
 
-STUCK: Final = "the grace period is over, and the training is stuck in a call"
+STUCK: Final = "the grace period is over while the training is stuck in a call"
 
 _log: Final = logger(__name__)
 _LAST_MOMENT_S: Final = 0.15
-"""Seconds after the end of a process's time at which it ends where no Python thread can end it."""
+"""Seconds after a process's time limit at which it ends even if no Python thread can run."""
 
 _INTERRUPTED: Final = 130
 _CODES: Final[dict[type[BaseException], int]] = {
@@ -68,25 +68,25 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def has_own_code(error: BaseException) -> bool:
-    """Return True if the exit code of a process that `error` ends means something: Python's own is 1."""
+    """Return True if `error` has an exit code other than Python's own 1."""
     return isinstance(error, FencedError | PeerLostError | NoticeDeadlineError)
 
 
 def find_end(error: BaseException) -> BaseException:
-    """Return what ends the process that `error` ends: what has ended a restore half-way, if that has its own code."""
+    """Return the error that decides the exit: the cause of a partial restore if that has its own code, else `error`."""
     cause = error.__cause__ if isinstance(error, PartlyRestoredError) else None
     return error if cause is None or not has_own_code(cause) else cause
 
 
 def format_traceback(error: BaseException) -> str | None:
-    """Format `error` for people; None if the process chose to end and gave no message."""
+    """Format `error` as text; None for a chosen exit without a message."""
     if isinstance(error, SystemExit):
         return None if isinstance(error.code, int | None) else str(error.code)
     return "".join(traceback.format_exception(error))
 
 
 def find_known_cause(failure: BaseException | None) -> Cause | None:
-    """Return the cause outside the program that the exception, or one that it was raised from, proves; or None."""
+    """Return the external cause that the exception or its chain proves, or None."""
     for _ in range(_MOST_LINKS):
         if isinstance(failure, UNANSWERED):
             return Cause.STORAGE_UNAVAILABLE
@@ -95,22 +95,22 @@ def find_known_cause(failure: BaseException | None) -> Cause | None:
 
 
 def end_now(code: int, why: str, *first: Callable[[], object]) -> NoReturn:
-    """End the process at once, from any thread: write all threads' stacks to stderr, and log `why`.
+    """End the process at once, from any thread. Write all threads' stacks to stderr, and log `why`.
 
     Args:
         code: The exit code.
-        why: What to log, as an error.
-        first: What else to do before. None of it holds up the end.
+        why: The reason to log.
+        first: Functions to call before. A hanging one doesn't delay the end.
 
     """
     try:
-        tell_briefly(*first, _show_stacks, partial(_log.critical, "%s; the process ends here", why))
+        run_briefly(*first, _show_stacks, partial(_log.critical, "%s; the process exits now", why))
     finally:
         os._exit(code)
 
 
 def _show_stacks() -> None:
-    # By way of memory: faulthandler holds Python's lock as long as stderr takes nothing.
+    # Through memory: faulthandler holds the GIL while a write to stderr blocks.
     with os.fdopen(os.memfd_create("stacks"), "w+b", buffering=0) as memory:
         faulthandler.dump_traceback(memory)
         memory.seek(0)
@@ -133,9 +133,9 @@ class _Event(ctypes.Structure):
 
 
 class ExitTimer:
-    """End the process at a time, also where no Python code can run, unless it is cancelled before.
+    """End the process at a given time, even if no Python code can run, unless the timer is canceled before.
 
-    While the interpreter is finalized, which can take seconds on a busy machine, Python threads don't run. A timer of
+    Python threads don't run while the interpreter is finalized, which can take seconds on a busy machine. A timer of
     the C library has its own thread, which calls `_exit`. In a C library without such timers this does nothing.
     """
 
@@ -175,8 +175,8 @@ def ending_in_time(left_s: float | None, code: int, *, lasts: Callable[[], bool]
     Args:
         left_s: Seconds left.
         code: The exit code.
-        lasts: Returns True, after the block, if the process's end has to fit in the same time: the interpreter waits
-            for threads, and calls what others have registered.
+        lasts: Called after the block. Returns True if the process's end has to fit in the same time: the interpreter
+            waits for threads, and calls registered exit functions.
 
     """
     ended = threading.Event()

@@ -1,7 +1,7 @@
-"""End a process that has lost its root with exit code 77, also where no manager's block is left.
+"""End a process that has lost its root with exit code 77, even if no manager's block is left.
 
-A FencedError that ends the process ends it so. In a pod of the operator, whose batch Job acts on exit codes, any other
-end does too: a start that has lost its root must not look like one that is done. Standard library only.
+This holds if a FencedError ends the process. In a pod of the operator, whose batch Job acts on exit codes, it holds for
+any other end too: a start that has lost its root must not look done. Standard library only.
 """
 
 import atexit
@@ -19,11 +19,11 @@ _lost: Final[list[Callable[[], Callable[[], bool] | None]]] = []
 
 
 def end_as_fenced_if(is_lost: Callable[[], bool], *, is_pods: bool) -> None:
-    """End this process as fenced if the method `is_lost` returns True when it ends.
+    """End this process as fenced if the method `is_lost` returns True at its end.
 
     Args:
         is_lost: The method; its object is held weakly unless the root is the pod's own.
-        is_pods: True if the root is the one that the operator has given to this pod.
+        is_pods: True if the operator gave this root to the pod.
 
     """
     _lost.append((lambda: is_lost) if is_pods else WeakMethod(is_lost))
@@ -59,7 +59,7 @@ class _ShowAndEnd:
 
 
 def _end_pod() -> None:
-    """End the process as fenced if it is a pod's, after everything else at its end."""
+    """End a pod's process as fenced, after all other exit functions."""
     if not _is_fenced():
         return
     from stepkeeper.contract import ExitCode, Identity

@@ -1,9 +1,8 @@
-"""Let `python -m stepkeeper.launch` know which processes below it take SIGTERM as a notice.
+"""Register the processes that handle SIGTERM as a notice with `python -m stepkeeper.launch`.
 
-Each of them has a file in a folder of the launcher. The launcher sends SIGTERM to them alone. The file's name
-distinguishes a process from one that gets its number later, and from the one with this number in another PID namespace.
-torchrun hands SIGTERM on to whole sessions, which ends what loads the ranks' data while they still train, and kills all
-of them 30 s later.
+Each has a file in a folder of the launcher, which sends SIGTERM to these processes only. The file's name distinguishes
+a process from a later one with the same pid, and from one in another PID namespace. torchrun forwards SIGTERM to whole
+sessions, which ends the ranks' data loaders while they still train, and kills all of them 30 s later.
 """
 
 import os
@@ -21,23 +20,25 @@ _OWN_NAMESPACE: Final = Path("/proc/self/ns/pid")
 
 
 def sign_on() -> None:
-    """Ask the launcher, if there is one, to send SIGTERM to this process. Without its folder the command gets it."""
+    """Register this process with the launcher, if there is one, to get SIGTERM. Without the folder the command gets
+    it.
+    """
     if (path := _own_file()) is not None:
         with suppress(OSError):
             path.touch(_OWN_ONLY)
 
 
 def sign_off() -> None:
-    """Ask the launcher to send no SIGTERM to this process any more: it would die of it."""
+    """Unregister this process from the launcher: SIGTERM would kill it now."""
     if (path := _own_file()) is not None:
         with suppress(OSError):
             path.unlink()
 
 
 def list_ranks(folder: Path) -> frozenset[int]:
-    """Return the numbers of the processes that have signed on in the launcher's folder and still run.
+    """Return the pids of the processes that are registered in the launcher's folder and still run.
 
-    Those of another PID namespace aren't among them: their numbers mean other processes here.
+    Processes of another PID namespace are left out: their pids mean other processes here.
     """
     signed = {path.name: int(path.name.partition("-")[0]) for path in folder.glob("[1-9]*-*")}
     return frozenset(
@@ -51,6 +52,6 @@ def _own_file() -> Path | None:
 
 
 def _name(pid: int) -> str:
-    """Return the name of the process's file: its number, when it began, and this process's PID namespace."""
+    """Return the name of the process's file: its pid, its start time, and this process's PID namespace."""
     namespace = _OWN_NAMESPACE.stat().st_ino if _OWN_NAMESPACE.exists() else None
     return f"{pid}-{KernelRecord(pid).started}-{namespace}"

@@ -1,7 +1,8 @@
 """Decide how a process of the training ends. Pure: no threads, files or clocks.
 
-An `Ending` is one rank's. `move` is what its train thread does next; `shell.py` does it, and passes what came of it to
-a method, which returns the next `Ending`. `tests/property/agreement_model` does so in all orders of all ranks.
+An `Ending` is the state of one rank. `move` is the next action of its train thread. `shell.py` makes the move, and
+passes its result to a method, which returns the next `Ending`. `tests/property/agreement_model` does so in all
+interleavings of the ranks.
 
     Running → Stopping → Saved | GaveUp      all ranks reach a stop step, or a program ends itself after a notice
     Running → Done                           training is done
@@ -19,26 +20,27 @@ from stepkeeper.errors import PeerLostError
 __all__ = ["Ending", "Move"]
 
 _MOST_TRIES: Final = 3
-"""How often the save of one step is started: a third failure is no accident."""
+"""How often the save of one step is tried: a third failure is no accident."""
 
 
 class Move(Enum):
-    """A step of the train thread towards its end. All ranks make the first four together."""
+    """An action of the train thread on the way to its end. All ranks make the first four together."""
 
     MEET = "meet"
-    """Wait for all ranks at the stop step, which is not saved here."""
+    """Wait for all ranks at the stop step, which this move doesn't save."""
 
     SAVE_STOP = "save the stop step"
     """Choose with all ranks whether to start a save of the stop step, and wait for the newest save."""
 
     AGREE = "agree"
-    """Wait for the saves in flight, and agree with all ranks how they end."""
+    """Wait for the saves in flight, and agree with all ranks on the end."""
 
     SAVE_LAST = "save the last step"
-    """Save the last finished step, and wait until all ranks have: until then they need this one for their commit."""
+    """Save the last finished step, and wait until all ranks have saved it, since their commit needs this rank."""
 
     SETTLE = "settle"
-    """Wait for the saves in flight: for those that a program began after its stop; a little, after an exception."""
+    """Wait for the saves in flight: those that the program began after its stop, or, after an exception, a short
+    time."""
 
     CLOSE = "close"
     """Write the termination message, send the last report, and close all parts."""
@@ -46,45 +48,45 @@ class Move(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The end of one rank's process, as far as it has come."""
+    """The progress of one rank's process toward its end."""
 
     saves_at_stop: bool = True
-    """False if a stop saves no step: the job says Skip."""
+    """False if a stop saves no step, as the job's setting Skip asks."""
 
     move: Move | None = None
-    """None while the process trains, or the program has the thread."""
+    """The next move; None while the process trains, or the program has the thread."""
 
     stop_step: int | None = None
-    """The step at which all ranks have agreed to stop, once this rank has reached it."""
+    """The agreed stop step, once this rank has reached it."""
 
     has_state: bool = False
-    """True if the stop step's state is there: it can be saved, again if that fails."""
+    """True if the stop step's state is available, so that the step can be saved or retried."""
 
     n_tries: int = 0
-    """How often all ranks have chosen whether to save the stop step."""
+    """How often all ranks have made the choice whether to save the stop step."""
 
     has_stopped: bool = False
-    """True if nothing more is saved, and the train loop is to end."""
+    """True if nothing more is saved and the train loop should end."""
 
     is_leaving: bool = False
-    """True if the program has ended, or closes the manager: all moves follow each other until all parts are closed."""
+    """True if the program has ended or closes the manager: moves follow until all parts are closed."""
 
     ends_itself: bool = False
-    """True if the program has ended itself because of a notice."""
+    """True if the program ended itself because of a notice."""
 
     loss: str | None = None
-    """Why the last step isn't saved, for people; None if it is, or there was nothing to save."""
+    """Why the last step isn't saved, for messages; None if it is, or there was nothing to save."""
 
     choice: str | None = None
-    """What all ranks have chosen to save, and why, for people; None if there was no choice."""
+    """The ranks' choice what to save, with the reason, for messages; None if there was no choice."""
 
     code: int | None = None
-    """The exit code that is meant; None until it is known."""
+    """The intended exit code; None until it is known."""
 
     is_closed: bool = False
 
     def kind_of(self, code: int) -> EndKind:
-        """Return the kind of an end with `code` as things are: Stopping, Saved or GaveUp if the process stops."""
+        """Return the kind of an end with `code` in this state: Stopping, Saved or GaveUp if the process stops."""
         if code != ExitCode.SAVED:
             return EndKind.of(code)
         if self.has_stopped:
@@ -92,24 +94,26 @@ class Ending:
         return EndKind.STOPPING if self.code is None else EndKind.GAVE_UP
 
     def reach(self, step: int) -> Self:
-        """Reach the step at which all ranks stop. `stop` follows, unless the program saves it by itself."""
+        """Reach the stop step. `stop` follows, unless the program saves the step by itself."""
         return self if self.stop_step is not None else replace(self, stop_step=step)
 
     def stop(self) -> Self:
-        """Stop at the step that was reached, whose state is there."""
+        """Stop at the reached step, whose state is available."""
         return replace(self, move=Move.SAVE_STOP if self.saves_at_stop else Move.MEET, has_state=True)
 
-    def hear_met(self) -> Self:
-        """Hear that all ranks have reached the stop step; or that one doesn't."""
+    def on_ranks_met(self) -> Self:
+        """Continue after all ranks have reached the stop step, or one failed to."""
         return replace(self, move=Move.SAVE_STOP, has_state=False)
 
-    def hear_save(self, loss: str | None, *, may_retry: bool = False, choice: str | None = None) -> Self:
-        """Hear how the newest save has ended.
+    def on_save_finished(
+        self, loss: str | None, *, may_retry: bool = False, choice: str | None = None
+    ) -> Self:
+        """Continue after the newest save has ended.
 
         Args:
             loss: Why it failed, or wasn't started; None if it is committed.
             may_retry: True if another try may avoid the failure.
-            choice: What they have chosen, and why, for people.
+            choice: The ranks' choice and its reason, for messages.
 
         """
         n_tries = self.n_tries + 1
@@ -118,38 +122,38 @@ class Ending:
         return after if again else after.end_stop()
 
     def end_stop(self) -> Self:
-        """Return to the train loop, which is to end; or close, if it has ended."""
+        """Return to the train loop, which should end, or close if it has ended."""
         if self.is_leaving:
             return replace(self, move=Move.CLOSE, has_stopped=True, code=ExitCode.SAVED)
         return replace(self, move=None, has_stopped=True)
 
     def miss_deadline(self, loss: str) -> Self:
-        """Stop here, unsaved: the time of a notice is over."""
+        """Stop here without a save: a notice's deadline has come."""
         return replace(self, move=None, has_stopped=True, loss=loss)
 
-    def leave(self, *, ends_itself: bool = False, heeds_stop: bool = True) -> Self:
+    def leave(self, *, ends_itself: bool = False, respects_stop: bool = True) -> Self:
         """End the process in order.
 
         Args:
-            ends_itself: True if the program has ended itself, and a notice had come.
-            heeds_stop: False if training is done, though the program may have reached a stop step and not stopped.
+            ends_itself: True if the program ended itself after a notice.
+            respects_stop: False if training is done, even if the program reached a stop step without stopping.
 
         """
         leaving = replace(self, is_leaving=True, ends_itself=ends_itself)
         if self.has_stopped:
             return replace(leaving, move=Move.SETTLE)
-        if heeds_stop and self.stop_step is not None:
-            # The program has saved the stop step by itself, or not: no rank may leave before the others are there.
+        if respects_stop and self.stop_step is not None:
+            # The program may have saved the stop step by itself. No rank may leave before the others have reached it.
             return replace(leaving, move=Move.MEET)
         return replace(leaving, move=Move.AGREE)
 
-    def hear_end(self, *, saves: bool, stops: bool, loss: str | None = None) -> Self:
-        """Hear how all ranks end.
+    def on_end_agreed(self, *, saves: bool, stops: bool, loss: str | None = None) -> Self:
+        """Continue after all ranks have agreed on the end.
 
         Args:
             saves: True if they save the last finished step.
-            stops: True if a program has ended itself because of a notice: training isn't done.
-            loss: Why the last step isn't saved, for people.
+            stops: True if a program ended itself because of a notice: training isn't done.
+            loss: Why the last step isn't saved, for messages.
 
         """
         if stops:
@@ -161,14 +165,14 @@ class Ending:
         return replace(self, move=Move.CLOSE, code=code)
 
     def fail(self, error: BaseException) -> Self:
-        """End the process because of an exception. A save has time to settle if no rank that it needs is lost."""
+        """End the process because of an exception. A save in flight gets time to finish if it needs no lost rank."""
         move = Move.CLOSE if isinstance(error, PeerLostError) else Move.SETTLE
         return replace(self, move=move, code=exit_code_of(error))
 
     def return_to_program(self) -> Self:
-        """Give the thread back: a move has raised an error, which the program may handle."""
+        """Return the thread to the program: a move raised an error, which the program may handle."""
         return replace(self, move=None, is_leaving=False, code=None)
 
-    def hear_closed(self) -> Self:
-        """Hear that all parts are closed."""
+    def on_closed(self) -> Self:
+        """Finish after all parts are closed."""
         return replace(self, move=None, is_closed=True)

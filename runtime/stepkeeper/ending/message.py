@@ -1,8 +1,7 @@
 """Write the termination message, which the kubelet copies into the pod's status. Standard library only.
 
-All processes of a pod share one file. A rank writes its own message; the companion writes for a rank that a signal has
-killed; the launcher writes for a command that never trained. `Termination.replaces` decides which of two messages
-stands.
+All processes of a pod share one file. A rank writes its own message. The companion writes for a rank that a signal
+killed, and the launcher for a command that never trained. `Termination.replaces` decides which of two messages stands.
 """
 
 import fcntl
@@ -21,23 +20,23 @@ __all__ = ["count_restarts", "read", "withdraw", "write", "write_for_killed"]
 
 _log: Final = logger(__name__)
 _LOCK_S: Final = 1.0
-"""Seconds for which another process of the pod, which may be stopped, can keep this one from writing."""
+"""Seconds for which another process of the pod, which may be stopped, can delay this one's write."""
 
 _MESSAGE_BYTES: Final = 1 << 16
 _BY_SIGNAL: Final = 128
-"""Shells and the kubelet add this to a signal's number to get the exit code of a process that it ended."""
+"""The number that shells and the kubelet add to a signal's number for the exit code of a killed process."""
 
 
 def write(path: Path, message: Termination, *, is_for_killed: bool = False) -> None:
-    """Write a message, or what another process's in the file lacks of it. A failure is logged: the process ends anyway.
+    """Write a message, or merge it into another process's message in the file. A failure is logged.
 
-    If the process is killed meanwhile, the file has either the earlier message or this one. The file is the kubelet's:
-    it can't be replaced by another one, and it is never emptied first.
+    If the process is killed meanwhile, the file has either the earlier message or this one. The kubelet owns the file,
+    so it can't be replaced by another file, and it is never emptied first.
 
     Args:
         path: The termination-message file.
-        message: How a process ends. A `kind` and a `restart` that aren't given are filled in.
-        is_for_killed: True if another process writes it: the killed one's own message stays.
+        message: The message. A missing `kind` or `restart` is filled in.
+        is_for_killed: True if another process writes it for a killed one, whose own message would stay.
 
     """
     restart = count_restarts() if message.restart is None else message.restart
@@ -58,20 +57,20 @@ def write(path: Path, message: Termination, *, is_for_killed: bool = False) -> N
         finally:
             os.close(fd)
     except OSError as error:
-        _log.warning("the termination message can't be written to %s: %s", path, error)
+        _log.warning("writing the termination message to %s failed: %s", path, error)
 
 
 def write_for_killed(
     pod: Identity, rank: int, number: int, *, step: int | None, restored: CommitPoint | None
 ) -> None:
-    """Write the message of a rank that a signal has killed, unless it has left its own, or another one's has more.
+    """Write the message of a rank that a signal killed, unless its own or a stronger one is in the file.
 
     Args:
         pod: The rank's pod.
         rank: The rank.
         number: The signal's number.
-        step: The last step that the rank has finished.
-        restored: The commit that it restored last.
+        step: The last finished step of the rank.
+        restored: The commit that the rank restored last.
 
     """
     path, error = Path(pod.termination_file), f"signal {number} ({_name_of(number)}) killed rank {rank}"
@@ -84,7 +83,7 @@ def write_for_killed(
         first_failure=error,
         rank=rank,
     )
-    # The kubelet makes the file; without it there is no reader.
+    # The kubelet creates the file. Without a file there is no reader.
     if path.exists():
         write(path, message, is_for_killed=True)
 
@@ -98,7 +97,7 @@ def read(path: Path) -> Termination | None:
 
 
 def withdraw(path: Path) -> None:
-    """Empty the file: readers would believe its message rather than the exit code."""
+    """Empty the file, so that readers use the exit code instead of its message."""
     os.truncate(path, 0)
 
 
@@ -109,7 +108,7 @@ def count_restarts() -> int | None:
 
 
 def _lock(fd: int) -> None:
-    """Keep other processes of the pod from writing until the file is closed, if they release it in time."""
+    """Lock the file against other processes of the pod until it is closed, if they release it in time."""
     ends_s = time.monotonic() + _LOCK_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Make the moves of a rank's `Ending`: wait, choose with the other ranks, and save. The train thread does this."""
+"""Make the moves of a rank's `Ending` in the train thread: wait, choose with the other ranks, and save."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -36,33 +36,33 @@ Change: TypeAlias = Callable[[Ending], Ending]
 
 _log: Final = logger("stepkeeper")
 _STOPS_S: Final = 60.0
-"""Seconds by which ranks may come apart to the step at which they stop, unless the grace period is shorter."""
+"""Seconds by which ranks may reach the stop step apart, unless the grace period is shorter."""
 
 _END_S: Final = 10.0
-"""Seconds by which ranks may come apart whose programs end themselves because of a notice."""
+"""Seconds by which ranks may end apart whose programs end themselves because of a notice."""
 
 _HOOKS_S: Final = 60.0
 _FINAL: Final = (PeerLostError, NoticeDeadlineError, TimeoutError, PlannerError)
-"""Failures of a save that another try doesn't avoid."""
+"""Failures of a save that a retry can't avoid."""
 
 
 class Moves:
     """Make moves, one at a time."""
 
     def __init__(self, parts: EndingParts, notices: Notices) -> None:
-        """Make no move yet."""
+        """Store the parts; no move is made yet."""
         self._steps, self._saver, self._rank_group = parts.steps, parts.saver, parts.rank_group
         self._notices, self._progress = notices, parts.progress
         self.stop_request: SaveRequest | None = None
-        """The step at which all ranks stop, with its state."""
+        """The stop step, with its state."""
 
     def make(self, ending: Ending) -> Change:
-        """Make the next move of `ending`, and return what it changes.
+        """Make the next move of `ending`, and return the change.
 
         Raises:
             FencedError: Another claim owns the root.
-            NoticeDeadlineError: The time of a notice is over.
-            PeerLostError: A rank did not come.
+            NoticeDeadlineError: A notice's deadline has come.
+            PeerLostError: A rank is lost, or didn't come in time.
             StepkeeperError: A save failed.
 
         Ranks:
@@ -80,14 +80,14 @@ class Moves:
                 return self._save_last()
 
     def settle(self, error: BaseException | None) -> None:
-        """Give saves in flight all the time that a notice leaves, or a little if `error` ends the process."""
+        """Wait for the saves in flight as long as a notice allows, or a short time if `error` ends the process."""
         alone = self._rank_group.world_size == 1
         limit_s = None if error is None else self._notices.schedule.save_timeout_s(alone=alone)
         with suppress(StepkeeperError):
             self._saver.wait_until_idle(limit_s)
 
     def _find_unsaved_step(self) -> SaveRequest | None:
-        """Return the last finished step, if it isn't saved."""
+        """Return the last finished step if it isn't saved."""
         request = self._steps.last_step.request
         if request is None or self._steps.has_saved(request.step):
             return None
@@ -97,11 +97,11 @@ class Moves:
         try:
             self._steps.decider.await_stops(self._notices.schedule.bound_s(_STOPS_S))
         except (PeerLostError, NoticeDeadlineError) as error:
-            _log.warning("not all ranks reached the step at which they stop: %s", error)
-        return lambda ending: ending.hear_met()
+            _log.warning("not all ranks reached the stop step: %s", error)
+        return lambda ending: ending.on_ranks_met()
 
     def _save_stop(self, ending: Ending) -> Change:
-        """Save the stop step, if all ranks choose to, and wait until the newest save has ended."""
+        """Save the stop step if all ranks choose to, and wait until the newest save has ended."""
         self._progress.set_phase(ReportPhase.SAVING)
         request, number = self.stop_request if ending.has_state else None, ending.n_tries
         choice, loss = StopChoice(False), ending.loss
@@ -119,14 +119,15 @@ class Moves:
         if self._saver.newest_save is not None or loss is not None:
             self._saver.forgive_failure(loss)
         may_retry = failure is not None and not isinstance(failure, _FINAL)
-        return lambda ending: ending.hear_save(loss, may_retry=may_retry, choice=choice.why)
+        return lambda ending: ending.on_save_finished(loss, may_retry=may_retry, choice=choice.why)
 
     def _choose(self, step: int, ending: Ending) -> tuple[StopChoice, str | None]:
-        """Choose with all ranks whether to save `step`. Each knows the newest save differently, and a save that only
-        some ranks start would wait for the others.
+        """Choose with all ranks whether to save `step`.
+
+        Each rank may see another newest save, and a save that only some ranks start would wait for the others.
 
         Returns:
-            The choice, and why the step isn't saved as far as is known then, for people.
+            The choice, and the known reason why the step isn't saved, for messages.
 
         """
         left_s = self._notices.schedule.left_s
@@ -142,7 +143,7 @@ class Moves:
         try:
             choice = StopChoice(**self._exchange(f"stop/save/{ending.n_tries}", own, judge, limit_s))
         except PeerLostError as error:
-            loss = ending.loss or f"the ranks don't agree whether to save step {step}: {error}"
+            loss = ending.loss or f"the ranks could not agree whether to save step {step}: {error}"
             _log.error("%s", loss, extra={"step": step})
             return StopChoice(False), loss
         if choice.why is not None:
@@ -165,7 +166,7 @@ class Moves:
         return None
 
     def _agree_when_idle(self, ending: Ending) -> Change:
-        """Agree how all ranks end, once no save is in flight."""
+        """Agree with all ranks on the end, once no save is in flight."""
         self._saver.wait_until_idle()
         self._await_hooks()
         self._saver.failures.raise_failure(newest=True)
@@ -179,13 +180,15 @@ class Moves:
         self._saver.await_hooks(self._notices.schedule.bound_s(_HOOKS_S))
 
     def _agree_to_stop(self, ending: Ending) -> Change:
-        """Agree on the end of a program that ended itself. Where the others' programs don't, nothing can be saved."""
+        """Agree on the end of a program that ended itself. If the other ranks' programs don't end, nothing can be
+        saved.
+        """
         try:
             return self._agree(ending)
         except (PeerLostError, NoticeDeadlineError) as error:
-            loss = f"the last step isn't saved: not all ranks end where this one does: {error}"
+            loss = f"the last step is not saved: not all ranks ended with this one: {error}"
             _log.warning("%s", loss)
-            return lambda ending: ending.hear_end(saves=False, stops=True, loss=loss)
+            return lambda ending: ending.on_end_agreed(saves=False, stops=True, loss=loss)
 
     def _agree(self, ending: Ending) -> Change:
         skips = not ending.saves_at_stop and self._notices.first is not None
@@ -208,7 +211,7 @@ class Moves:
             _log.warning("%s", end.loss)
         if end.stops:
             self.stop_request = last if end.saves else None
-        return lambda ending: ending.hear_end(saves=end.saves, stops=end.stops, loss=end.loss)
+        return lambda ending: ending.on_end_agreed(saves=end.saves, stops=end.stops, loss=end.loss)
 
     def _save_last(self) -> Change:
         request = self._find_unsaved_step()
@@ -219,7 +222,7 @@ class Moves:
         except StepkeeperError:
             raise
         except Exception as error:
-            raise SaveError(f"step {request.step}, the last one, can't be saved: {error}") from error
+            raise SaveError(f"saving step {request.step}, the last one, failed: {error}") from error
         self._await_hooks()
         self._saver.await_upkeep()
         self._exchange("saved", {}, lambda _: {}, self._rank_group.limits.apart_s)
@@ -232,7 +235,7 @@ class Moves:
         judge: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]],
         limit_s: float,
     ) -> dict[str, Any]:
-        """Wait for all ranks, and return what rank 0 concludes from what they know. Raises PeerLostError."""
+        """Wait for all ranks, and return rank 0's conclusion from their values. Raises PeerLostError."""
         by_rank = self._rank_group.gather(name, dict(own), limit_s)
         return self._rank_group.broadcast(f"all/{name}", judge(by_rank) if by_rank else None, 2 * limit_s)
 

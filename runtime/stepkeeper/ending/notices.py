@@ -1,4 +1,4 @@
-"""Hold the notices that ask a manager's process to save and stop, and the time that they leave."""
+"""Hold the notices to save and stop that a manager's process got, and the time that they leave."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from stepkeeper.ending.before_manager import leave_notices_to_manager
 from stepkeeper.ending.schedule import Notice, Schedule
 from stepkeeper.ending.signals import signal_watcher
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
-from stepkeeper.loggers import logger, tell_briefly
+from stepkeeper.loggers import logger, run_briefly
 
 __all__ = ["Notices"]
 
@@ -22,10 +22,10 @@ _log: Final = logger(__name__)
 
 
 class Notices:
-    """Collect notices from SIGTERM, a trigger file and callers. Once there, a notice stays. Any thread may call this.
+    """Collect notices from SIGTERM, a trigger file and callers. A notice stays. Any thread may call this.
 
-    `on_tick` runs five times a second, in the thread that all managers of the process share. Errors that `on_tick` or
-    `on_first` raise are logged and don't end that thread: nothing would hear the next SIGTERM.
+    `on_tick` runs five times a second, in the thread that all managers of the process share. Errors of `on_tick` and
+    `on_first` are logged, since without the thread nothing would notice the next SIGTERM.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Notices:
         on_first: Callable[[Notice], None],
         on_tick: Callable[[], None],
     ) -> None:
-        """Construct without a notice; nothing is watched before `start`.
+        """Start without a notice; nothing is watched before `start`.
 
         Args:
             schedule: The time limits of this process.
@@ -52,19 +52,19 @@ class Notices:
         self._on_tick = on_tick
         self._has_started: Callable[[], bool] = lambda: True
         self._sigterm_s: float | None = None
-        """Time of the SIGTERM that is a notice here, or would be if another notice hadn't come first."""
+        """Time of the SIGTERM that is a notice here, or would be one without an earlier notice."""
 
         self._lock = threading.RLock()
         self._complaint = ""
         self._checking = threading.RLock()
         self._started = self._closed = False
-        # A signal that came before is no notice here, also if the thread hasn't read of it yet.
+        # An earlier signal is no notice here, even if the thread hasn't read it yet.
         signal_watcher.process_pending_signals()
         self._made_s = time.monotonic()
 
     @property
     def schedule(self) -> Schedule:
-        """The time limits of this process, by the notices so far, at this moment."""
+        """The current time limits of this process, by the notices so far."""
         return replace(self._schedule, now_s=time.monotonic(), is_starting=not self._has_started())
 
     @property
@@ -74,56 +74,56 @@ class Notices:
 
     @property
     def misses_sigterm(self) -> bool:
-        """True if SIGTERM is wanted but not handled: no call has come in the main thread yet."""
+        """True if SIGTERM is wanted but not handled yet, since no call came from the main thread."""
         return self.wants_sigterm and not self._closed and not signal_watcher.handles_sigterm
 
     def start(self, *, signals: bool) -> None:
-        """Start to watch; SIGTERM too if `signals` is set and this is the main thread.
+        """Start to watch, including SIGTERM if `signals` is set and this is the main thread.
 
-        A later call, in the main thread, makes up for a first one in another thread. A SIGTERM that came earlier, while
-        another manager kept it from ending the process, is a notice here too. If another manager has closed with
-        SIGTERM as its notice, it is a notice here whenever it came: the process is still to end.
+        After a first call in another thread, a later call in the main thread adds SIGTERM. An earlier SIGTERM that
+        another manager handled is a notice here too. If another manager closed with SIGTERM as its notice, that is a
+        notice here whenever it came: the process still has to end.
         """
         if not signals:
-            # Before this one listens: SIGTERM goes where it went before the early notice.
+            # This comes before this object listens, and restores the SIGTERM handler from before the early notice.
             leave_notices_to_manager()
         self.wants_sigterm, self._started = signals, True
         signal_watcher.add_listener(self)
         leave_notices_to_manager()
 
-    def hear(self, source: NoticeSource, came_s: float | None = None, *, kills: bool = True) -> None:
-        """Record a notice, unless there is one from the same source already.
+    def record(self, source: NoticeSource, came_s: float | None = None, *, kills: bool = True) -> None:
+        """Record a notice, unless one from the same source is recorded already.
 
         Args:
-            source: What asks.
-            came_s: Time at which it came, by time.monotonic(); None means now.
-            kills: False if no process is killed for it.
+            source: The source of the request.
+            came_s: The notice's time (time.monotonic()); None means now.
+            kills: False if no kill follows the notice.
 
         """
         came_s = time.monotonic() if came_s is None else came_s
         notice = Notice(source=source, monotonic_s=came_s, kills=kills)
         with self._lock:
             is_first = not self._schedule.notices
-            self._schedule = self._schedule.hear(notice)
+            self._schedule = self._schedule.with_notice(notice)
         if is_first:
             self._on_first(notice)
 
     def read_first(self) -> Notice | None:
-        """Return the first notice, if there is one by now: a signal that came before this call counts."""
+        """Return the first notice, if any. A signal before this call counts."""
         if self._started:
             signal_watcher.process_pending_signals()
         return self.first
 
     def wait_left_s(self, progress_s: float) -> float | None:
-        """Return how many more seconds a wait may take whose last progress was at `progress_s`; None without limit."""
+        """Return the seconds left to a wait with its last progress at `progress_s`; None without limit."""
         return self.schedule.wait_left_s(progress_s)
 
     @contextmanager
     def starting(self, has_started: Callable[[], bool]) -> Iterator[None]:
-        """End waits within soon after a notice while not `has_started`: there is nothing to save.
+        """End the block's waits soon after a notice until `has_started`: there is nothing to save.
 
         Raises:
-            NoticeDeadlineError: They have ended; or another rank that was asked to stop has left before.
+            NoticeDeadlineError: A notice ended a wait, or another rank with a notice has left before.
 
         """
         self._has_started = has_started
@@ -133,18 +133,18 @@ class Notices:
             if self._schedule.killer_s is None or has_started():
                 raise
             raise NoticeDeadlineError(
-                f"this rank was asked to stop before all ranks had started, and another one has left: {error}"
+                f"this rank was asked to stop before all ranks had started, and another rank has left: {error}"
             ) from error
         finally:
             self._has_started = lambda: True
 
     def keep_exit_code(self, code: int) -> None:
-        """End this process with `code`, which follows in a moment, also if SIGTERM comes only now."""
+        """End this process, which is about to exit, with `code` even if SIGTERM comes now."""
         if self._started and self.wants_sigterm and self.first is None:
             signal_watcher.keep_exit_code(code)
 
     def close(self) -> None:
-        """Stop watching. Signals go where they went before, unless there is a notice."""
+        """Stop watching. The earlier signal handling is restored, unless there is a notice."""
         if not self._started:
             return
         signal_watcher.process_pending_signals()
@@ -155,14 +155,14 @@ class Notices:
         )
 
     def check_notices(self, sigterm_s: float | None, *, was_handled: bool) -> None:
-        """Look for a notice and call `on_tick`. The process's signal watcher calls this five times a second."""
+        """Check for a notice and call `on_tick`. The process's signal watcher calls this five times a second."""
         with self._checking:
             if not self._closed:
                 self._run_guarded(lambda: self._check_sources(sigterm_s, was_handled))
                 self._run_guarded(self._on_tick)
 
     def forget_after_fork(self) -> None:
-        """Close this copy, in a forked child, which may not have the thread that held the lock."""
+        """Close this copy in a forked child, which may not have the thread that held the lock."""
         self._closed = True
         self._checking = threading.RLock()
 
@@ -170,9 +170,9 @@ class Notices:
         if self.wants_sigterm and sigterm_s is not None and (sigterm_s >= self._made_s or was_handled):
             if self._sigterm_s is None:
                 self._sigterm_s = sigterm_s
-            self.hear(NoticeSource.SIGTERM, sigterm_s)
+            self.record(NoticeSource.SIGTERM, sigterm_s)
         if self._trigger is not None and self.first is None and self._trigger.exists():
-            self.hear(NoticeSource.FILE)
+            self.record(NoticeSource.FILE)
 
     def _run_guarded(self, act: Callable[[], None]) -> None:
         try:
@@ -180,5 +180,5 @@ class Notices:
         except Exception as error:
             if repr(error) != self._complaint:
                 self._complaint = repr(error)
-                said = "watching for notices continues after this error"
-                tell_briefly(partial(_log.error, said, exc_info=error))
+                text = "watching for notices continues after this error"
+                run_briefly(partial(_log.error, text, exc_info=error))

@@ -1,4 +1,4 @@
-"""Name the parts of a manager that its end needs."""
+"""Define the parts of a manager that its end uses."""
 
 from dataclasses import dataclass
 

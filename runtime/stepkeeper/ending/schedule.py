@@ -1,4 +1,4 @@
-"""Schedule the end of a process: how much time the notices leave, and to what. Pure: the time now is a field.
+"""Schedule the end of a process: the time that notices leave to each part of it. Pure: the time now is a field.
 
 Where the kill is known (a pod's grace period, 15 s for a preemption, 30 s under torchrun), in seconds before it:
 
@@ -10,7 +10,7 @@ Where the kill is known (a pod's grace period, 15 s for a preemption, 30 s under
 | 0.15 | the same where no Python code can run; the launcher |
 
 Where it isn't (no operator, no torchrun), in seconds after the notice or a save's last progress: 22 for waits and
-saves, 4 more for the manager, 1 more for the process. A stop that kills nothing (a directive, a call) has no limit.
+saves, 4 more for the manager, 1 more for the process. A stop that no kill follows (a directive, a call) has no limit.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ from stepkeeper.contract import END_RESERVE_S, LAUNCHER_VARIABLE, TORCHRUN_VARIA
 __all__ = ["Notice", "Schedule", "launcher_grace_s"]
 
 _PREEMPTED_S: Final = 15.0
-"""A preempted machine goes after 30 s, and GKE's kubelet keeps half of them for the system's pods."""
+"""A preempted machine is gone after 30 s, and GKE's kubelet reserves half of that for system pods."""
 
 _TORCHRUN_S: Final = 30.0
-"""torchrun kills its processes so long after it has sent them SIGTERM."""
+"""Seconds after which torchrun kills its processes once it has sent them SIGTERM."""
 
 _CLOSING_S: Final = 9.0
 _CLOSING_STOPPED_S: Final = 4.0
@@ -34,7 +34,7 @@ _CLOSING_LATE_S: Final = 0.9
 
 _LAST_RESORT_S: Final = 0.3
 _LEAST_END_S: Final = 0.5
-"""A process whose end begins when the grace period is nearly over has at least so long to end by itself."""
+"""The least seconds that a process has to end by itself, if its end begins late in the grace period."""
 
 _SILENCE_S: Final = 22.0
 """Kubernetes and Slurm kill 30 s after SIGTERM by default."""
@@ -42,18 +42,18 @@ _SILENCE_S: Final = 22.0
 _PYTHONS_END_S: Final = 1.0
 
 _START_S: Final = 10.0
-"""Seconds after a notice in which all ranks have to reach the start. Before that there is nothing to save, and a rank
-that still builds its model may take longer than any grace period.
+"""Seconds after a notice in which all ranks have to start. Before that there is nothing to save, and a rank that builds
+its model may take longer than any grace period.
 """
 
 _START_BEFORE_RANK_0_S: Final = 8.0
-"""The same for ranks other than rank 0. They leave before it, since rank 0 has their store."""
+"""The same for ranks other than rank 0. They leave first, since rank 0 has their store."""
 
 _SAVE_S: Final = 60.0
 _SAVE_TOGETHER_S: Final = 10.0
 
 _KILLERS: Final = (NoticeSource.SIGTERM, NoticeSource.FILE, NoticeSource.PREEMPTED)
-"""Sources of notices that a kill of this process follows. After a peer's notice, the kill is the peer's."""
+"""Sources of notices after which this process is killed. After a peer's notice, the peer is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,26 +63,26 @@ class Notice:
     source: NoticeSource
 
     monotonic_s: float
-    """Time at which it came, by time.monotonic()."""
+    """Time of the notice (time.monotonic())."""
 
     kills: bool = True
-    """False if no process is killed for it: the program, or the operator, asks for the stop."""
+    """False if no kill follows: the program or the operator asked for the stop."""
 
 
 def launcher_grace_s(environ: Mapping[str, str]) -> float | None:
-    """Return the number of seconds from SIGTERM until the launcher above this process kills it; None if it doesn't.
+    """Return the seconds from SIGTERM until this process's launcher kills it; None if it never does.
 
-    With stepkeeper's own launcher, torchrun gets SIGTERM when all of its processes have ended.
+    With stepkeeper's own launcher, torchrun gets SIGTERM after its processes have ended.
     """
     return _TORCHRUN_S if TORCHRUN_VARIABLE in environ and LAUNCHER_VARIABLE not in environ else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The time limits of one process at `now_s`, by the notices that it has got. All times are of time.monotonic()."""
+    """The time limits of one process at `now_s`, by its notices so far. All times are of time.monotonic()."""
 
     grace_s: float | None
-    """Seconds from a notice until the process is killed; None if they aren't known, as without an operator."""
+    """Seconds from a notice until the process is killed; None if unknown, as without an operator."""
 
     launcher_s: float | None = None
     """Seconds from SIGTERM until the process's launcher kills it; None if it never does."""
@@ -91,33 +91,32 @@ class Schedule:
     notices: tuple[Notice, ...] = ()
     now_s: float = 0.0
     is_starting: bool = False
-    """True while not all ranks have reached the start."""
+    """True until all ranks have started."""
 
     @classmethod
     def of_rank(cls, rank: int, *, grace_s: float | None, launcher_s: float | None) -> Self:
-        """Return the schedule of a rank without a notice."""
+        """Return the schedule of a rank that has no notice."""
         start_s = _START_S if rank == 0 else _START_BEFORE_RANK_0_S
         return cls(grace_s=grace_s, launcher_s=launcher_s, start_s=start_s)
 
-    def hear(self, notice: Notice) -> Self:
-        """Add a notice. Only the first of each source counts."""
+    def with_notice(self, notice: Notice) -> Self:
+        """Return this schedule with one more notice. Only the first of each source counts."""
         if any(known.source == notice.source for known in self.notices):
             return self
         return replace(self, notices=(*self.notices, notice))
 
     @property
     def killer_s(self) -> float | None:
-        """Time of the first notice that a kill of this process follows; None without one.
+        """Time of the first notice after which this process is killed; None without one.
 
-        It need not be the first notice: Slurm may send SIGUSR1 long before SIGTERM, and a peer may have got its SIGTERM
-        earlier.
+        It may not be the first notice: Slurm may send SIGUSR1 long before SIGTERM, and a peer may get SIGTERM earlier.
         """
         came_s = (notice.monotonic_s for notice in self.notices if notice.source in _KILLERS)
         return min(came_s, default=None)
 
     @property
     def kill_s(self) -> float | None:
-        """Time of the kill, by the notice that leaves the least time; None without one, or if it isn't known."""
+        """Time of the kill, by the notice that leaves the least time; None without one, or if unknown."""
         if self.grace_s is None:
             return None
         grace_s = self.grace_s
@@ -134,7 +133,7 @@ class Schedule:
 
     @property
     def is_killed_at_known_time(self) -> bool:
-        """True if this process is killed soon, and it is known when."""
+        """True if this process is killed at a known time."""
         return self.killer_s is not None and self.kill_s is not None
 
     @property
@@ -147,12 +146,12 @@ class Schedule:
         return limit_s if self.left_s is None else min(limit_s, self.left_s)
 
     def wait_left_s(self, progress_s: float) -> float | None:
-        """Return how many more seconds a wait may take; None without a limit.
+        """Return the seconds left to a wait; None without a limit.
 
-        A known kill ends all waits. Where none is known, a wait continues as long as a save makes progress.
+        A known kill time ends all waits. Otherwise a wait continues as long as a save makes progress.
 
         Args:
-            progress_s: Time at which the wait began or a save made its last progress.
+            progress_s: Time of the wait's start or a save's last progress.
 
         """
         limits_s = [self.left_s]
@@ -164,33 +163,33 @@ class Schedule:
         return min((max(0.0, each) for each in limits_s if each is not None), default=None)
 
     def save_timeout_s(self, *, alone: bool) -> float:
-        """Return how many seconds a save in flight has when an exception ends the process.
+        """Return the seconds that a save in flight has when an exception ends the process.
 
         Args:
-            alone: True if no other rank, which may have ended already, takes part in the save.
+            alone: True if no other rank takes part in the save. Others may have ended already.
 
         """
         return self.bound_s(_SAVE_S if alone else _SAVE_TOGETHER_S)
 
     @property
     def closing_timeout_s(self) -> float:
-        """The seconds that the end of the manager has: the last report, and all that it waits for."""
+        """The seconds that the manager has to close, with its last report and all waits."""
         if self.left_s is None:
             return _CLOSING_S if self.killer_s is None else _CLOSING_STOPPED_S
         return min(_CLOSING_STOPPED_S, self.left_s + _CLOSING_LATE_S)
 
     @property
     def end_left_s(self) -> float | None:
-        """The seconds that the end of the process has; None if no kill follows."""
+        """The seconds that the process has to end; None if no kill follows."""
         if self.kill_s is not None:
             return max(_LEAST_END_S, self.kill_s - _LAST_RESORT_S - self.now_s)
         return None if self.killer_s is None else self.closing_timeout_s + _PYTHONS_END_S
 
     def is_overdue(self, stuck_since_s: float) -> bool:
-        """Return True if the process, which is stuck in a call, would be killed in a moment.
+        """Return True if the process, which is stuck in a call, is about to be killed.
 
         Args:
-            stuck_since_s: Time at which the call began or a save made its last progress.
+            stuck_since_s: Time of the call's start or a save's last progress.
 
         """
         if self.kill_s is not None:

@@ -1,4 +1,4 @@
-"""End one manager, once, and its process with it, in the train thread: stop at a step, close, leave the block."""
+"""End one manager and its process, in the train thread: stop at a step, close, or leave the block."""
 
 import math
 import sys
@@ -25,23 +25,23 @@ __all__ = ["EndingShell"]
 
 _log: Final = logger("stepkeeper")
 _LEAVE_S: Final = 1.0
-"""Seconds for telling the other ranks that this one leaves."""
+"""Seconds for announcing that this rank leaves."""
 
 _READ_S: Final = 5.0
-"""Seconds that the other ranks have to read rank 0's last message."""
+"""Seconds for the other ranks to read rank 0's last broadcast."""
 
 _STUCK_S: Final = 2.0
-"""Seconds that a save has to end once nothing is left that it could wait for."""
+"""Seconds that a save has to end once it has nothing left to wait for."""
 
 _NOTICED_S: Final = 1.0
-"""Seconds in which the loss of a rank becomes known, once a collective of the training has failed because of it."""
+"""Seconds in which the loss of a rank becomes known after a collective failed because of it."""
 
 
 class EndingShell:
-    """Carry out the end of a manager. The train thread calls this, unless a method says otherwise."""
+    """Carry out the end of a manager. The train thread calls the methods, except where noted."""
 
     def __init__(self, parts: EndingParts) -> None:
-        """Listen to nothing before `start`."""
+        """Store the parts; nothing is watched before `start`."""
         self._parts = parts
         self._watch = EndWatch(parts)
         self._moves = Moves(parts, self._watch.notices)
@@ -54,18 +54,18 @@ class EndingShell:
 
     @property
     def is_closed(self) -> bool:
-        """True if the manager is closed, or its process has forked this one."""
+        """True if the manager is closed, or belongs to the parent of this forked process."""
         return self._watch.ending.is_closed
 
     def start(self) -> None:
-        """Listen from now on: this process trains; see `EndWatch.start`."""
+        """Start to watch for notices; see `EndWatch.start`."""
         self._watch.start()
 
     @contextmanager
     def in_call(self) -> Iterator[None]:
-        """Note that the training waits in one of the manager's calls, and remember a fence that the call raises.
+        """Register that the training waits in one of the manager's calls, and remember a fence that the call raises.
 
-        Its waits end with a notice's time. If it is stuck nevertheless, the process is ended shortly before the kill.
+        Its waits end at a notice's deadline. If it is stuck anyway, the process is ended shortly before the kill.
         """
         try:
             with self._parts.waits.in_call():
@@ -78,19 +78,19 @@ class EndingShell:
         """Check that the manager isn't closed. Raises ClosedError."""
         if self.is_closed:
             raise ClosedError(
-                "this manager is closed, or its process has forked this one; construct another one"
+                "this manager is closed, or belongs to the parent of this forked process; construct another one"
             )
 
     def raise_failure(self, *, newest: bool = False) -> None:
-        """Raise the error of a save that has failed in the background since the last call; see `SaveFailures`."""
+        """Raise the error of a background save that failed since the last call; see `SaveFailures`."""
         self.check_open()
         self._parts.saver.failures.raise_failure(newest=newest)
 
     def should_stop_at(self, step: int) -> bool:
-        """Return True from the step on at which all ranks have agreed to stop.
+        """Return True from the agreed stop step on.
 
         Ranks:
-            All ranks call this after each step. Requests are agreed on here even if the caller doesn't stop.
+            All ranks call this after each step. The ranks agree on requests here even if the caller doesn't stop.
 
         """
         self.start()
@@ -100,63 +100,63 @@ class EndingShell:
         return True
 
     def stop_at(self, request: SaveRequest) -> None:
-        """Save the step at which all ranks stop, or meet them there. A second call does nothing."""
+        """Save the stop step, or wait for all ranks there. A second call does nothing."""
         if not self._watch.ending.has_stopped:
             self._moves.stop_request = replace(request, is_last=True)
             with tolerate_worker_exits():
                 self._run(lambda ending: ending.stop())
 
     def warn_of_stop(self, step: int) -> None:
-        """Warn once of a program that saves `step`, but trains on beyond the step at which all ranks stop."""
+        """Warn once if a program saves `step`, but trains beyond the stop step."""
         ending = self._watch.ending
         if self._has_warned or ending.has_stopped or ending.stop_step is None or step <= ending.stop_step:
             return
         self._has_warned = True
-        says = "step %d is saved, but all ranks stop at step %d: call `step` after every step, which returns `stop`"
-        _log.warning(says, step, ending.stop_step, extra={"step": step})
+        text = "step %d is saved, but all ranks stop at step %d: call `step` after every step and obey its `stop`"
+        _log.warning(text, step, ending.stop_step, extra={"step": step})
 
     def stop_unsaved(self, step: int, error: NoticeDeadlineError) -> None:
-        """Stop at `step` without a save: the time of a notice was over while the training waited."""
+        """Stop at `step` without a save: a notice's deadline came while the training waited."""
         loss = f"step {step} is not saved for the notice: {error}"
         _log.error("%s", loss, extra={"step": step})
-        self._watch.hear_of_stop()
+        self._watch.on_stop_agreed()
         self._parts.saver.forgive_failure(loss)
         self._watch.become(lambda ending: ending.miss_deadline(loss))
 
     def close(self) -> None:
         """Finish the training: commit the saves in flight and the last finished step, and report to the operator.
 
-        If a fence is known to the caller already, the manager is closed with the code of the fence.
+        If the caller already got a fence, the manager is closed with the fence's code.
 
         Raises:
-            StepkeeperError: A save in the background failed.
-            PeerLostError: A rank did not come.
-            SystemExit: The process was asked to stop, or a program in another rank has ended itself for a notice.
+            StepkeeperError: A background save failed.
+            PeerLostError: A rank is lost, or didn't come in time.
+            SystemExit: The process was asked to stop, or another rank's program ended itself because of a notice.
 
         Ranks:
             All ranks call this.
 
         """
         if not self.is_closed:
-            self._run(lambda ending: ending.leave(heeds_stop=False))
+            self._run(lambda ending: ending.leave(respects_stop=False))
             self._exit_if_saved()
 
     def leave_block(self, error: BaseException | None) -> None:
-        """End the manager, and the process if need be, when the manager's block is left.
+        """End the manager, and the process if needed, when the manager's block is left.
 
         Args:
             error: The exception that leaves the block, if any.
 
         Raises:
-            SystemExit: The process was asked to stop and has, or had no time for it; or another claim owns the root; or
-                a rank is lost.
-            StepkeeperError: A save in the background failed.
+            SystemExit: The process stopped after a notice, in time or not; or another claim owns the root; or a rank is
+                lost.
+            StepkeeperError: A background save failed.
 
         """
         if self.is_closed:
             return None
         failure = error
-        # A signal to all processes ends the data's workers, and with them the training.
+        # A signal to all processes ends the data workers, and so fails the training.
         follows_notice = is_end_of_workers(error) and self.notices.read_first() is not None
         if error is None or exit_code_of(error) == ExitCode.DONE or follows_notice:
             try:
@@ -174,26 +174,26 @@ class EndingShell:
         return None
 
     def follow_directive(self, directive: Directive) -> None:
-        """Start what the operator asks for. Runs in the thread that listens to the companion."""
+        """Follow the operator's directive. Runs in the thread that listens to the companion."""
         if directive.stop:
-            self.notices.hear(NoticeSource.DIRECTIVE, kills=False)
+            self.notices.record(NoticeSource.DIRECTIVE, kills=False)
         self._parts.steps.follow_save_request(directive)
 
     def _leave_in_order(self, chosen: BaseException | None) -> None:
         """Leave the block after a stop, or at the training's end.
 
         Args:
-            chosen: What asked for exit code 0, or ended the training after a notice. After a notice it is a stop: the
-                program has ended itself, as Lightning's does.
+            chosen: The exception that asked for exit code 0, or ended the training after a notice. After a notice it is
+                a stop: the program ended itself, as Lightning's does.
 
         """
         self._raise_fence()
-        ending, heeds_stop = self._watch.ending, self.saves_on_notice
-        stops = ending.has_stopped or (heeds_stop and ending.stop_step is not None)
+        ending, respects_stop = self._watch.ending, self.saves_on_notice
+        stops = ending.has_stopped or (respects_stop and ending.stop_step is not None)
         ends_itself = chosen is not None and not stops and self.notices.read_first() is not None
         if chosen is not None and ends_itself and interrupts_a_step(chosen):
             self._parts.steps.last_step.forget()
-        self._run(lambda ending: ending.leave(ends_itself=ends_itself, heeds_stop=heeds_stop))
+        self._run(lambda ending: ending.leave(ends_itself=ends_itself, respects_stop=respects_stop))
         self._exit_if_saved()
         self._raise_fence()
 
@@ -207,11 +207,11 @@ class EndingShell:
             sys.exit(ExitCode.SAVED)
 
     def _end_with(self, error: BaseException) -> BaseException:
-        """Close the manager because of `error`: give a save in flight a little time, and other ranks none.
+        """Close the manager because of `error`. A save in flight gets a short time, other ranks get none.
 
         Returns:
-            The error to end the process with: `error`, or a FencedError if another claim is known to own the root, or
-            a PeerLostError if another rank was killed.
+            The error that ends the process: `error`, a FencedError if another claim is known to own the root, or a
+            PeerLostError if another rank was killed.
 
         """
         if self._parts.rank_group.world_size > 1 and not has_own_code(error):
@@ -221,7 +221,7 @@ class EndingShell:
         return self._error
 
     def _fenced(self, error: BaseException) -> BaseException:
-        """Return `error`, or the fence if one is known: another start trains, whatever this one fails with."""
+        """Return `error`, or the fence if one is known, because another start trains then."""
         fence = self._parts.saver.failures.fence
         if fence is None or isinstance(error, FencedError):
             return error
@@ -230,7 +230,7 @@ class EndingShell:
         return fenced
 
     def _run(self, change: Callable[[Ending], Ending]) -> None:
-        """Take over a change, and make the moves that follow from it. Raises their errors."""
+        """Apply a change, and make the moves that follow from it. Raises their errors."""
         if self.is_closed:
             return
         self._watch.become(change)
@@ -243,14 +243,14 @@ class EndingShell:
                         self._close()
                     case move:
                         if move in {Move.MEET, Move.SAVE_STOP}:
-                            self._watch.hear_of_stop()
+                            self._watch.on_stop_agreed()
                         self._watch.become(self._moves.make(self._watch.ending))
         except BaseException:
             self._watch.become(lambda ending: ending.return_to_program())
             raise
 
     def _settle(self) -> None:
-        """Give saves in flight some time. What has failed may turn out to be the loss of the root."""
+        """Wait a short time for saves in flight. The failure may turn out to be the loss of the root."""
         self._moves.settle(self._error)
         if self._error is None:
             self._watch.become(lambda ending: ending.end_stop())
@@ -271,7 +271,7 @@ class EndingShell:
             self._parts.progress.set_error(text)
         elif code == ExitCode.FENCED and fence is not None:
             text, error = str(fence), fence
-        # Another manager's time may be over; this one's save may still be committed.
+        # Another manager's deadline may have come; this one's save may still be committed.
         failure = None if isinstance(error, NoticeDeadlineError) else error
         for_good = code == ExitCode.SAVED if self._error is None else has_own_code(self._error)
         if for_good:
@@ -283,14 +283,14 @@ class EndingShell:
             return for_good and self.notices.schedule.is_killed_at_known_time
 
         with ending_in_time(schedule.end_left_s, code, lasts=lasts):
-            self._watch.become(lambda ending: ending.hear_closed())
+            self._watch.become(lambda ending: ending.on_closed())
             self._watch.write_message(code, text or self._parts.saver.error, failure=failure)
             self._close_parts(code, failure, ends_s)
 
     def _close_parts(self, code: int, failure: BaseException | None, ends_s: float) -> None:
-        """Close all parts by `ends_s`: each has a share of the time that those before it have left.
+        """Close all parts by `ends_s`. Each gets a share of the time that is left.
 
-        The other ranks come first: they may be waiting for this one, or for why it fails.
+        Announcing the end to the other ranks comes first: they may be waiting for this one or its error.
         """
 
         def share_s(part: float, most_s: float = math.inf) -> float:

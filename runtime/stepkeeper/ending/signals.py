@@ -1,8 +1,8 @@
-"""Share one thread that looks for notices, and one SIGTERM handler, between all managers of a process.
+"""Share one watching thread and one SIGTERM handler among all managers of a process.
 
-Listeners are held weakly: a manager that is dropped without being closed leaves nothing behind here. Python runs signal
-handlers between two bytecodes of the main thread, so a long compilation or collective there delays them. The signal
-itself writes to the wakeup file descriptor, which the thread reads.
+Listeners are held weakly, so a manager may be dropped without being closed. Python runs signal handlers between two
+bytecodes of the main thread, so a long compilation or collective there delays them. The signal itself writes to the
+wakeup file descriptor, which the thread reads.
 """
 
 import atexit
@@ -18,7 +18,7 @@ from weakref import ref
 
 from stepkeeper.ending.exits import ExitTimer
 from stepkeeper.ending.sigterm_handler import SigtermHandler
-from stepkeeper.loggers import logger, tell_briefly
+from stepkeeper.loggers import logger, run_briefly
 
 __all__ = ["NoticeListener", "SignalWatcher", "signal_watcher"]
 
@@ -26,21 +26,21 @@ _log: Final = logger(__name__)
 _TICK_MILLIS: Final = 200
 _SETTLE_S: Final = 1.0
 _TIDY_S: Final = 5.0
-"""Seconds that a process which ends for another reason has when SIGTERM comes: the signal alone leaves none."""
+"""Seconds that SIGTERM leaves to a process that is already ending for another reason."""
 
 
 class NoticeListener(Protocol):
-    """An object that the signal watcher calls, from `add_listener` to `remove_listener` or until it is dropped."""
+    """An object that the signal watcher calls from `add_listener` until `remove_listener`, or until it is dropped."""
 
     wants_sigterm: bool
-    """True if SIGTERM is its notice and must not end the process meanwhile."""
+    """True if SIGTERM is a notice to it, and must not end the process."""
 
     def check_notices(self, sigterm_s: float | None, *, was_handled: bool) -> None:
-        """Look for notices. Called five times a second, in the signal watcher's thread.
+        """Check for notices. Called five times a second, in the signal watcher's thread.
 
         Args:
-            sigterm_s: Time of the last SIGTERM by time.monotonic(); None if none came.
-            was_handled: True if another listener has closed with SIGTERM as its notice; `sigterm_s` is that one's time.
+            sigterm_s: Time of the last SIGTERM (time.monotonic()); None if none came.
+            was_handled: True if another listener closed with SIGTERM as its notice; `sigterm_s` is its time.
 
         """
         ...
@@ -53,7 +53,7 @@ class NoticeListener(Protocol):
 class SignalWatcher:
     """Watch for SIGTERM on behalf of all listeners of the process; `signal_watcher` is the only one.
 
-    State that signal handlers read is replaced as a whole, because handlers may take no lock.
+    State that signal handlers read is replaced as a whole, because handlers must not take a lock.
     """
 
     def __init__(self) -> None:
@@ -61,28 +61,28 @@ class SignalWatcher:
         self._lock = threading.RLock()
         self._handler: SigtermHandler | None = None
         self._sigterm_s: float | None = None
-        """Time at which the signal's byte was read, or its handler ran, which may be late."""
+        """Time at which the signal's byte was read, or its handler ran. Both may be late."""
 
         self._handled_s: float | None = None
-        """Time of the SIGTERM that was the notice of a listener that has closed since."""
+        """Time of the SIGTERM that was the notice of a closed listener."""
 
         self._exit_code: int | None = None
-        """The code that this process ends with, with or without SIGTERM."""
+        """The exit code of this process, with or without SIGTERM."""
 
         self._thread: threading.Thread | None = None
         self._round = threading.Condition()
         self._n_rounds = 0
         self._read_fd = self._write_fd = self._wakeup_before = -1
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def handles_sigterm(self) -> bool:
-        """True if SIGTERM goes to the listeners that want it."""
+        """True if the listeners that want SIGTERM get it."""
         return self._handler is not None
 
     @property
     def is_permanent(self) -> bool:
-        """True if a listener closed with a notice: this process handles SIGTERM for as long as it lives."""
+        """True if a listener closed with a notice: this process then handles SIGTERM until it ends."""
         handler = self._handler
         return handler is not None and handler.is_permanent
 
@@ -90,7 +90,7 @@ class SignalWatcher:
         """Call `listener` from now on. Take SIGTERM if the listener wants it and this is the main thread."""
         with self._lock:
             if self._exit_code is not None and self._handler is not None:
-                # The program has caught the exception that was to end it, and continues.
+                # The program caught the exception that should have ended it, and continues.
                 self._exit_code, self._handler.is_permanent = None, False
             others = (each for each in self._living_listeners() if each() is not listener)
             self._listeners = (*others, ref(listener))
@@ -105,18 +105,19 @@ class SignalWatcher:
     def remove_listener(
         self, listener: NoticeListener, *, keep_handler: bool, handled_s: float | None
     ) -> None:
-        """Stop calling `listener`. After the last listener the thread ends, and signals go where they went before.
+        """Stop calling `listener`. After the last listener, the thread ends and the earlier signal handling is
+        restored.
 
         Args:
             listener: The listener to remove.
-            keep_handler: True if the listener had a notice: SIGTERM, if it is handled, stays so for good.
-            handled_s: Time of the SIGTERM that came with that notice, for later listeners; None if none came.
+            keep_handler: True if the listener had a notice: SIGTERM stays handled until the process ends.
+            handled_s: Time of the SIGTERM of that notice, for later listeners; None if none came.
 
         """
         with self._lock:
             self._listeners = tuple(each for each in self._living_listeners() if each() is not listener)
             if self._handler is not None and keep_handler:
-                # In this order, because the thread reads them in the opposite one.
+                # This order matters: the thread reads them in the opposite order.
                 self._handled_s = handled_s if self._handled_s is None else self._handled_s
                 self._handler.is_permanent = True
             is_last = not self._listeners
@@ -125,37 +126,37 @@ class SignalWatcher:
             ended_thread = self._thread if is_last and self._handler is None else None
         self._wake_thread()
         if ended_thread is not None and ended_thread is not threading.current_thread():
-            # Not without a limit: another thread may have added a listener meanwhile.
+            # With a limit: another thread may have added a listener meanwhile.
             ended_thread.join(_SETTLE_S)
 
     def keep_exit_code(self, code: int) -> None:
-        """Let SIGTERM, from now on, only hurry the end of this process, which ends with `code` in a moment."""
+        """Make SIGTERM from now on only hasten the end of this process, which is about to exit with `code`."""
         with self._lock:
             if self._handler is not None:
                 self._exit_code = code
                 self._handler.is_permanent = True
 
     def is_wanted_besides(self, *kinds: type[NoticeListener]) -> bool:
-        """Return True if SIGTERM is the notice of a listener of none of these kinds."""
+        """Return True if SIGTERM is a notice to a listener of another kind than these."""
         found = [each() for each in self._listeners]
         return any(each is not None and not isinstance(each, kinds) and each.wants_sigterm for each in found)
 
     def process_pending_signals(self) -> None:
-        """Wait until the listeners have seen every signal that came before this call, for two seconds at most."""
-        # The first round to end may have looked before the signal came; the second has looked after it.
+        """Wait until the listeners have processed every signal before this call, for two seconds at most."""
+        # The first round to end may have checked before the signal; the second has checked after it.
         self._await_round()
         self._await_round()
 
     def ignore_further_sigterms(self) -> None:
         """Ignore SIGTERM while the interpreter is finalized, in a process that ends because of a notice.
 
-        Python gives up its handlers then, and the process would die of the signal instead of ending with its code.
+        Python removes its handlers then, and the signal would kill the process instead of its exit code standing.
         """
         if self.is_permanent and isinstance(signal.getsignal(signal.SIGTERM), SigtermHandler):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def forget_after_fork(self) -> None:
-        """Release everything in a forked child, which has no thread, and must not use its parent's pipe."""
+        """Release everything in a forked child, which has no thread and must not use its parent's pipe."""
         self._release_sigterm()
         for each in self._living_listeners():
             if (listener := each()) is not None:
@@ -166,12 +167,12 @@ class SignalWatcher:
         self._sigterm_s = self._handled_s = self._exit_code = None
 
     def _on_sigterm(self) -> bool:
-        """Note, inside a signal handler, that SIGTERM has come. Return False if no listener wants it."""
+        """Record SIGTERM, inside a signal handler. Return False if no listener wants it."""
         self._sigterm_s = time.monotonic()
         if self._exit_code is not None:
             ExitTimer(self._exit_code, self._sigterm_s + _TIDY_S)
-        # The wakeup byte wakes the thread too, unless other code has taken the wakeup descriptor, as asyncio's loop
-        # does when it ends.
+        # The wakeup byte wakes the thread too, unless other code took the wakeup descriptor, as asyncio's
+        # loop does at its end.
         self._wake_thread()
         return self.is_wanted_besides()
 
@@ -207,7 +208,7 @@ class SignalWatcher:
             signal.set_wakeup_fd(current, warn_on_full_buffer=False)
 
     def _wake_thread(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake already; closed: there is no thread to wake
+        with contextlib.suppress(OSError):  # full: the thread is awake; closed: there is no thread
             os.write(self._write_fd, b"\0")
 
     def _close_pipe(self) -> None:
@@ -220,7 +221,7 @@ class SignalWatcher:
         poll = select.poll()
         poll.register(self._read_fd, select.POLLIN)
         while True:
-            # Without listeners, only signals count.
+            # Without listeners, only signals matter.
             if poll.poll(_TICK_MILLIS if self._listeners else None):
                 self._read_wakeups()
             self._take_back_sigterm()
@@ -236,19 +237,19 @@ class SignalWatcher:
                     return
 
     def _take_back_sigterm(self) -> None:
-        # A handler that the main thread uninstalls meanwhile must not take SIGTERM for good.
+        # A handler that the main thread uninstalls meanwhile must not keep SIGTERM.
         with self._lock:
             handler = self._handler
             is_taken_back = handler is not None and handler.take_back()
         if handler is not None and is_taken_back:
-            who = "both get it" if handler.tells_displaced else "only the training gets it"
-            said = f"code in C, such as torch_xla, has taken SIGTERM: {who} from now on"
-            if said not in self._said:
-                self._said.add(said)
-                tell_briefly(partial(_log.info, said))
+            who = "both get SIGTERM" if handler.calls_displaced else "only the training gets SIGTERM"
+            text = f"C code, such as torch_xla, had replaced the SIGTERM handler: {who} from now on"
+            if text not in self._logged:
+                self._logged.add(text)
+                run_briefly(partial(_log.info, text))
 
     def _notify_listeners(self) -> None:
-        """Call the listeners. This is a function of its own so that the thread holds no listener while it waits."""
+        """Call the listeners. This is a separate function so that the thread holds no listener while it waits."""
         was_handled = self.is_permanent
         came_s = self._sigterm_s if not was_handled or self._handled_s is None else self._handled_s
         for each in self._listeners:
@@ -271,8 +272,8 @@ _forking = threading.local()
 def _before_fork() -> None:
     """Block SIGTERM while this thread forks.
 
-    A forked data-loader worker that is terminated must die of it. If the signal came before the worker had released
-    SIGTERM, the worker would survive, and its byte in the parent's pipe would look like a notice there.
+    SIGTERM must kill a forked data-loader worker. If it came before the worker had released the handler, the worker
+    would survive, and its byte in the parent's pipe would look like a notice there.
     """
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 

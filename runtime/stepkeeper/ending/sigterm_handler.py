@@ -1,4 +1,4 @@
-"""Handle SIGTERM in place of the handler that was there before, and put that one back."""
+"""Handle SIGTERM in place of an earlier handler, and restore that one."""
 
 import ctypes
 import os
@@ -33,21 +33,21 @@ class _Action(ctypes.Structure):
 
 
 class SigtermHandler:
-    """Handle SIGTERM while a listener wants it as a notice, and pass it on to the handler that was there before.
+    """Handle SIGTERM while a listener wants it as a notice, or else pass it on to the earlier handler.
 
-    Where the parent's death would send SIGINT, it sends SIGTERM meanwhile.
+    If the parent's death would send SIGINT, it sends SIGTERM while this is installed.
     """
 
     def __init__(self, on_sigterm: Callable[[], bool]) -> None:
-        """Install it, in the main thread.
+        """Install the handler, in the main thread.
 
         Args:
-            on_sigterm: Called first, inside the signal handler; True if the signal is a listener's notice.
+            on_sigterm: Called first, inside the signal handler. Returns True if the signal is a listener's notice.
 
         """
         self._on_sigterm = on_sigterm
         self.is_permanent = False
-        """Never uninstall: a process that was asked to stop must not die of a second SIGTERM while it ends."""
+        """True to never uninstall: a second SIGTERM must not kill a process that is stopping."""
 
         self.before: Final[_Handler] = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self)
@@ -55,17 +55,17 @@ class SigtermHandler:
         self._owner: Final = os.getpid()
         self._own_action: Final = _read_action()
         self._displaced: _Action | None = None
-        """What C code has installed over this handler, and this one has taken back."""
+        """The handler that C code had installed over this one, before this one was restored."""
 
-        self._has_told_displaced = False
-        # torch.multiprocessing.spawn asks for SIGINT, which would end the training within a step.
+        self._has_called_displaced = False
+        # torch.multiprocessing.spawn requests SIGINT, which would end the training in the middle of a step.
         self._has_parents_end: Final = _replace_parents_end(signal.SIGINT, signal.SIGTERM)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._tell_displaced(number)
+        self._call_displaced(number)
         if self._on_sigterm() or self.is_permanent:
             if callable(self.before):
-                # Training ends at a step that all ranks save, also where the earlier handler would exit at once.
+                # Training ends at a step that all ranks save, even if the earlier handler would exit at once.
                 with suppress(SystemExit):
                     self.before(number, frame)
         elif callable(self.before):
@@ -75,13 +75,13 @@ class SigtermHandler:
             signal.raise_signal(number)
 
     def take_back(self) -> bool:
-        """Handle SIGTERM again if C code has taken it meanwhile, and call that code too if it can be called.
+        """Restore this handler if C code has replaced it, and call that code too if it can be called.
 
-        torch_xla's PreemptionSyncManager is such code. Python doesn't see it, and would never hear of the signal. Any
+        torch_xla's PreemptionSyncManager is such code. Python doesn't see it, and would never get the signal. Any
         thread may call this.
 
         Returns:
-            True if it was taken back just now.
+            True if the handler was restored just now.
 
         """
         found, own = _read_action(), self._own_action
@@ -91,26 +91,26 @@ class SigtermHandler:
         return bool(_LIBC.sigaction(signal.SIGTERM, ctypes.byref(own), None) == 0)
 
     @property
-    def tells_displaced(self) -> bool:
-        """True if C code whose SIGTERM was taken back is told of the signal.
+    def calls_displaced(self) -> bool:
+        """True if SIGTERM is passed on to the C code that had replaced this handler.
 
-        Handlers with SA_SIGINFO aren't called: libtpu's, it seems, writes stacks and raises the signal again to end the
+        Handlers with SA_SIGINFO aren't called: libtpu's seems to write stacks and raise the signal again to end the
         process.
         """
         return self._displaced is not None and not self._displaced.flags & _SA_SIGINFO
 
-    def _tell_displaced(self, number: int) -> None:
-        """Call the C code that wanted the signal. Once: faulthandler's, for one, may raise it again."""
+    def _call_displaced(self, number: int) -> None:
+        """Call the C code that wanted the signal, once: faulthandler's, for example, may raise it again."""
         displaced = self._displaced
-        if displaced is not None and self.tells_displaced and not self._has_told_displaced:
-            self._has_told_displaced = True
+        if displaced is not None and self.calls_displaced and not self._has_called_displaced:
+            self._has_called_displaced = True
             ctypes.CFUNCTYPE(None, ctypes.c_int)(displaced.handler)(number)
 
     def uninstall(self) -> None:
-        """Put the handler back that was there before, unless other code has installed another one since."""
-        # A handler that was installed after this one stays. If it calls this one, this one passes the signal on.
+        """Restore the earlier handler, unless other code has installed another one since."""
+        # A handler that was installed later stays. If it calls this one, this one passes the signal on.
         before = self.before or signal.SIG_DFL
-        # Not in a forked child, such as a worker: SIGTERM is to end that.
+        # Not in a forked child, such as a worker: SIGTERM should end it.
         displaced = self._displaced if os.getpid() == self._owner else None
         if self._has_parents_end and os.getpid() == self._owner:
             _replace_parents_end(signal.SIGTERM, signal.SIGINT)
@@ -122,9 +122,9 @@ class SigtermHandler:
 
 
 def is_raised_by_handler(error: BaseException) -> bool:
-    """Return True if a signal handler has raised `error`: the training was interrupted anywhere in a step."""
+    """Return True if a signal handler raised `error`: the training may have been interrupted within a step."""
     handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
-    # A function has its code; a bound method has its function's; another object calls its class's.
+    # A function has its own code, a bound method its function's, and another callable that of its class's `__call__`.
     codes = {
         getattr(each, "__code__", getattr(type(each).__call__, "__code__", None))
         for each in handlers
@@ -134,7 +134,7 @@ def is_raised_by_handler(error: BaseException) -> bool:
 
 
 def _replace_parents_end(before: signal.Signals, after: signal.Signals) -> bool:
-    """Have the kernel send this thread's process `after` when its parent dies, if it would send `before`."""
+    """Make the kernel send `after` instead of `before` at the parent's death, if it would send `before`."""
     found = ctypes.c_int()
     _LIBC.prctl(_PR_GET_PDEATHSIG, ctypes.byref(found), 0, 0, 0)
     return found.value == before and _LIBC.prctl(_PR_SET_PDEATHSIG, int(after), 0, 0, 0) == 0

@@ -1,4 +1,4 @@
-"""Watch over the end of a process beside the training: notices, the clock, fences, the termination message."""
+"""Watch for a process's end beside the training: notices, the clock, fences, the termination message."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ from stepkeeper.ending.schedule import Notice, Schedule, launcher_grace_s
 from stepkeeper.errors import FencedError
 from stepkeeper.fork_guard import forget_in_forks
 from stepkeeper.log import CommitRecord
-from stepkeeper.loggers import logger, tell_briefly
+from stepkeeper.loggers import logger, run_briefly
 from stepkeeper.training.cloud.announcements import Announcements
 
 __all__ = ["EndWatch"]
@@ -27,10 +27,10 @@ _log: Final = logger("stepkeeper")
 
 
 class EndWatch:
-    """Hold the `Ending` of this process, and watch for what changes it. Any thread may call this."""
+    """Hold the `Ending` of this process, and watch for events that change it. Any thread may call this."""
 
     def __init__(self, parts: EndingParts) -> None:
-        """Listen to nothing before `start`."""
+        """Store the parts; nothing is watched before `start`."""
         self._parts, self._environment = parts, parts.environment
         steps, saver, environment = parts.steps, parts.saver, parts.environment
         settings = None if environment is None else environment.settings
@@ -48,26 +48,28 @@ class EndWatch:
             on_tick=self._on_tick,
         )
         self._announcements = Announcements(
-            stop=partial(self.notices.hear, NoticeSource.PREEMPTED),
+            stop=partial(self.notices.record, NoticeSource.PREEMPTED),
             save=steps.decider.request_save,
             save_s=lambda: None if saver.cost is None else saver.cost.duration_s,
         )
-        parts.waits.heed_notices(self.notices.wait_left_s)
+        parts.waits.limit_by_notices(self.notices.wait_left_s)
         saver.failures.on_fence(self._on_fence, end_as_fenced_if, is_pods=environment is not None)
         forget_in_forks(self)
 
     def become(self, change: Callable[[Ending], Ending]) -> None:
-        """Take over a change of the ending."""
+        """Apply a change of the ending."""
         with self._lock:
             self.ending = change(self.ending)
 
     def forget_after_fork(self) -> None:
-        """Be closed, in a forked child: the training and its end are its parent's."""
+        """Close this object in a forked child: the training and its end are its parent's."""
         self._lock, self._message_lock = threading.RLock(), threading.RLock()
-        self.become(lambda ending: ending.hear_closed())
+        self.become(lambda ending: ending.on_closed())
 
     def start(self) -> None:
-        """Listen to notices and to other ranks' requests; again in the main thread if the first call was elsewhere."""
+        """Watch for notices and other ranks' requests. A call in the main thread adds SIGTERM if the first was
+        elsewhere.
+        """
         if self.ending.is_closed:
             return
         if not self._is_started:
@@ -78,24 +80,24 @@ class EndWatch:
                 self._announcements.start()
             if self.notices.misses_sigterm:
                 _log.warning(
-                    "SIGTERM ends this process without a save: only the main thread can take it, and the training "
-                    "began in another one. The next call of the manager in the main thread takes it"
+                    "SIGTERM ends this process without a save: only the main thread can handle it, and the training "
+                    "began in another one. The manager's next call in the main thread handles it"
                 )
         elif self.notices.misses_sigterm and threading.current_thread() is threading.main_thread():
             self.notices.start(signals=self._parts.saves_on_notice)
 
     def close(self, timeout_s: float) -> None:
-        """Stop listening. The thread that listens to other ranks has `timeout_s` seconds to end."""
+        """Stop watching. The thread that listens to other ranks has `timeout_s` seconds to end."""
         self._announcements.close()
         self._parts.steps.decider.close(timeout_s)
         self.notices.close()
 
-    def hear_of_stop(self) -> None:
-        """Note that all ranks stop. Another rank may be killed for it, and its part in the save with it."""
+    def on_stop_agreed(self) -> None:
+        """Record that all ranks stop. Another rank may be killed then, and its part of the save with it."""
         notices, kills = self.notices.schedule.notices, self._parts.steps.decider.kills
         if kills is None:
             kills = not notices or any(notice.kills for notice in notices)
-        self.notices.hear(NoticeSource.PEER, kills=kills)
+        self.notices.record(NoticeSource.PEER, kills=kills)
 
     def write_message(
         self,
@@ -105,13 +107,13 @@ class EndWatch:
         failure: BaseException | None = None,
         is_final: bool = True,
     ) -> None:
-        """Write how this process ends into the termination-message file. Without an operator there is no reader.
+        """Write this process's termination message. Without an operator there is no reader, and nothing is written.
 
         Args:
-            code: The exit code that is meant.
-            error: What went wrong, for people.
-            failure: The exception that ends the process, if one does.
-            is_final: False for a process that may still end otherwise: a final message stays.
+            code: The intended exit code.
+            error: The error, as text.
+            failure: The exception that ends the process, if any.
+            is_final: False if the process may still end differently. A final message isn't replaced then.
 
         """
         if self._environment is None:
@@ -148,31 +150,31 @@ class EndWatch:
         )
 
     def _on_first_notice(self, notice: Notice) -> None:
-        """Ask all ranks to stop. Runs in the thread where the notice came up."""
+        """Ask all ranks to stop. Runs in the thread that recorded the notice."""
         self._parts.steps.decider.request_stop(asked=not notice.kills)
         # In case the process is killed before it has stopped.
         self.write_message(ExitCode.SAVED, is_final=False)
         self._parts.progress.record_notice(notice.source)
-        tell_briefly(partial(_log.warning, "notice (%s): all ranks save one step and stop", notice.source))
+        run_briefly(partial(_log.warning, "notice (%s): all ranks save one step and stop", notice.source))
 
     def _on_tick(self) -> None:
-        """Do what it is time for. Runs five times a second."""
+        """Run all periodic checks. Runs five times a second."""
         if self._parts.steps.decider.stop_is_agreed:
-            # This rank hasn't reached that step yet, and may wait for something that the notice must end.
-            self.hear_of_stop()
-        if self._parts.steps.decider.heard_early_stop:
-            self.notices.hear(NoticeSource.PEER)
+            # This rank hasn't reached that step yet, and may be in a wait that the notice must end.
+            self.on_stop_agreed()
+        if self._parts.steps.decider.received_early_stop:
+            self.notices.record(NoticeSource.PEER)
         self._announcements.check()
         stuck_since_s = self._parts.waits.stuck_since_s
         if stuck_since_s is not None and self.notices.schedule.is_overdue(stuck_since_s):
             why = self._parts.saver.failures.fence or self._parts.waits.loss
             code = ExitCode.SAVED if why is None else exit_code_of(why)
-            said = None if why is None else str(why)
-            end_now(code, STUCK, partial(self.write_message, code, said, is_final=False))
+            text = None if why is None else str(why)
+            end_now(code, STUCK, partial(self.write_message, code, text, is_final=False))
         self._parts.progress.send_latest_step()
 
     def _on_fence(self, fence: FencedError) -> None:
-        """Write the message as soon as it is known that the root is lost. Runs in the thread that found it."""
+        """Write the message as soon as the root is known to be lost. Runs in the thread that found out."""
         if not self.ending.is_closed:
             self.write_message(ExitCode.FENCED, str(fence))
 
@@ -182,5 +184,5 @@ def _point_of(record: CommitRecord | None) -> CommitPoint | None:
 
 
 def _name(failure: BaseException) -> str:
-    """Return the kind of an exception and the first line of what it says, at most 200 characters."""
+    """Return an exception's type and the first line of its message, at most 200 characters."""
     return traceback.format_exception_only(failure)[0].splitlines()[0][:200]

@@ -1,7 +1,7 @@
 """Run a launcher of training processes in a pod: python -m stepkeeper.launch torchrun --nproc-per-node=8 train.py.
 
-torchrun is told the hosts of the job. When it ends, this process ends with the exit code that the training meant:
-75 after a notice, where torchrun itself ends with 1.
+torchrun gets the hosts of the job as variables. When it ends, this process exits with the code that the training meant:
+75 after a notice, where torchrun itself exits with 1.
 """
 
 import os
@@ -34,10 +34,10 @@ _NO_PROGRAM: Final = 127
 _NOT_STARTED: Final = 126
 _DIED_OF_SIGTERM: Final = 143
 _GRACE_S: Final = 30.0
-"""Seconds that Kubernetes and Slurm leave by default."""
+"""The default grace period of Kubernetes and Slurm, in seconds."""
 
 _ERROR_FILE_VARIABLE: Final = "TORCHELASTIC_ERROR_FILE"
-"""Names the file into which torchrun writes the exception that ended it."""
+"""The variable with the file into which torchrun writes the exception that ended it."""
 
 
 def main(command: list[str]) -> int:
@@ -46,13 +46,13 @@ def main(command: list[str]) -> int:
         del command[0]
     if not command:
         return _complain(_USAGE, _BAD_USAGE)
-    # It can be written to also where the root of the file system can't.
+    # It is writable even if the root file system isn't.
     shared = RUN_FOLDER if os.access(RUN_FOLDER, os.W_OK) else None
     try:
-        # A command that isn't waited for may still write there.
+        # A command that is no longer waited for may still write there.
         own_folder = TemporaryDirectory(prefix="launch-", dir=shared, ignore_cleanup_errors=True)
     except OSError as error:
-        return _complain(f"no folder can be made for the command: {error}", _NOT_STARTED)
+        return _complain(f"creating a folder for the command failed: {error}", _NOT_STARTED)
     with own_folder as name:
         folder = Path(name)
         try:
@@ -64,13 +64,13 @@ def main(command: list[str]) -> int:
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what torchrun has to know of the job's hosts, by the variables that it reads in place of options.
+    """Return the variables that pass the job's hosts to torchrun, in place of its options.
 
     Args:
-        environ: The environment of an operator's container. What it has already stays.
+        environ: The environment of an operator's container. Variables that it has already stay.
 
     Raises:
-        ContractError: The operator's variables aren't as the operator sets them.
+        ContractError: The operator's variables are missing or malformed.
 
     """
     identity = Identity.from_env(environ)
@@ -86,25 +86,25 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def _run_in_pod(command: list[str], pod: Identity, folder: Path) -> int:
     message_file = Path(pod.termination_file)
     error_file = os.environ.get(_ERROR_FILE_VARIABLE) or f"{folder}/error.json"
-    told = torchrun_variables(os.environ) | {_ERROR_FILE_VARIABLE: error_file}
+    variables = torchrun_variables(os.environ) | {_ERROR_FILE_VARIABLE: error_file}
 
     def has_stopped() -> bool:
         found = message.read(message_file)
         return found is not None and found.code != ExitCode.DONE
 
-    child = _start(command, os.environ | told, folder, pod.grace_s)
+    child = _start(command, os.environ | variables, folder, pod.grace_s)
     code = child.wait(has_stopped)
     found = final = message.read(message_file)
     if found is None and code != ExitCode.DONE:
         final = read_torchrun_error(Path(error_file)) or _judge_early_stop(code, child)
-    meant = choose_exit_code(code, final, was_told=child.was_told)
+    meant = choose_exit_code(code, final, was_asked_to_stop=child.was_asked_to_stop)
     if found is not None and found.code != meant:
         message.withdraw(message_file)
     elif found is None and final is not None and final.code == meant:
         message.write(message_file, final)
     if meant != code:
         sys.stderr.write(
-            f"stepkeeper.launch: {command[0]} ended with code {code}, the training with {meant}\n"
+            f"stepkeeper.launch: {command[0]} exited with code {code}, the training with {meant}\n"
         )
     return meant
 
@@ -113,17 +113,17 @@ def _start(command: list[str], environ: Mapping[str, str], folder: Path, grace_s
     try:
         return Child(command, environ, folder, grace_s)
     except FileNotFoundError:
-        sys.exit(_complain(f"there is no program {command[0]!r}", _NO_PROGRAM))
+        sys.exit(_complain(f"program {command[0]!r} not found", _NO_PROGRAM))
     except OSError as error:
-        sys.exit(_complain(f"{command[0]!r} can't be started: {error}", _NOT_STARTED))
+        sys.exit(_complain(f"starting {command[0]!r} failed: {error}", _NOT_STARTED))
 
 
 def _judge_early_stop(code: int, child: Child) -> Termination | None:
-    """Return the message for a command that died of SIGTERM: no rank was left below it that could have saved.
+    """Return the message for a command that SIGTERM killed: it had no rank that could have saved.
 
-    torchrun dies of it while it is loaded, and while it waits for those of other pods.
+    SIGTERM kills torchrun while it is loading, and while it waits for the other pods.
     """
-    died = child.was_told and code == _DIED_OF_SIGTERM
+    died = child.was_asked_to_stop and code == _DIED_OF_SIGTERM
     return Termination(code=ExitCode.SAVED, notice=NoticeSource.SIGTERM) if died else None
 
 

@@ -1,4 +1,4 @@
-"""Run a command as the first process of a container does, and hand on the signals that come to this process."""
+"""Run a command as a container's first process should, and forward this process's signals."""
 
 import os
 import signal
@@ -14,21 +14,21 @@ from stepkeeper.ending.launcher_folder import list_ranks
 __all__ = ["Child"]
 
 _STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-"""Signals that ask for an end; Kubernetes sends SIGTERM, or the one that the image or the container names."""
+"""Signals that request an end. Kubernetes sends SIGTERM, or the one that the image or the container names."""
 
 _FORWARDED: Final = _STOPS | {signal.SIGUSR1, signal.SIGUSR2}
 _BY_SIGNAL: Final = 128
 _LOOK_S: Final = 0.05
-"""torchrun looks at its processes every 0.1 s, and may start them again when it finds that one has ended."""
+"""torchrun checks its processes every 0.1 s, and may restart them when it finds that one has ended."""
 
 _MARGIN_S: Final = 0.15
-"""Seconds before the kubelet's SIGKILL in which the launcher still has to end with the training's code. The training's
-processes end themselves 0.3 s before it.
+"""Seconds before the kubelet's SIGKILL that the launcher needs to exit with the training's code. The training's
+processes end themselves 0.3 s before the kill.
 """
 
 
 class Child:
-    """A command that is stopped in order: the ranks below it get SIGTERM, and itself once all of these have ended."""
+    """A command with an orderly stop: its ranks get SIGTERM first, and the command once all ranks have ended."""
 
     def __init__(self, command: list[str], environ: Mapping[str, str], folder: Path, grace_s: float) -> None:
         """Start the command, in the main thread. Raises OSError.
@@ -36,7 +36,7 @@ class Child:
         Args:
             command: The program and its arguments.
             environ: Its environment.
-            folder: Where the ranks sign on.
+            folder: Where the ranks register.
             grace_s: Seconds from SIGTERM until its sender kills all processes.
 
         """
@@ -46,23 +46,23 @@ class Child:
         self._ends_s: float | None = None
         """The end of the command's time after SIGTERM, by time.monotonic(); None before SIGTERM."""
 
-        self._told: set[int] = set()
+        self._signaled: set[int] = set()
         self._out_of_reach: set[int] = set()
         for signum in _FORWARDED:
             signal.signal(signum, lambda number, _: self._came.append(number))
         self._process = subprocess.Popen(command, env={**environ, LAUNCHER_VARIABLE: str(folder)})
 
     @property
-    def was_told(self) -> bool:
-        """True if a signal that asks for an end has come."""
+    def was_asked_to_stop(self) -> bool:
+        """True if a signal that requests an end has come."""
         return not _STOPS.isdisjoint(self._came)
 
     def wait(self, may_leave: Callable[[], bool]) -> int:
-        """Wait for the command's end and return its exit code; 128 and the signal's number if a signal ended it.
+        """Wait for the command's end and return its exit code; 128 plus the signal's number if a signal killed it.
 
         Args:
-            may_leave: Returns True if the command need not be waited for any longer, and counts as killed. It is asked
-                once, shortly before the kill that follows SIGTERM. The end of a container's first process ends it.
+            may_leave: Returns True if the wait may end, with the command counted as killed. It is called once, shortly
+                before the kill that follows SIGTERM. The end of a container's first process ends the command.
 
         """
         n_seen, has_asked = 0, False
@@ -77,29 +77,29 @@ class Child:
                     break
             time.sleep(_LOOK_S)
         for signum in _FORWARDED:
-            # The interpreter resets handlers at its end, and a signal would replace the exit code.
+            # The interpreter resets handlers at its exit, and a signal would then replace the exit code.
             signal.signal(signum, signal.SIG_IGN)
         return code if code >= 0 else _BY_SIGNAL - code
 
     def _forward(self, signum: int) -> None:
-        """Hand a signal on to the command; SIGTERM is for `_stop`."""
+        """Forward a signal to the command; `_stop` handles SIGTERM."""
         if signum != signal.SIGTERM:
             self._process.send_signal(signum)
         elif self._ends_s is None:
             self._ends_s = time.monotonic() + self._time_s
 
     def _stop(self) -> bool:
-        """Send SIGTERM, if it has come, where it is due now. Return True if the command's time is over."""
+        """After SIGTERM, send it to the processes that are due. Return True if the command's time is over."""
         if self._ends_s is None:
             return False
         ranks, is_over = list_ranks(self._folder) - self._out_of_reach, time.monotonic() >= self._ends_s
         due = set(ranks)
         if is_over or not ranks:
             due.add(self._process.pid)
-        for pid in due - self._told:
+        for pid in due - self._signaled:
             try:
                 os.kill(pid, signal.SIGTERM)
             except OSError:
                 self._out_of_reach.add(pid)
-        self._told |= due
+        self._signaled |= due
         return is_over

@@ -1,1 +1,1 @@
-"""TCP connections between the hosts of a training, which only its ranks can make."""
+"""TCP connections between the hosts of a training, authenticated by a shared secret."""

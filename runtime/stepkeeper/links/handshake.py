@@ -15,11 +15,11 @@ _TAKEN: Final = b"\1"
 _GREETING_TIMEOUT_S: Final = 10.0
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6))
 _UNANSWERED_MILLIS: Final = 60_000
-"""After this time a connection is lost if its other end takes nothing more, because its host is gone."""
+"""The time after which a connection is lost if its other end acknowledges nothing, since its host is gone."""
 
 
 def listen() -> socket.socket:
-    """Open a socket that takes connections from anywhere, on any free port."""
+    """Open a socket that accepts connections on all addresses, on any free port."""
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -30,7 +30,7 @@ def listen() -> socket.socket:
 
 
 def connect(host: str, port: int, ranks: tuple[int, int], secret: bytes, timeout_s: float) -> socket.socket:
-    """Connect the first of `ranks` to the second one, if that listens there. Raises OSError."""
+    """Connect the first of `ranks` to the second, which must listen there. Raises OSError."""
     rank, peer = ranks
     sock = socket.create_connection((host, port), timeout_s)
     try:
@@ -38,10 +38,10 @@ def connect(host: str, port: int, ranks: tuple[int, int], secret: bytes, timeout
         sock.sendall(_GREETING.pack(_MAGIC, rank, nonce))
         answer = _exactly(sock, 16 + _PROOF_BYTES)
         if not hmac.compare_digest(answer[16:], _proof(secret, b"listener", peer, nonce)):
-            raise ConnectionError(f"{host}:{port} isn't rank {peer} of this training")
+            raise ConnectionError(f"{host}:{port} is not rank {peer} of this training")
         sock.sendall(_proof(secret, b"caller", rank, answer[:16]))
         _exactly(sock, 1)
-        # The other end counts on this connection from here on. Before, this end may give it up and call again.
+        # From here on the other end relies on this connection. Before, this end may drop it and connect again.
         sock.sendall(_TAKEN)
     except BaseException:
         sock.close()
@@ -50,16 +50,16 @@ def connect(host: str, port: int, ranks: tuple[int, int], secret: bytes, timeout
 
 
 def identify_caller(sock: socket.socket, own_rank: int, secret: bytes) -> int:
-    """Find out which rank has called on this connection. Raises OSError if the caller doesn't know the secret."""
+    """Find out which rank made this connection. Raises OSError if the caller doesn't know the secret."""
     sock.settimeout(_GREETING_TIMEOUT_S)
     magic, rank, nonce = _GREETING.unpack(_exactly(sock, _GREETING.size))
     if magic != _MAGIC:
-        raise ConnectionError("the caller is no rank of a training")
+        raise ConnectionError("the caller is not a rank of a training")
     own = secrets.token_bytes(16)
     sock.sendall(own + _proof(secret, b"listener", own_rank, nonce))
     proof = _exactly(sock, _PROOF_BYTES)
     if not hmac.compare_digest(proof, _proof(secret, b"caller", rank, own)):
-        raise ConnectionError("the caller is no rank of this training")
+        raise ConnectionError("the caller is not a rank of this training")
     sock.sendall(_TAKEN)
     _exactly(sock, 1)
     _settled(sock)
@@ -67,12 +67,12 @@ def identify_caller(sock: socket.socket, own_rank: int, secret: bytes) -> int:
 
 
 def _proof(secret: bytes, part: bytes, rank: int, nonce: bytes) -> bytes:
-    """Compute a proof, for whoever sent the nonce, to be this rank as caller or listener. It takes the secret."""
+    """Compute the proof, for the nonce's sender, of being this rank as caller or listener. It needs the secret."""
     return hmac.digest(secret, part + struct.pack("<I", rank) + nonce, "sha256")
 
 
 def _settled(sock: socket.socket) -> socket.socket:
-    """Set the connection to wait as long as it takes, but not for a host that is gone."""
+    """Configure the connection to wait without limit, but to detect a lost host."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -83,7 +83,7 @@ def _settled(sock: socket.socket) -> socket.socket:
 
 
 def fill(sock: socket.socket, view: memoryview) -> bool:
-    """Fill the view with what comes; False if the connection ended before."""
+    """Fill the view with received data. Return False if the connection ended before."""
     while view.nbytes:
         n_bytes = sock.recv_into(view)
         if not n_bytes:

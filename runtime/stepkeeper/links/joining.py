@@ -1,4 +1,4 @@
-"""Find the way to other ranks, and make connections that only ranks of the same training can make."""
+"""Find the addresses of other ranks, and make authenticated connections to them."""
 
 import socket
 import threading
@@ -12,7 +12,7 @@ __all__ = ["Joining", "addresses_of_host", "connect_to_rank", "shut"]
 
 _log: Final = logger(__name__)
 _CALL_TIMEOUT_S: Final = 5.0
-"""The time for a call to each address that a rank may have."""
+"""The time for connecting to each possible address of a rank."""
 
 
 class Joining:
@@ -26,7 +26,7 @@ class Joining:
     ) -> None:
         """Listen, on a free port unless a `listener` is given.
 
-        `on_join` is told each rank that has called, in a thread of its own.
+        `on_join` is called with each connected rank, in a separate thread.
         """
         self._rank = rank
         self._on_join = on_join
@@ -40,22 +40,22 @@ class Joining:
         return int(self._listener.getsockname()[1])
 
     def start(self, secret: bytes) -> None:
-        """Accept calls of those who know the secret."""
+        """Accept connections from callers that know the secret."""
         self._secret = secret
         threading.Thread(target=self._accept, name="links", daemon=True).start()
 
     def connect(self, peer: int, address: Mapping[str, Any]) -> socket.socket:
-        """Connect to a rank by the first of its addresses that leads there. Raises OSError if none does."""
+        """Connect to a rank by the first of its addresses that works. Raises OSError if none does."""
         return connect_to_rank(self._rank, peer, address, self._secret)
 
     def close(self) -> None:
-        """Accept no more calls. Connections that were made stay."""
+        """Accept no more connections. Existing ones stay open."""
         self._closed = True
         shut(self._listener, socket.SHUT_RDWR)
         self._listener.close()
 
     def forget_after_fork(self) -> None:
-        """Close this copy of the listening socket, in a forked child. The parent goes on listening."""
+        """Close this copy of the listening socket in a forked child. The parent keeps listening."""
         self._closed = True
         self._listener.close()
 
@@ -71,14 +71,14 @@ class Joining:
         try:
             rank = identify_caller(sock, self._rank, self._secret)
         except OSError as error:
-            _log.debug("a connection to a port for other ranks was refused: %s", error)
+            _log.debug("refused a connection to the port for other ranks: %s", error)
             sock.close()
             return
         self._on_join(rank, sock)
 
 
 def connect_to_rank(rank: int, peer: int, address: Mapping[str, Any], secret: bytes) -> socket.socket:
-    """Connect to `peer` by the first of its addresses that leads there. Raises OSError if none does."""
+    """Connect to `peer` by the first of its addresses that works. Raises OSError if none does."""
     tried: list[str] = []
     for host in address["hosts"]:
         try:
@@ -91,7 +91,7 @@ def connect_to_rank(rank: int, peer: int, address: Mapping[str, Any], secret: by
 
 
 def addresses_of_host(towards: str | None) -> list[str]:
-    """List the addresses by which other hosts may reach this one, likeliest first.
+    """List the addresses at which other hosts may reach this one, likeliest first.
 
     Args:
         towards: A host that all ranks reach; None if there is none.
@@ -102,14 +102,14 @@ def addresses_of_host(towards: str | None) -> list[str]:
         for family, *_, address in _looked_up(towards):
             try:
                 with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                    # Sends nothing: the kernel chooses the address that this host would send from.
+                    # This sends nothing: the kernel chooses the address that this host would send from.
                     sock.connect(address)
                     found[str(sock.getsockname()[0])] = None
             except OSError:
-                # There is no route, or none of that family: a host may have no IPv6.
+                # There is no route for this family: a host may have no IPv6.
                 continue
     found.update((str(address[0]), None) for *_, address in _looked_up(socket.gethostname()))
-    # Ranks on one host reach each other by this address in any case.
+    # Ranks on one host can always use this address.
     found["127.0.0.1"] = None
     return list(found)
 
@@ -125,5 +125,5 @@ def shut(sock: socket.socket, how: int) -> None:
     try:
         sock.shutdown(how)
     except OSError:
-        # It was closed, or never connected.
+        # It was closed or never connected.
         return

@@ -1,6 +1,6 @@
-"""Keep the log of a root: who may write, what is committed, where Latest is.
+"""The log of a root: which process may write, what is committed, and which commit is the latest.
 
-It has one object per slot, put if absent.
+Each slot is one object, put if absent.
 """
 
 from stepkeeper.log.claims import Claim

@@ -23,7 +23,7 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 __all__ = ["Appender", "Build", "PendingAppend"]
 
 Build = Callable[[LogState], Body | None]
-"""Returns what to append after a state; None if nothing is to be appended any more.
+"""Returns the body to append after a state; None if there is nothing to append any more.
 
 Raises if it is no longer allowed.
 """
@@ -41,7 +41,7 @@ class PendingAppend:
     """The nonce of the entry, if the caller has chosen it."""
 
     unknown: bool = False
-    """True if an entry of this append may be in the slot after the tail, or may come into it yet."""
+    """True if an entry of this append may be in the slot after the tail, or may still arrive there."""
 
     entry: Entry | None = None
     """The entry that was put at tail + 1 without an answer. The slot may be empty now and hold it later."""
@@ -63,7 +63,7 @@ class Appender:
         return self._state
 
     def open(self) -> LogState:
-        """Read the state at the tail. `find_tail` finds its slot; few entries are read after that, also of a long log.
+        """Read the state at the tail. Few entries are read, even of a long log.
 
         Raises LogGapError, LogFormatError, StorageError.
         """
@@ -77,7 +77,7 @@ class Appender:
         try:
             return self._read_on()
         except DamagedEntryError:
-            # A repair may have followed, whose entry stands for this one.
+            # A repair may have followed, whose entry replaces this one.
             self._state = self._read_from_tail()
             return self._read_on()
 
@@ -88,7 +88,7 @@ class Appender:
             raise self._locate(error) from error
 
     def _entry_below(self, slot: int) -> Entry:
-        """Read an entry that is there, since later ones are."""
+        """Read an entry that must exist, because later ones do."""
         try:
             return self.entry(slot)
         except MissingObjectError:
@@ -109,14 +109,14 @@ class Appender:
             raise self._locate(error) from error
 
     def _locate(self, error: DamagedEntryError) -> DamagedEntryError:
-        """Name the object and what to do about it, if the entries themselves don't tell that one is bad."""
+        """Add the object and advice to the error of an entry that contradicts earlier ones."""
         if not isinstance(error, ContradictedEntryError):
             return error
         root, slot = self._store.uri.rstrip("/"), error.slot - 1
         return DamagedEntryError(
-            f"{self._store.uri}/{slot_path(slot)}: slot {slot} of the log of {root} isn't what slot {error.slot} goes "
-            f"on from ({error}): its own entry was removed, and another one took its place. Put the object back from "
-            f"object versions or a copy; without one, see what can be rebuilt: stepkeeper repair {root}"
+            f"{self._store.uri}/{slot_path(slot)}: slot {slot} of the log of {root} isn't the entry that slot "
+            f"{error.slot} follows ({error}): its entry was removed, and another took its place. Put the object "
+            f"back from object versions or a copy; without one, see what can be rebuilt: stepkeeper repair {root}"
         )
 
     def entry(self, slot: int) -> Entry:
@@ -154,7 +154,7 @@ class Appender:
                 return winner
 
     def _place_or_reopen(self, append: PendingAppend) -> Entry | None:
-        """Place the append's entry. None: its slot is damaged, but the log was repaired and is opened anew."""
+        """Place the append's entry. None: its slot is damaged, but the log was repaired and is open again."""
         try:
             return self._place(append)
         except DamagedEntryError:
@@ -175,7 +175,7 @@ class Appender:
                 append.unknown, self._pending = False, None
                 return winner
             except (TransientStorageError, MissingObjectError) as error:
-                # Missing: it was there just now. An empty slot settles nothing: our put may still fill it.
+                # Missing: it existed a moment ago. An empty slot proves nothing: our put may still fill it.
                 append.unknown, cause = True, error
             except StorageError as error:
                 if not append.unknown:
@@ -189,5 +189,5 @@ class Appender:
 
     def _unknown_outcome(self, slot: int) -> UnknownOutcomeError:
         return UnknownOutcomeError(
-            f"{self._store.uri}/{slot_path(slot)}: no answer; the entry may be in the log or come into it yet"
+            f"{self._store.uri}/{slot_path(slot)}: no answer; the entry may be in the log, or may still arrive"
         )

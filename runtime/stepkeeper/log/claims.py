@@ -1,4 +1,4 @@
-"""Decide who may claim a root, and what the claim goes on from. Pure."""
+"""Decide which process may claim a root, and what the claim continues from. Pure."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 Base = int | ForeignBase | None
-"""The base that a begin goes on from: a commit's slot, another writer's step, or nothing."""
+"""The base that a begin continues from: a commit's slot, another writer's step, or nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +36,14 @@ class Claim:
 def check_claim(state: LogState, claim: Claim) -> None:
     """Check that `claim` is the last one in the log. Raises FencedError."""
     if state.claim != claim.slot:
-        advice = "; end one of the two, or give each a root of its own" if state.owner is None else ""
+        advice = "; stop one of the two, or give each its own root" if state.owner is None else ""
         raise FencedError(
             f"claim {claim.slot} is stale: slot {state.claim} has claimed the root for {_name_claimant(state)}{advice}"
         )
 
 
 def _name_claimant(state: LogState) -> str:
-    """Name who has the last claim: the job, its start, and the host."""
+    """Name the holder of the last claim: the job, its start, and the host."""
     owner = state.owner
     who = "a process started by hand" if owner is None else f"start {list(owner.ordinal)} of {owner.name}"
     return f"{who} on host {state.host}" if state.host else who
@@ -62,9 +62,9 @@ def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | No
     if take_over is True or take_over == last.name:
         return
     raise OtherJobsRootError(
-        f"this root belongs to {last.name}: {_name_claimant(state)} claimed it last; to go on with it under "
-        f"{owner.name if owner else 'no job name'}, stop that job and give the manager "
-        f"Options(take_over={last.name!r})"
+        f"this root belongs to {last.name}: {_name_claimant(state)} claimed it last; to continue with it under "
+        f"{owner.name if owner else 'no job name'}, stop that job and pass "
+        f"Options(take_over={last.name!r}) to the manager"
     )
 
 
@@ -75,13 +75,13 @@ def resolve_base(
     scratch: bool,
     offer: Callable[[], ForeignBase | None] = lambda: None,
 ) -> Base:
-    """Find what a begin goes on from: `base` if given, nothing if from scratch, else what HEAD means.
+    """Find what a begin continues from: `base` if given, nothing if from scratch, else what HEAD means.
 
     Args:
         state: The log before the begin.
-        base: What the caller wants to go on from, if it wants something.
-        scratch: True to go on from nothing.
-        offer: Called where nothing is committed; returns another writer's step to go on from.
+        base: The base that the caller has chosen, if any.
+        scratch: True to start from scratch.
+        offer: Called if nothing is committed; returns another writer's step to continue from.
 
     Raises:
         RestoreError: `base` isn't live, or HEAD is nothing although there were commits.
@@ -101,14 +101,14 @@ def resolve_base(
     live = ", ".join(f"{r.slot} (step {r.step})" for r in state.live)
     raise RestoreError(
         f"this root holds commits, but no latest one; quarantined: {bad or 'none'}; on abandoned branches: "
-        f"{live or 'none'}. To go on from one of the live ones, have "
-        "stepkeeper.log.Log(store).begin(base=SEQUENCE, take_over=True) say which; for the training to start from "
-        "scratch here, begin(scratch=True); or give it another root"
+        f"{live or 'none'}. To continue from one of the live ones, call "
+        "stepkeeper.log.Log(store).begin(base=SEQUENCE, take_over=True); to start training from scratch here, call "
+        "begin(scratch=True); or use another root"
     )
 
 
 def is_continued(restored: Collection[str] | None, saved: Collection[str]) -> bool:
-    """Tell whether a process holds all that the commits before a save hold: then it may save any step after them.
+    """Return True if a process has restored all that it saves: then it may continue HEAD at any step.
 
     Args:
         restored: The names in the state that it has restored whole; None if it has restored nothing, or parts only.
@@ -119,7 +119,7 @@ def is_continued(restored: Collection[str] | None, saved: Collection[str]) -> bo
 
 
 def must_branch(found: CommitRecord | ForeignBase | None, step: int) -> bool:
-    """Tell whether a process that continues nothing may save `step` on a branch of its own only.
+    """Return True if a process that continues no commit may save `step` only on a new branch.
 
     Args:
         found: What HEAD meant when the process claimed the root; None if nothing was there.
@@ -130,7 +130,7 @@ def must_branch(found: CommitRecord | ForeignBase | None, step: int) -> bool:
 
 
 def begin_body(base: Base, owner: Owner | None, host: str, *, scratch: bool) -> BeginEntry:
-    """Make the body of a begin that goes on from `base`."""
+    """Build the body of a begin that continues from `base`."""
     return BeginEntry(
         base=base if isinstance(base, int) else None,
         legacy=base if isinstance(base, ForeignBase) else None,
@@ -141,7 +141,7 @@ def begin_body(base: Base, owner: Owner | None, host: str, *, scratch: bool) -> 
 
 
 def owner_of(identity: Identity | None) -> Owner | None:
-    """Make the owner that the log knows for this process; None if it was started by hand."""
+    """Build the owner that stands for this process in the log; None if it was started by hand."""
     if identity is None:
         return None
     return Owner(

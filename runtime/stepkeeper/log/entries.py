@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 _FORMAT: Final = 3
-"""The format of entries. A reader refuses any newer one: an older stepkeeper must not guess at what it means."""
+"""The format of entries. A reader refuses any newer one: an older stepkeeper must not guess its meaning."""
 
 _READABLE: Final = (2, _FORMAT)
-"""The formats that are read. In format 2 an index may hold only what has changed since an earlier one."""
+"""The formats that are read. In format 2 an index may hold only the changes since an earlier one."""
 
 _LOST: Final = "lost"
-"""The kind of what is no entry: a mark in a slot whose entry is gone."""
+"""The kind of a marker, which is no entry: it fills a slot whose entry is gone."""
 
 _SEALED: Final = re.compile(rb'(.*),"crc32c":([0-9]{1,10})\}', re.DOTALL)
 """Matches an entry, whose last key is the checksum of all bytes before it."""
@@ -49,13 +49,13 @@ class BeginEntry:
     """A process claims the root; HEAD is `base` from here on, unless this begins a branch."""
 
     base: int | None = None
-    """The slot of the commit that it goes on from. None: it goes on from `legacy`, or from nothing."""
+    """The slot of the commit that it continues from. None: it continues from `legacy`, or from nothing."""
 
     legacy: ForeignBase | None = None
-    """The step of another writer that it goes on from, if it goes on from one."""
+    """The step of another writer that it continues from, if any."""
 
     scratch: bool | None = None
-    """True if it goes on from nothing, whatever is in the root, because somebody has asked for that."""
+    """True if it starts from scratch at a user's request, whatever is in the root."""
 
     branch: bool | None = None
     """True if its first commit begins a branch, because the process restored nothing and repeats steps that HEAD has
@@ -69,20 +69,20 @@ class BeginEntry:
     """The process's host, for people."""
 
     lost: tuple[int, ...] | None = None
-    """The slots whose entries are damaged or gone, if this begin repairs the log. Its index then stands for all
-    entries before it, whatever a reader made of those."""
+    """The slots whose entries are damaged or gone, if this begin repairs the log. Its index then replaces all
+    entries before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredEntry:
-    """Every rank of the claim has read `commit` whole, and every block was as its manifest says."""
+    """Every rank of the claim has read all of `commit`, and every block matched its manifest."""
 
     commit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitEntry:
-    """A checkpoint is durable and whole; HEAD is this entry from here on."""
+    """A checkpoint is durable and complete; HEAD is this entry from here on."""
 
     step: int
     folder: str
@@ -94,7 +94,7 @@ class CommitEntry:
     """The slot of the commit that was HEAD."""
 
     legacy: ForeignBase | None = None
-    """The step of another writer that the training had gone on from, if there is no parent."""
+    """The step of another writer that the training continued from, if there is no parent."""
 
     metrics: dict[str, str] | None = None
     """Metrics of the step: numbers, as Python writes them. None: there are none."""
@@ -109,7 +109,7 @@ class DeleteEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineEntry:
-    """The bytes of `commit` were read bad. Its data stays for people to look at."""
+    """`commit` has bad bytes. Its data stays for inspection."""
 
     commit: int
     reason: str
@@ -182,11 +182,9 @@ class Entry:
         """
         sealed = _SEALED.fullmatch(data)
         if sealed is None:
-            raise _not_sealed(data, where)
+            raise _unsealed_error(data, where)
         if crc32c(sealed[1]) != int(sealed[2]):
-            raise DamagedEntryError(
-                f"{where} is not what was written: its bytes have another checksum than it says"
-            )
+            raise DamagedEntryError(f"{where} is not what was written: its bytes don't match its checksum")
         return cls._from_sealed(data, where)
 
     @classmethod
@@ -194,11 +192,11 @@ class Entry:
         try:
             raw: Any = json.loads(data)
             if raw["format"] not in _READABLE:
-                raise _of_another_format(raw["format"], where)
+                raise _other_format_error(raw["format"], where)
             kind = raw["kind"]
             if kind == _LOST:
                 raise DamagedEntryError(
-                    f"{where} is not what was written: the slot was gone, and is marked as lost"
+                    f"{where} is not what was written: its entry was gone, and the slot is marked as lost"
                 )
             if kind not in _KINDS:
                 raise LogFormatError(f"{where} is of the unknown kind {kind!r}; known: {', '.join(_KINDS)}")
@@ -220,7 +218,7 @@ class Entry:
 
 
 def lost_marker(nonce: str) -> bytes:
-    """Encode the object that is put into a slot whose entry is gone, so that no entry ever gets in there again.
+    """Encode the object that fills a slot whose entry is gone, so that no entry can be put there again.
 
     Args:
         nonce: The nonce of the repair.
@@ -234,17 +232,17 @@ def _seal(data: bytes) -> bytes:
     return b'%b,"crc32c":%d}' % (data[:-1], crc32c(data[:-1]))
 
 
-def _not_sealed(data: bytes, where: str) -> LogFormatError:
-    """Make the error for an object that doesn't end with its checksum: damage, unless another format has none."""
+def _unsealed_error(data: bytes, where: str) -> LogFormatError:
+    """Build the error for an object that doesn't end with its checksum: damage, unless it has another format."""
     with contextlib.suppress(ValueError):  # no JSON: it was cut, or is no entry at all
         raw: Any = json.loads(data)
         if isinstance(raw, dict) and isinstance(raw.get("format"), int) and raw["format"] not in _READABLE:
-            return _of_another_format(raw["format"], where)
+            return _other_format_error(raw["format"], where)
     fault = f"it doesn't end with its checksum ({len(data)} bytes)" if data else "it is empty"
     return DamagedEntryError(f"{where} is not what was written: {fault}")
 
 
-def _of_another_format(found: object, where: str) -> LogFormatError:
+def _other_format_error(found: object, where: str) -> LogFormatError:
     return LogFormatError(
-        f"{where} has format {found!r}, this stepkeeper knows {_FORMAT}: use the release that wrote it, or a newer one"
+        f"{where} has format {found!r}, this stepkeeper reads {_FORMAT}: use the release that wrote it, or a newer one"
     )

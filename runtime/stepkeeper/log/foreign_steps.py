@@ -35,7 +35,7 @@ _DATA: Final = ".distcp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignStep:
-    """A folder of the root with another writer's checkpoint, or what there is of it."""
+    """A folder of the root with another writer's checkpoint, complete or not."""
 
     step: int
     folder: str
@@ -48,7 +48,7 @@ class ForeignStep:
 
     @property
     def is_finished(self) -> bool:
-        """True if its writer came to the end. What was lost or cut later doesn't show here."""
+        """True if its writer finished it. Objects that were lost or cut later aren't noticed here."""
         return METADATA in self.objects
 
     @property
@@ -59,10 +59,10 @@ class ForeignStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignRecord:
-    """A step of another writer that was restored, or can be, as a CommitRecord is for a commit."""
+    """A step of another writer that was restored, or can be; like a CommitRecord for a commit."""
 
     slot: int
-    """The slot of the begin that goes on from it; before there is one, the slot that such a begin would get."""
+    """The slot of the begin that continues from it; before there is one, the slot that it would get."""
 
     step: int
     folder: str
@@ -92,8 +92,8 @@ def find_steps(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> tuple[
 def find_steps_in(listed: Collection[ObjectStat]) -> tuple[ForeignStep, ...]:
     """Find the steps of other writers among a root's objects, newest first.
 
-    A folder of the root is a step if its name is a step's and a `.metadata` or a `.distcp` object is right in
-    it. If two folders are of one step, the one with the shorter name goes first, as one of digits alone does.
+    A folder of the root is a step if its name is a step's and it directly contains a `.metadata` or `.distcp`
+    object. If two folders have the same step, the one with the shorter name comes first.
     """
     folders: dict[str, dict[str, int]] = {}
     for stat in listed:
@@ -109,9 +109,9 @@ def find_steps_in(listed: Collection[ObjectStat]) -> tuple[ForeignStep, ...]:
 
 
 def find_unnamed_in(listed: Collection[ObjectStat]) -> tuple[str, ...]:
-    """Find the folders whose checkpoint is no step here, because of their names or because they are further down.
+    """Find folders with checkpoints that don't count as steps, because of their names or their depth.
 
-    "" is the root itself. Our own commits are none of them; those of a root that is below this one are.
+    "" is the root itself. This root's commits aren't included; those of a root below this one are.
     """
     paths = (stat.path.rpartition("/") for stat in listed)
     folders = {folder for folder, _, name in paths if name == METADATA}
@@ -119,7 +119,7 @@ def find_unnamed_in(listed: Collection[ObjectStat]) -> tuple[str, ...]:
 
 
 def find_steps_below(state: LogState, find: Callable[[], Collection[ForeignStep]]) -> tuple[ForeignStep, ...]:
-    """Find the steps that HEAD's line goes on from: the one that it names, and all older ones.
+    """Find the steps that HEAD's line continues from: the one that it names, and all older ones.
 
     If nothing is committed these are all steps. `find`, which lists them, is called only if there can be one.
     """

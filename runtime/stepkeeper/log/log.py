@@ -50,17 +50,16 @@ class Log(Appender):
             identity: The job that claims, or an owner as the log knows it; None for a process that was started by hand.
             base: What HEAD is from then on: a commit's slot or another writer's step. Without it, HEAD stays
                 what it was, or becomes nothing if `scratch`.
-            offer: Called where nothing is committed yet; returns another writer's step to go on from.
-            scratch: Go on from nothing.
+            offer: Called if nothing is committed yet; returns another writer's step to continue from.
+            scratch: Start from scratch.
             branch: Let the next commit begin a branch; HEAD stays what it was until then.
-            take_over: Name of the job whose root this is to become; True for any name.
+            take_over: Name of the job to take the root over from; True for any job.
             host: This process's host, for people.
-            after: A claim that must hold until then. It stays the claim if HEAD is `base` already.
-            nonce: The entry's nonce. A process that asks again with the same nonce, this or another one, gets
-                the same claim.
+            after: A claim that must still hold. It stays the claim if HEAD is `base` already.
+            nonce: The entry's nonce. A second call with the same nonce, from any process, returns the same claim.
 
         Raises:
-            FencedError: A later start of the same job has claimed the root, or `after` doesn't hold any more.
+            FencedError: A later start of the same job has claimed the root, or `after` no longer holds.
             OtherJobsRootError: The root belongs to another job, and `take_over` doesn't free it.
             RestoreError: `base` isn't live, or HEAD is nothing because commits were condemned.
 
@@ -70,7 +69,7 @@ class Log(Appender):
         def build(state: LogState) -> Body | None:
             if after is not None:
                 check_claim(state, after)
-                if base is not None and state.stands_on(base):
+                if base is not None and state.continues_from(base):
                     return None
             check_owner(state, owner, take_over)
             if branch:
@@ -89,7 +88,7 @@ class Log(Appender):
         return Claim(slot=entry.claim, nonce=entry.nonce)
 
     def repair(self, state: LogState, body: BeginEntry, nonce: str) -> Claim:
-        """Append a begin whose index stands for all entries before it, which can't all be read.
+        """Append a begin whose index replaces all entries before it, because some can't be read.
 
         Args:
             state: What is known of the log after its last slot.
@@ -97,7 +96,7 @@ class Log(Appender):
             nonce: The entry's nonce.
 
         Raises:
-            RefusedError: Somebody has written the next slot meanwhile; nothing was appended.
+            RefusedError: Another process has written the next slot meanwhile; nothing was appended.
 
         """
         self.settle()
@@ -169,7 +168,7 @@ class Log(Appender):
         return self._state.commits[self._state.tail]
 
     def mark_restored(self, claim: Claim, commit: int) -> None:
-        """Write into the log that all ranks have read `commit` whole."""
+        """Record in the log that all ranks have read all of `commit`."""
         self._append(claim, lambda state: RestoredEntry(commit=state.live_commit(commit).slot))
 
     def quarantine(self, claim: Claim, commit: int, reason: str) -> CommitRecord | None:
@@ -199,7 +198,7 @@ class Log(Appender):
 
         If it has become one already, return that commit.
 
-        The answer is certain also in a new process, whose predecessor's commit may still be on its way.
+        The answer is certain even in a new process while its predecessor's commit may still arrive.
         """
         append = PendingAppend(
             claim=claim,
@@ -212,7 +211,7 @@ class Log(Appender):
         return self._state.commit_in(folder)
 
     def _began_from_scratch(self, state: LogState) -> bool:
-        """Tell whether HEAD is nothing because the last begin said so, and nothing was committed after it."""
+        """Return True if HEAD is nothing because the last begin started from scratch and no commit followed."""
         if state.head is not None or state.legacy is not None or state.claim is None:
             return False
         if state.commits and max(state.commits) > state.claim:

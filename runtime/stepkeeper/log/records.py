@@ -1,4 +1,4 @@
-"""Hold what the entries of the log tell about: owners, manifests, commits, and the log's state after an entry."""
+"""The records in the log's entries: owners, manifests, commits, and the log's state after an entry."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestRef:
-    """The manifest of rank 0. Everything else of the checkpoint is reached, and checked, from it."""
+    """The manifest of rank 0, from which the rest of the checkpoint is found and verified."""
 
     path: str
     """Its path in the checkpoint's folder."""
@@ -42,7 +42,7 @@ class ForeignBase:
     """Its path in the root; `.metadata` is in it."""
 
     reason: str | None = None
-    """Why it was chosen and not a newer one, if there was a newer one; for people."""
+    """Why it was chosen over a newer one, if there was one; for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class CommitRecord:
     """The slot of the nearest live ancestor. It follows deletions and quarantines."""
 
     legacy: ForeignBase | None = None
-    """The step of another writer that lies below all commits of this line, if there is no live ancestor."""
+    """The step of another writer that this line of commits began from, if there is no live ancestor."""
 
     verified: bool = False
     """True if a later claim restored all of it."""
@@ -70,13 +70,13 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """The state after an entry: with it a reader needs no entry before.
+    """The state after an entry: a reader that has it needs no earlier entry.
 
-    In format 2 most indexes hold only what has changed since an earlier one, the base. Such are read, not written.
+    In format 2 most indexes hold only the changes since an earlier one, the base. These are read, not written.
     """
 
     base: int | None = None
-    """The slot of the index that this one goes on from. None: this index is whole."""
+    """The slot of the index that this one is based on. None: this index is whole."""
 
     commits: tuple[CommitRecord, ...] = ()
     """The live and quarantined commits, by slot."""

@@ -15,11 +15,11 @@ ReadEntry = Callable[[int], Entry]
 """Reads the entry in a slot. Raises DamagedEntryError if it is bad."""
 
 _INTERVAL: Final = 16
-"""An entry has an index if so many slots have gone by since the last one; so has every begin."""
+"""An entry has an index if this many slots have passed since the last one. Every begin has one."""
 
 
 def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> Entry:
-    """Make the entry that says `body` in the slot after `state`; `claim` is None for a begin."""
+    """Build the entry that holds `body` in the slot after `state`; `claim` is None for a begin."""
     slot = state.tail + 1
     writer = slot if claim is None else claim
     after = applied(state, slot, writer, nonce, body)
@@ -44,17 +44,17 @@ def _applied(state: LogState, slot: int, entry: Entry) -> LogState:
     if slot != state.tail + 1:
         raise LogFormatError(f"slot {slot} read after slot {state.tail}")
     if isinstance(entry.body, BeginEntry) and entry.body.lost is not None:
-        # A repair: its index counts, also for who had read an entry before that was damaged.
+        # A repair: its index counts, also for a reader that had read an entry before it was damaged.
         return _repaired(state, slot, entry, entry.body.lost)
     after = applied(state, slot, entry.claim, entry.nonce, entry.body)
     index = entry.index
     after = after if index is None else replace(after, index=slot)
     if _after(after) != entry.after:
         raise LogFormatError(
-            f"slot {slot} says {entry.after} after itself; the entries before it make it {_after(after)}"
+            f"slot {slot} records the state {entry.after}; by the entries before it, it is {_after(after)}"
         )
     if index is not None and index.base is None and index != _index_of(after):
-        raise LogFormatError(f"slot {slot} has an index that the entries before it don't make")
+        raise LogFormatError(f"slot {slot} has an index that contradicts the entries before it")
     return after
 
 
@@ -75,13 +75,13 @@ def state_at(slot: int, read: ReadEntry) -> LogState:
     last = read(slot)
     start, entry = last.after.index, last
     if not 0 <= start <= slot:
-        raise LogFormatError(f"slot {slot} names slot {start} as that of its index")
+        raise LogFormatError(f"slot {slot} names slot {start} as the slot of its index")
     if start < slot:
         entry = read(start)
     while (index := entry.index) is not None and (base := index.base) is not None:
-        # Of format 2: it holds only what has changed since an earlier index.
+        # Of format 2: it holds only the changes since an earlier index.
         if not 0 <= base < start:
-            raise LogFormatError(f"slot {start} has an index that goes on from slot {base}")
+            raise LogFormatError(f"slot {start} has an index that is based on slot {base}")
         start, entry = base, read(base)
     state = _from_index(start, entry)
     for between in range(start + 1, slot + 1):
@@ -97,7 +97,7 @@ def _from_index(slot: int, entry: Entry) -> LogState:
     commits = {record.slot: record for record in index.commits}
     named = {after.head, *(record.parent for record in index.commits)} - {None}
     if missing := [each for each in named if each not in commits]:
-        raise LogFormatError(f"slot {slot} names commit {missing[0]}, which isn't there")
+        raise LogFormatError(f"slot {slot} names commit {missing[0]}, which doesn't exist")
     return LogState(
         tail=slot,
         root=after.root,
@@ -131,7 +131,7 @@ def _after(state: LogState) -> StateAfter:
 
 
 def _repaired(state: LogState, slot: int, entry: Entry, lost: tuple[int, ...]) -> LogState:
-    # The root's name is the nonce of slot 0. If nothing that names it could be read, it got another one.
+    # The root's name is the nonce of slot 0. If no readable entry names it, the repair gave it another one.
     if state.root is not None and entry.after.root != state.root and 0 not in lost:
         raise LogFormatError(f"slot {slot} repairs the root {entry.after.root}, but this is {state.root}")
     return _from_index(slot, entry)

@@ -1,4 +1,4 @@
-"""Compute what an entry of the log means after those before it. Pure."""
+"""Compute the state of the log after each entry. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ class LogState:
     """The live and quarantined commits by slot, in the order of slots."""
 
     legacy: ForeignBase | None = None
-    """The step of another writer that Latest means, if HEAD is no commit."""
+    """The step of another writer that is the latest, if HEAD is no commit."""
 
     branching: bool = False
     """True if the next commit begins a branch: it has no parent, and HEAD's line is abandoned."""
@@ -59,7 +59,7 @@ class LogState:
 
     @property
     def next_base(self) -> tuple[int | None, ForeignBase | None]:
-        """The next commit's parent, and the other writer's step that it goes on from; neither if it begins a branch."""
+        """The next commit's parent, and the other writer's step that it continues from; neither for a branch."""
         return (None, None) if self.branching else (self.head, self.legacy)
 
     @property
@@ -81,8 +81,8 @@ class LogState:
             raise RestoreError(f"commit {slot} {state}; live commits: {there}")
         return record
 
-    def stands_on(self, base: int | ForeignBase) -> bool:
-        """Tell whether `base` is what HEAD means, and what the next commit goes on from."""
+    def continues_from(self, base: int | ForeignBase) -> bool:
+        """Return True if `base` is what HEAD means, and the next commit continues from it."""
         if self.branching:
             return False
         if isinstance(base, int):
@@ -92,13 +92,13 @@ class LogState:
     def commit_in(self, folder: str) -> CommitRecord | None:
         """Find the commit whose data is in `folder`.
 
-        So one learns whether a save that got no answer is in the log.
+        This shows whether a save that got no answer is in the log.
         """
         return next((record for record in self.commits.values() if record.folder == folder), None)
 
 
 def applied(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> LogState:
-    """Compute the state after `body`. Raises LogFormatError if it contradicts what was before."""
+    """Compute the state after `body`. Raises LogFormatError if it contradicts the earlier entries."""
     if not isinstance(body, BeginEntry) and claim != state.claim:
         raise LogFormatError(f"slot {slot} is of claim {claim}, but claim {state.claim} owns the log there")
     moved = replace(state, tail=slot, root=nonce if state.root is None else state.root)
@@ -122,9 +122,11 @@ def _begun(state: LogState, slot: int, body: BeginEntry) -> LogState:
     if body.base is not None:
         _record(state, body.base, slot)
         if body.legacy is not None:
-            raise LogFormatError(f"slot {slot} goes on from two things, commit {body.base} and {body.legacy}")
+            raise LogFormatError(
+                f"slot {slot} continues from two bases, commit {body.base} and {body.legacy}"
+            )
     if body.branch and (body.base is not None or body.legacy is not None or body.scratch):
-        raise LogFormatError(f"slot {slot} begins a branch, and goes on from something too")
+        raise LogFormatError(f"slot {slot} begins a branch, but also continues from a base")
     owners = dict(state.owners)
     if body.owner is not None:
         owners.pop(body.owner.uid, None)
@@ -138,9 +140,11 @@ def _begun(state: LogState, slot: int, body: BeginEntry) -> LogState:
 def _committed(state: LogState, slot: int, claim: int, body: CommitEntry) -> LogState:
     parent, legacy = state.next_base
     if body.parent != parent:
-        raise LogFormatError(f"slot {slot} has parent {body.parent}, but the log goes on from {parent} there")
+        raise LogFormatError(
+            f"slot {slot} has parent {body.parent}, but the log continues from {parent} there"
+        )
     if body.legacy != legacy:
-        raise LogFormatError(f"slot {slot} goes on from {body.legacy}, but the log from {legacy} there")
+        raise LogFormatError(f"slot {slot} continues from {body.legacy}, but the log from {legacy} there")
     record = CommitRecord(
         slot=slot,
         claim=claim,
@@ -170,23 +174,23 @@ def quarantined(state: LogState, record: CommitRecord, slot: int) -> LogState:
 
 
 def without(state: LogState, gone: Collection[int], slot: int) -> LogState:
-    """Take these commits out of the state and off every line: what went on from one goes on from its parent."""
+    """Take these commits out of the state and off every line: their children move to their parents."""
     for commit in gone:
         if commit not in state.commits:
-            raise LogFormatError(f"slot {slot} names commit {commit}, which isn't there")
+            raise LogFormatError(f"slot {slot} names commit {commit}, which doesn't exist")
     taken = frozenset(gone)
     left = {commit: record for commit, record in state.commits.items() if commit not in taken}
     for record in [each for each in left.values() if each.parent in taken]:
-        parent, legacy = _below(state, record.parent, record.legacy, taken)
+        parent, legacy = _find_live_base(state, record.parent, record.legacy, taken)
         left[record.slot] = replace(record, parent=parent, legacy=legacy)
-    head, legacy = _below(state, state.head, state.legacy, taken)
+    head, legacy = _find_live_base(state, state.head, state.legacy, taken)
     return replace(state, head=head, legacy=legacy, commits=left)
 
 
-def _below(
+def _find_live_base(
     state: LogState, commit: int | None, legacy: ForeignBase | None, gone: Collection[int]
 ) -> tuple[int | None, ForeignBase | None]:
-    """Find the nearest commit from `commit` down that isn't gone, or what lies below the last of them."""
+    """Find the nearest commit from `commit` down that isn't gone, or the step that the last of them began from."""
     while commit is not None and commit in gone:
         below = state.commits[commit]
         commit, legacy = below.parent, below.legacy

@@ -1,6 +1,6 @@
 """Find out when objects were put into a root, by the store's own clock, and how often its training was restarted.
 
-Keeping commits by age needs it, and the estimate of how often a training is disrupted.
+The retention of commits by age and the estimate of disruptions use this.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ __all__ = ["RestartHistory", "StoreTimes", "read_restart_history"]
 
 _log: Final = logger(__name__)
 _MOST: Final = 16
-"""The most begins that are looked back at: two small reads each, while the training starts."""
+"""The most begins to look back at. Each takes two small reads while the training starts."""
 
 
 class StoreTimes:
@@ -32,10 +32,10 @@ class StoreTimes:
         self._entries: dict[int, float] = {}
 
     def of_commits(self, commits: Iterable[CommitRecord]) -> dict[int, float]:
-        """Return, by slot, when each of `commits` was written, as far as the store says. Raises StorageError."""
+        """Return, by slot, when each of `commits` was written, as far as the store reports it. Raises StorageError."""
         found = {}
         for record in commits:
-            # Rank 0's manifest is put just before the entry, and isn't in a folder of many thousand objects.
+            # Rank 0's manifest is put just before the entry, in a folder without many thousand objects.
             known = self._known.get(record.slot)
             time_unix_s = known or self._time_of(f"{record.folder}/{record.manifest.path}")
             if time_unix_s is not None:
@@ -46,17 +46,17 @@ class StoreTimes:
     def between_s(self, first: int, last: int) -> int | None:
         """Return the seconds between the entries at slots `first` and `last`.
 
-        None: the store doesn't say, or gives no answer.
+        None: the store doesn't report times, or gives no answer.
         """
         try:
             first_s, last_s = self.of_entry(first), self.of_entry(last)
         except StorageError as error:
-            _log.warning("how long %s has been trained to can't be told: %s", self._store.uri, error)
+            _log.warning("the training time of %s is unknown: %s", self._store.uri, error)
             return None
         return None if first_s is None or last_s is None else max(0, int(last_s - first_s))
 
     def of_entry(self, slot: int) -> float | None:
-        """Return when the entry at `slot` was put; None if the store doesn't say. Raises StorageError."""
+        """Return when the entry at `slot` was put; None if the store doesn't report it. Raises StorageError."""
         if slot not in self._entries:
             time_unix_s = self._time_of(slot_path(slot))
             if time_unix_s is None:
@@ -71,29 +71,29 @@ class StoreTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartHistory:
-    """The past of a training, up to a claim of its root."""
+    """The restarts of a training, up to a claim of its root."""
 
     restarts: int
-    """The number of times that a process has gone on from where another one had ended."""
+    """The number of times that a process continued from where another one had ended."""
 
     over_s: int | None
-    """The seconds over which these happened. None: the store doesn't say when things were put."""
+    """The seconds over which these happened. None: the store doesn't report times."""
 
 
 def read_restart_history(
     entry: Callable[[int], Entry], times: StoreTimes, claim: int
 ) -> RestartHistory | None:
-    """Read the past of the job that `claim` is of. If the log can't be read, warn and return None."""
+    """Read the restarts of the claim's job. If the log can't be read, log a warning and return None."""
     try:
         restarts, first = _restarts_before(entry, claim)
-    except (StorageError, LogFormatError) as error:  # the claim stands without it: it is for an estimate only
-        _log.warning("how often this training was restarted can't be told: %s", error)
+    except (StorageError, LogFormatError) as error:  # the claim doesn't need it: it is only for an estimate
+        _log.warning("the number of restarts of this training is unknown: %s", error)
         return None
     return RestartHistory(restarts=restarts, over_s=times.between_s(first, claim) if restarts else 0)
 
 
 def _restarts_before(entry: Callable[[int], Entry], claim: int) -> tuple[int, int]:
-    """Count the restarts of the claim's job, and return with the count the slot of the begin that it counts from."""
+    """Count the restarts of the claim's job. Return the count, and the slot of the first begin in it."""
     restarts, first, begin = 0, claim, _begin_in(entry(claim))
     for _ in range(_MOST):
         if first == 0:
@@ -108,9 +108,9 @@ def _restarts_before(entry: Callable[[int], Entry], claim: int) -> tuple[int, in
 
 
 def _is_restart(begin: BeginEntry, earlier: BeginEntry, head: int | None) -> bool:
-    """Tell whether `begin` goes on from where `earlier` had come to, which is `head`.
+    """Return True if `begin` continues from where `earlier` had ended, which is `head`.
 
-    It doesn't if somebody chose its base, or if both are claims of one start.
+    It doesn't if a user chose its base, or if both are claims of one start.
     """
     if begin.scratch or (begin.owner is not None and begin.owner == earlier.owner):
         return False

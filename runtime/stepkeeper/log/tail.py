@@ -15,8 +15,8 @@ __all__ = [
     "find_tail",
     "gap_at",
     "listed_slots",
-    "read_afresh",
     "read_entry",
+    "read_over_new_connection",
     "slot_of",
     "slot_path",
 ]
@@ -25,10 +25,10 @@ PAGE: Final = 1000
 """The most slots in one answer of a listing. No answer of Cloud Storage has more."""
 
 _MILESTONE: Final = 512
-"""Every slot that is a multiple of it has a name that sorts before those of all others: so the end is found at once."""
+"""Slots that are multiples of this have names that sort before all others, so that the end is found quickly."""
 
 _READINGS: Final = 3
-"""How often an entry is read before it is called damaged: what went wrong on the way is no damage in the store."""
+"""How often an entry is read before it counts as damaged: bytes corrupted in transit are intact in the store."""
 
 _NAME: Final = re.compile(r"(?:0-)?([0-9]{8,})\.json")
 
@@ -39,7 +39,7 @@ def slot_path(slot: int) -> str:
 
 
 def slot_of(path: str) -> int | None:
-    """Return the slot that an object of this path is of; None if it is of none."""
+    """Return the slot of the object at this path; None if it isn't a slot."""
     name = _NAME.fullmatch(path.removeprefix(LOG_PREFIX))
     return int(name[1]) if name and path == slot_path(int(name[1])) else None
 
@@ -53,11 +53,11 @@ def _plain_path(slot: int) -> str:
 
 
 def read_entry(store: Store, slot: int) -> Entry:
-    """Read the entry in `slot`. If its bytes are bad, read it twice more over connections of their own.
+    """Read the entry in `slot`. If its bytes are bad, read it twice more over new connections.
 
     Raises:
         MissingObjectError: The slot is empty.
-        DamagedEntryError: The bytes were bad in every reading.
+        DamagedEntryError: The bytes were bad in every read.
         LogFormatError: A newer release has written the entry.
         TransientStorageError: The store gave no answer, which proves nothing.
 
@@ -66,7 +66,7 @@ def read_entry(store: Store, slot: int) -> Entry:
     found: DamagedEntryError | None = None
     for number in range(_READINGS):
         try:
-            data = read_afresh(store, slot_path(slot)) if number else store.read(slot_path(slot))
+            data = read_over_new_connection(store, slot_path(slot)) if number else store.read(slot_path(slot))
             return Entry.from_json(data, where)
         except DamagedEntryError as error:
             found = error
@@ -78,8 +78,8 @@ def read_entry(store: Store, slot: int) -> Entry:
     ) from found
 
 
-def read_afresh(store: Store, path: str) -> bytes:
-    """Read an object over connections of its own, if the store can open some."""
+def read_over_new_connection(store: Store, path: str) -> bytes:
+    """Read an object over a new connection, if the store can open one."""
     if not isinstance(store, ReopenableStore):
         return store.read(path)
     fresh = store.reopen()
@@ -92,10 +92,9 @@ def read_afresh(store: Store, path: str) -> bytes:
 def find_tail(store: Store, patience: Patience) -> int:
     """Find the greatest slot, or one that was the greatest during this call; -1 if the log is empty.
 
-    A log of up to PAGE slots is listed. Of a longer one the milestones are listed, if the store can list from a given
-    name on, and what comes after the last of them. The slot after the answer is known to be empty, so no slot is ever
-    put behind a gap. A gap before it is noticed on the pages that were looked at, of which the first slots are always
-    one.
+    A log of up to PAGE slots is listed. Of a longer one, only the milestones and the slots after the last of them are
+    listed, if the store can list from a given name on. The slot after the answer is known to be empty, so no slot is
+    ever put after a gap. An earlier gap is noticed only on the listed pages, which always include the first slots.
 
     Raises LogGapError.
     """
@@ -106,7 +105,7 @@ def find_tail(store: Store, patience: Patience) -> int:
     if len(page) < PAGE:
         return _last_of(store, patience, slots, 0)
     if all(map(_is_milestone, slots)):
-        # More milestones than a page has, or a page full of names that are no slots: paging isn't made for that.
+        # Paging doesn't handle more milestones than a page has, or a page full of names that are no slots.
         return _last_of_all(store, patience)
     return _last_after(store, patience, _last_of_first(store, patience, slots))
 
@@ -123,7 +122,7 @@ def _last_of_first(store: Store, patience: Patience, slots: Sequence[int]) -> in
 
 
 def _last_after(store: PagedStore, patience: Patience, known: int) -> int:
-    """Find the last slot, page by page. `known` is there; if there are milestones after it, they came just now."""
+    """Find the last slot, page by page. `known` exists; milestones after it are new."""
     while True:
         page = _page(store, patience, _plain_path(known + 1))
         slots = listed_slots(page)
@@ -144,7 +143,7 @@ def _last_of_all(store: Store, patience: Patience) -> int:
 
 
 def listed_slots(found: Sequence[ObjectStat]) -> list[int]:
-    """List the slots in what was found. Names that are no slots are no business of the log."""
+    """List the slots among these objects. Other names are ignored."""
     slots = (slot_of(stat.path) for stat in found)
     return sorted(slot for slot in slots if slot is not None)
 
@@ -154,7 +153,7 @@ def _last_of(store: Store, patience: Patience, slots: Sequence[int], start: int)
     for expected, slot in enumerate(slots, start):
         if slot != expected:
             _check_no_gap(store, patience, expected)
-            # The slot came while the listing was made, and so may others have. The caller reads on from here.
+            # The slot was put during the listing, and others may have been. The caller continues from here.
             return expected
     return start + len(slots) - 1
 
@@ -167,9 +166,9 @@ def _check_no_gap(store: Store, patience: Patience, slot: int) -> None:
 
 
 def gap_at(store: Store, slot: int) -> LogGapError:
-    """Make the error for a slot that is empty although later ones aren't."""
+    """Build the error for a slot that is empty although later ones aren't."""
     return LogGapError(
-        f"{store.uri}/{slot_path(slot)} is gone, later slots are there: something deletes from the "
+        f"{store.uri}/{slot_path(slot)} is gone, but later slots exist: something deletes from the "
         "log (a lifecycle rule, a clean-up job?). Put it back, from object versions or soft delete; without those, "
         f"see what can be rebuilt: stepkeeper repair {store.uri.rstrip('/')}"
     )

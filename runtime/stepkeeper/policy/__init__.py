@@ -1,4 +1,4 @@
-"""Decide when to save and what to keep, by small frozen values that combine: `policy.save` and `policy.keep`."""
+"""Policies that decide when to save and what to keep, as small frozen values that combine."""
 
 from stepkeeper.policy import keep, save
 

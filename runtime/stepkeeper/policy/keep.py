@@ -1,6 +1,6 @@
-"""Select which commits to keep, by frozen values that are asked after each commit.
+"""Policies that select the commits to keep, as frozen values. They are applied after each commit.
 
-The module is pure, and the companion process, which deletes, knows the policies too: `Keep` carries them there.
+The module is pure. `Keep` carries the policies to the companion process, which deletes.
 """
 
 import math
@@ -36,7 +36,7 @@ class Committed:
     """The training step."""
 
     time_unix_s: float | None = None
-    """Time at which it was put, in seconds since 1970, by the store's clock. None if the store doesn't say."""
+    """Time of its put, in seconds since 1970, by the store's clock. None if the store has no times."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The step's metrics that are numbers."""
@@ -106,10 +106,10 @@ class EveryNSteps:
 
 @dataclass(frozen=True, slots=True)
 class EverySeconds:
-    """Keep the oldest commit, and then each that came `seconds` or more after the last kept one.
+    """Keep the oldest commit, and each further one that is `seconds` or more later than the last kept one.
 
-    Times are by the store's clock. A commit without a time stays, and so does one whose time is before that of the
-    last kept one.
+    Times are by the store's clock. A commit without a time stays, and so does one with an earlier time than the last
+    kept one.
 
     Args:
         seconds: Seconds between kept commits, at least 1.
@@ -133,7 +133,7 @@ class EverySeconds:
             if commit.time_unix_s is None:
                 found.add(commit.sequence)
             elif last_s is None or not 0 <= commit.time_unix_s - last_s < self.seconds:
-                # A time before that of the last kept commit can't be trusted: keep the commit.
+                # A time earlier than the last kept commit's can't be trusted: keep the commit.
                 found.add(commit.sequence)
                 last_s = commit.time_unix_s
         return frozenset(found)
@@ -143,12 +143,12 @@ class EverySeconds:
 class BestN:
     """Keep the `n` commits with the best `metric`; of equal ones, the newer.
 
-    `mode` has no default: of a loss the least is best, of an accuracy the greatest. NaN is worse than any number.
+    `mode` has no default, since a low loss but a high accuracy is best. NaN is worse than any number.
 
     Args:
         n: Number of commits, at least 1.
         metric: Name of the metric.
-        mode: "min" if the least value is best, "max" if the greatest is.
+        mode: "min" if the lowest value is best, "max" if the highest is.
         keep_without: Whether commits without that metric stay.
 
     Raises:
@@ -165,7 +165,7 @@ class BestN:
     def __post_init__(self) -> None:
         check_whole("BestN.n", self.n, 1)
         if self.mode not in ("min", "max"):
-            raise ValueError(f'BestN.mode is "min" or "max", not {self.mode!r}')
+            raise ValueError(f'BestN.mode must be "min" or "max", not {self.mode!r}')
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
         """Return the sequence numbers of the best commits, and of those without the metric if they stay."""
@@ -213,7 +213,7 @@ class MaxAge:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Keep what at least one of `policies` keeps.
+    """Keep the commits that at least one of `policies` keeps.
 
     Args:
         policies: The policies to combine.
@@ -229,7 +229,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Carry a policy to another process, as lists of the policies of `policy.keep`."""
+    """A policy in a form that another process can receive: lists of the policies of `policy.keep`."""
 
     last: tuple[LastN, ...] = ()
     steps: tuple[EveryNSteps, ...] = ()
@@ -242,7 +242,7 @@ class Keep:
         """Sort the parts of `policy` by type.
 
         Raises:
-            TypeError: A part isn't one of those policies: the companion process couldn't know it.
+            TypeError: A part isn't one of those policies, so the companion process wouldn't know it.
 
         """
         parts: dict[str, list[KeepPolicy]] = {name: [] for name in _FIELDS.values()}
@@ -256,7 +256,7 @@ class Keep:
             else:
                 known = ", ".join(kind.__name__ for kind in (*_FIELDS, AnyOf))
                 raise TypeError(
-                    f"keep is a number of commits or a policy of stepkeeper.policy.keep ({known}), not {part!r}"
+                    f"keep must be a number of commits or a policy of stepkeeper.policy.keep ({known}), not {part!r}"
                 )
         return cls(**{name: tuple(found) for name, found in parts.items()})  # type: ignore[arg-type]  # sorted by type
 
@@ -267,7 +267,7 @@ class Keep:
 
     @property
     def needs_times(self) -> bool:
-        """True if the times of commits make a difference."""
+        """True if a policy needs the times of commits."""
         return bool(self.seconds or self.age)
 
 
@@ -281,7 +281,7 @@ _FIELDS: Final[dict[type, str]] = {
 
 
 def from_retention(retention: Retention) -> KeepPolicy:
-    """Return the policy that a job's settings ask for."""
+    """Return the policy of a job's settings."""
     last = LastN(max(retention.last, 1))
     also: list[KeepPolicy] = []
     if retention.every_steps:

@@ -1,4 +1,6 @@
-"""Decide when to save, by frozen values that are asked after each step. Clocks and counts come in as arguments."""
+"""Policies that decide when to save, as frozen values. They are applied after each step; clocks and counts are
+arguments.
+"""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -40,20 +42,20 @@ class SaveCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disruptions:
-    """Number of times that this training was ended from outside, as far as it is known."""
+    """The known number of times that this training was ended from outside."""
 
     count: int = 0
     """Number of disruptions."""
 
     over_s: float = 0.0
-    """Length, in seconds, of the time in which they were counted."""
+    """Seconds in which they were counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A finished step, and what is known at it.
+    """A finished step, and the state of saves at it.
 
-    The defaults are what every rank knows without asking the others.
+    The defaults are known to every rank without communication.
     """
 
     step: int
@@ -63,13 +65,13 @@ class Moment:
     """True if all ranks agreed to stop at this step, and it isn't being saved yet."""
 
     since_save_s: float = 0.0
-    """Seconds since the last save started, or the training did."""
+    """Seconds since the start of the last save, or of the training."""
 
     saving: bool = True
     """True if a save is in flight."""
 
     cost: SaveCost | None = None
-    """The measured cost of saves; None before the first has ended."""
+    """The measured cost of saves; None before the end of the first."""
 
     disruptions: Disruptions = Disruptions()
     """The disruptions of this training so far."""
@@ -82,7 +84,7 @@ class SavePolicy(Protocol):
         """Return True if the step is to be saved.
 
         Args:
-            moment: The finished step, and what is known at it.
+            moment: The finished step, and the state of saves at it.
 
         """
         ...
@@ -113,7 +115,7 @@ class EveryNSteps:
 
 @dataclass(frozen=True, slots=True)
 class AtSteps:
-    """Save the given steps: the last one of a training, whose result it was run for, or any others.
+    """Save the given steps, such as the last one of a training.
 
     Args:
         steps: The steps to save, each at least 0.
@@ -129,7 +131,7 @@ class AtSteps:
     def __post_init__(self) -> None:
         steps: object = self.steps
         if not isinstance(steps, Iterable):
-            raise TypeError(f"AtSteps.steps is a tuple of steps: write AtSteps(({steps!r},))")
+            raise TypeError(f"AtSteps.steps must be a tuple of steps: write AtSteps(({steps!r},))")
         whole = tuple(check_whole("each of AtSteps.steps", step, 0) for step in steps)
         object.__setattr__(self, "steps", whole)
 
@@ -178,7 +180,7 @@ class Continuous:
 
     def __post_init__(self) -> None:
         if not check_number("Continuous.min_s", self.min_s) >= 0:
-            raise ValueError(f"Continuous.min_s is at least 0, not {self.min_s}")
+            raise ValueError(f"Continuous.min_s must be at least 0, not {self.min_s}")
 
     def due(self, moment: Moment) -> bool:
         """Return True if no save is in flight and `min_s` have passed."""
@@ -187,7 +189,7 @@ class Continuous:
 
 @dataclass(frozen=True, slots=True)
 class OnPreemption:
-    """Save the step that all ranks agreed to stop at, after a notice."""
+    """Save the agreed stop step after a notice."""
 
     def due(self, moment: Moment) -> bool:
         """Return True if all ranks stop at this step."""
@@ -196,41 +198,41 @@ class OnPreemption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auto:
-    """Choose the interval at which saving and repeating lost steps cost least, by Young's and Daly's estimate.
+    """Choose the interval with the least cost of saving and of repeating lost steps, by Young's and Daly's estimate.
 
-    The cost of a save is measured. The rate of disruptions is this training's own so far, weighed with an assumed
-    rate as if `assumed_weight` disruptions had been seen at that rate. Nothing is measured before the first save:
-    it comes after `min_s`.
+    The cost of a save is measured. The rate of disruptions is this training's own so far, combined with an assumed rate
+    as if `assumed_weight` disruptions had occurred at that rate. The first save, before any measurement, comes after
+    `min_s`.
 
     Raises:
-        TypeError: One of them isn't a number.
+        TypeError: A field isn't a number.
         ValueError: A time or weight isn't greater than 0, the bounds are in the wrong order, or `background_share`
             isn't from 0 to 1.
 
     """
 
     min_s: float = 60.0
-    """Lower bound of the interval in seconds, whatever is measured."""
+    """Lower bound of the interval in seconds."""
 
     max_s: float = 3600.0
-    """Upper bound of the interval in seconds, whatever is measured."""
+    """Upper bound of the interval in seconds."""
 
     assumed_between_s: float = _DAY_S
     """Assumed mean seconds between disruptions."""
 
     assumed_weight: float = 1.0
-    """Number of disruptions that the assumption counts as."""
+    """Weight of the assumption, as a number of disruptions."""
 
     background_share: float = 0.05
-    """Share of the training's speed that a save in flight takes, from 0 to 1: part of the save's cost."""
+    """Share of the training's speed that a save in flight costs, from 0 to 1. It is part of the save's cost."""
 
     def __post_init__(self) -> None:
         for name in ("min_s", "max_s", "assumed_between_s", "assumed_weight"):
             _check_positive(f"Auto.{name}", getattr(self, name))
         if self.min_s > self.max_s:
-            raise ValueError(f"Auto.min_s={self.min_s} is more than Auto.max_s={self.max_s}")
+            raise ValueError(f"Auto.min_s={self.min_s} is greater than Auto.max_s={self.max_s}")
         if not 0 <= check_number("Auto.background_share", self.background_share) <= 1:
-            raise ValueError(f"Auto.background_share is from 0 to 1, not {self.background_share}")
+            raise ValueError(f"Auto.background_share must be from 0 to 1, not {self.background_share}")
 
     def due(self, moment: Moment) -> bool:
         """Return True if no save is in flight and the interval has passed."""
@@ -239,7 +241,7 @@ class Auto:
         return moment.since_save_s >= self.interval_s(moment.cost, moment.disruptions)
 
     def interval_s(self, cost: SaveCost | None, disruptions: Disruptions) -> float:
-        """Return the seconds from the start of one save to the start of the next; never less than a save takes.
+        """Return the seconds from the start of one save to the start of the next, at least the duration of a save.
 
         Args:
             cost: The measured cost of a save; None before the first.
@@ -282,7 +284,7 @@ def parts_of(policy: SavePolicy) -> Iterator[SavePolicy]:
 
 
 def from_interval(interval: Interval) -> SavePolicy:
-    """Return the policy that a job's interval asks for."""
+    """Return the policy of a job's interval."""
     if (every := interval.every) is not None:
         policies: list[SavePolicy] = [] if every.steps is None else [EveryNSteps(every.steps)]
         policies += [] if every.seconds is None else [EverySeconds(every.seconds)]
@@ -297,7 +299,7 @@ def from_interval(interval: Interval) -> SavePolicy:
 def _daly_s(cost_s: float, between_s: float) -> float:
     """Estimate the interval that costs least, by Daly's higher-order formula.
 
-    If a save costs as much as two times between disruptions, saving sooner gains nothing.
+    If a save costs twice the time between disruptions or more, a shorter interval gains nothing.
 
     Args:
         cost_s: Seconds that a save costs.
@@ -312,4 +314,4 @@ def _daly_s(cost_s: float, between_s: float) -> float:
 
 def _check_positive(name: str, value: float) -> None:
     if not check_number(name, value) > 0:
-        raise ValueError(f"{name} is greater than 0, not {value}")
+        raise ValueError(f"{name} must be greater than 0, not {value}")

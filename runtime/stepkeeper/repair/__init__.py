@@ -1,1 +1,1 @@
-"""Repair the log of a root: find what is damaged, rebuild what can be proven, and append what stands for it."""
+"""Repair the log of a root: find the damage, rebuild what can be proven, and append an entry that replaces it."""

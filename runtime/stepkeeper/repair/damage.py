@@ -1,4 +1,4 @@
-"""Read a log of which entries are damaged or gone."""
+"""Read a log that has damaged or missing entries."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,11 +18,11 @@ __all__ = ["DamagedLog"]
 _THREADS: Final = 16
 
 _REACH: Final = 100_000
-"""How many slots after the last one a save's claim may be. A folder of a later claim isn't this root's."""
+"""How far after the last slot a save's claim may be. A folder of a later claim isn't this root's."""
 
 
 class DamagedLog:
-    """A log as it is in the store, read from the newest index that a reader could open it from."""
+    """A log as stored, read from the newest index that a reader could open it from."""
 
     def __init__(self, store: Store, patience: Patience) -> None:
         self._store, self._patience = store, patience
@@ -33,19 +33,17 @@ class DamagedLog:
         self.sizes = {
             folder: found for folder, found in sizes.items() if claim_of(folder) <= self.tail + _REACH
         }
-        """The sizes of the objects of each save's folder, as they were after the log was listed."""
-        # A claim that a save is of was there, also if no slot after it is. Any file may lie in a folder of such a name.
+        """The sizes of the objects of each save's folder, listed after the log."""
+        # A save's claim existed, even if no slot after it does. A folder without a manifest proves nothing.
         self._claims = {claim_of(folder) for folder, found in self.sizes.items() if manifest_name(0) in found}
         self._end = 1 + max([self.tail, *self._claims])
         self.gone = tuple(slot for slot in range(self.tail + 1) if slot not in self._listed)
         self._read()
         while (found := find_contradiction(self.start, self.entries)) is not None:
-            # Who wrote that entry had read another one before it.
+            # The writer of that entry had read another one before it.
             slot, fault = found
             other = max(slot - 1, 0)
-            self._found[other] = (
-                f"{self._where(other)} isn't the entry that slot {slot} goes on from: {fault}"
-            )
+            self._found[other] = f"{self._where(other)} isn't the entry that slot {slot} follows: {fault}"
             self._read()
 
     def _read(self) -> None:
@@ -81,7 +79,7 @@ class DamagedLog:
         return found if self.start.claim is None else found | {self.start.claim}
 
     def read_older(self) -> tuple[set[str | None], list[int]]:
-        """Read the older entries of the claim of the newest index too.
+        """Read also the older entries of the newest index's claim.
 
         Returns:
             The folders that entries name, and the slots of those older entries that can't be read.
@@ -94,13 +92,13 @@ class DamagedLog:
         return named, [slot for slot, entry in found.items() if isinstance(entry, str)]
 
     def last_begin(self, state: LogState) -> BeginEntry | None:
-        """Return what the last claim said, if that can be read."""
+        """Return the begin of the last claim, if it can be read."""
         if state.claim is None or isinstance(entry := self._entry(state.claim), str):
             return None
         return entry.body if isinstance(entry.body, BeginEntry) else None
 
     def _entry(self, slot: int) -> Entry | str:
-        """Read the slot's entry once; return what is wrong with it if it can't be read."""
+        """Read the slot's entry once; return its fault if it can't be read."""
         if slot not in self._found:
             self._found[slot] = self._read_slot(slot)
         return self._found[slot]
@@ -116,8 +114,8 @@ class DamagedLog:
         except MissingObjectError as error:
             if slot in self._listed:
                 raise TransientStorageError(f"{self._where(slot)} is listed, but isn't found") from error
-            later = "later slots are" if slot < self.tail else "a save of its claim or a later one is"
-            return f"{self._where(slot)} is gone, {later} there"
+            later = "later slots exist" if slot < self.tail else "a save of its claim or a later one exists"
+            return f"{self._where(slot)} is gone, but {later}"
 
     def _where(self, slot: int) -> str:
         return f"{self._store.uri}/{slot_path(slot)}"

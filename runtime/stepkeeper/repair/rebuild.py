@@ -1,7 +1,7 @@
-"""Rebuild the state of a log of which entries are damaged or gone. Pure.
+"""Rebuild the state of a log that has damaged or missing entries. Pure.
 
-Up to the damage it is what the log says. A wrong HEAD is worse than a commit that is kept aside: a save that may be
-what a later entry condemns or deletes gets no slot.
+Up to the damage, it is the log's state. A wrong HEAD is worse than a quarantined commit: a save that a later entry
+may condemn or delete gets no slot.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from stepkeeper.repair.saves import FoundSave
 __all__ = ["Rebuilt", "find_contradiction", "place_saves", "rebuild"]
 
 
-_NO_SLOT: Final = "no lost slot is certainly its own"
+_NO_SLOT: Final = "no lost slot is certain to be its own"
 _HALF_DELETED: Final = "part of it is deleted: %s is missing"
 
 Entries = Mapping[int, Entry | None]
@@ -41,20 +41,20 @@ class Rebuilt:
     """The known part of a damaged log."""
 
     state: LogState
-    """The state after its last slot, and after those that are added for saves that have none of their own."""
+    """The state after its last slot, and after the slots that are added for saves without one."""
 
     found: tuple[CommitRecord, ...] = ()
     """Commits of the state whose entries can't be read."""
 
     aside: Mapping[int, str] = field(default_factory=dict)
-    """Why each of these commits of the state is quarantined, by slot: it isn't whole, or was hardly ever committed."""
+    """Why each of these commits of the state is quarantined, by slot: not whole, or probably never committed."""
 
     deleted: tuple[CommitRecord, ...] = ()
     """Commits in the log without any data left: an entry that can't be read has deleted them."""
 
 
 def find_contradiction(state: LogState, entries: Entries) -> tuple[int, str] | None:
-    """Find the first entry after `state` that contradicts those before it, up to the first lost one, and say how."""
+    """Find the first entry after `state`, up to the first lost one, that contradicts those before it, and the fault."""
     for slot, entry in entries.items():
         if entry is None:
             return None
@@ -82,7 +82,7 @@ def rebuild(
         objects: The names of the objects in each folder of a save.
 
     """
-    state = _replayed(start, entries, placed)
+    state = _replay(start, entries, placed)
     last_lost = max((slot for slot, entry in entries.items() if entry is None), default=-1)
     deleted = tuple(
         record
@@ -108,24 +108,24 @@ def rebuild(
 
 
 def _missing(names: Collection[str]) -> str | None:
-    """Find what is gone of a save whose deletion was cut short: `.metadata` goes first."""
+    """Find the missing object of a save whose deletion was interrupted: `.metadata` is deleted first."""
     return next((name for name in (METADATA_NAME, manifest_name(0)) if name not in names), None)
 
 
-def _replayed(start: LogState, entries: Entries, placed: Mapping[int, FoundSave]) -> LogState:
+def _replay(start: LogState, entries: Entries, placed: Mapping[int, FoundSave]) -> LogState:
     state, exact = start, True
     for slot in range(start.tail + 1, max([*entries, *placed, start.tail]) + 1):
         entry = entries.get(slot)
         exact = exact and entry is not None
         if entry is None:
-            state = _lost(state, slot, placed.get(slot))
+            state = _skip_slot(state, slot, placed.get(slot))
         else:
-            state = apply(state, slot, entry) if exact else _past_damage(state, slot, entry)
+            state = apply(state, slot, entry) if exact else _apply_after_damage(state, slot, entry)
     return state
 
 
-def _lost(state: LogState, slot: int, save: FoundSave | None) -> LogState:
-    """Pass over a slot that can't be read; the save that counts as its commit continues from what came before."""
+def _skip_slot(state: LogState, slot: int, save: FoundSave | None) -> LogState:
+    """Skip a slot that can't be read; the save that counts as its commit continues from the state before."""
     if save is None:
         return replace(state, tail=slot)
     parent, legacy = state.next_base
@@ -136,13 +136,13 @@ def _lost(state: LogState, slot: int, save: FoundSave | None) -> LogState:
     )
 
 
-def _past_damage(state: LogState, slot: int, entry: Entry) -> LogState:
-    """Apply an entry to what is known of the state before it."""
+def _apply_after_damage(state: LogState, slot: int, entry: Entry) -> LogState:
+    """Apply an entry to the known part of the state before it."""
     state = replace(state, tail=slot - 1, claim=entry.claim, root=entry.after.root)
     live = {record.slot for record in state.live}
     body = entry.body
     if isinstance(body, CommitEntry):
-        # Its base was HEAD; if that isn't known, the nearest one is that is.
+        # Its base was HEAD; if that isn't known, use the nearest one that is.
         parent = body.parent if body.parent is None or body.parent in live else state.head
         legacy = body.legacy if body.parent is None else state.legacy if parent is None else None
         state = replace(state, head=parent, legacy=legacy, branching=False)
@@ -155,7 +155,7 @@ def _past_damage(state: LogState, slot: int, entry: Entry) -> LogState:
 
 
 def _known_part(body: Body, state: LogState, live: Collection[int]) -> Body:
-    """Leave out what the entry says of commits that aren't known."""
+    """Leave out the parts of the entry that name unknown commits."""
     nothing = VoidEntry(folder="", reason="")
     match body:
         case BeginEntry() if body.base is not None and body.base not in live:
@@ -177,10 +177,10 @@ def place_saves(
     claims: Collection[int],
     tail: int,
 ) -> tuple[dict[int, FoundSave], list[FoundSave]]:
-    """Give each save that is whole a lost slot that may have been its commit's.
+    """Assign to each whole save a lost slot that may have been its commit's.
 
     A claim's commits are in the slots before the next claim, in the order of their steps. If the claim itself is after
-    the log's tail, the end of the log is lost, and there were as many slots as it takes.
+    the log's tail, the end of the log is lost, and it had as many slots as the saves need.
 
     Args:
         saves: The saves that no entry names.
@@ -188,7 +188,7 @@ def place_saves(
         entries: The entries.
         lost_before: The slots of the claim of `start` that are before the entries and can't be read.
         claims: The slots that are known to be claims.
-        tail: The greatest slot that is there.
+        tail: The greatest slot that exists.
 
     Returns:
         The saves by slot, and those that may have been commits but aren't whole, or get no slot.
@@ -201,7 +201,7 @@ def place_saves(
         claim = save.record.claim
         end = min((slot for slot in claims if slot > claim), default=None)
         if not any(claim <= slot and (end is None or slot <= end) for slot in lost):
-            # Every slot that its commit could be in can be read, and so can the next claim: it never was committed.
+            # Every slot that its commit could be in can be read, and so can the next claim: it was never committed.
             continue
         if save.fault is None:
             gaps.setdefault((claim, *_bounds(save.record, known, end)), []).append(save)
@@ -216,7 +216,7 @@ def place_saves(
             first = max(entries, default=tail) + 1
             slots = list(range(first, first + len(fitting)))
         is_last = not any(of == claim and slot > after for of, _, slot in known)
-        found = _placed_in(slots, fitting, entries, is_last=is_last)
+        found = _assign_slots(slots, fitting, entries, is_last=is_last)
         # What was committed before the newest index, and isn't in it, has been deleted.
         found = {slot: save for slot, save in found.items() if slot > start.tail}
         placed |= found
@@ -242,10 +242,10 @@ def _bounds(
     return after, min((slot for step, slot in same if step > record.step), default=end)
 
 
-def _placed_in(
+def _assign_slots(
     slots: Sequence[int], saves: Sequence[FoundSave], entries: Entries, *, is_last: bool
 ) -> dict[int, FoundSave]:
-    """Give the newest save the last of these slots, and so on down, but for those that may be condemned or deleted."""
+    """Assign the last slot to the newest save, and so on down, except to saves that may be condemned or deleted."""
     bodies = [entry.body for entry in entries.values() if entry is not None]
     condemned = {body.commit for body in bodies if isinstance(body, QuarantineEntry)}
     deleted = {slot for body in bodies if isinstance(body, DeleteEntry) for slot in body.commits}
@@ -254,7 +254,7 @@ def _placed_in(
     for place, slot in enumerate(slots):
         if slot in condemned | deleted:
             first, last = sorted((place, place + surplus))
-            # HEAD isn't deleted: a newer save is there, among these if no later commit is known.
+            # HEAD is never deleted: a newer save exists, among these if no later commit is known.
             newest = is_last and slot in deleted - condemned and place < len(slots) - 1
             doubtful |= {*range(first, min(last, len(saves) - 1 - newest) + 1)}
     return {

@@ -1,4 +1,4 @@
-"""Plan the repair of a log, and carry it out: by appending, never by changing what is there."""
+"""Plan the repair of a log, and carry it out: entries are appended, never changed."""
 
 import time
 from collections.abc import Collection, Mapping
@@ -13,26 +13,26 @@ from stepkeeper.log.entries import lost_marker, new_nonce
 from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.damage import DamagedLog
 from stepkeeper.repair.rebuild import Rebuilt, place_saves, rebuild
-from stepkeeper.repair.saves import look_at
+from stepkeeper.repair.saves import inspect_save
 from stepkeeper.storage import ObjectStat, Store
 from stepkeeper.storage.base import PROBE_PREFIX
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["QUIET_S", "Plan", "Writing", "carry_out", "find_writing", "plan_repair"]
+__all__ = ["QUIET_S", "LastWrite", "Plan", "carry_out", "find_last_write", "plan_repair"]
 
 QUIET_S: Final = 600
-"""A root that nothing was written to for so many seconds is taken for one whose job is over."""
+"""If nothing was written to a root for this many seconds, its job counts as over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The damage of a log, and what is to stand for it."""
+    """The damage of a log, and its replacement."""
 
     faults: Mapping[int, str]
-    """What is wrong with each slot that a start needs and that can't be read."""
+    """The fault of each slot that a start needs and that can't be read."""
 
     tail: int
-    """The greatest slot that is there; -1 if none is."""
+    """The greatest slot that exists; -1 if none does."""
 
     rebuilt: Rebuilt
     marked: tuple[int, ...]
@@ -40,7 +40,7 @@ class Plan:
 
     body: BeginEntry
     unfinished: int
-    """The number of saves that no entry names and that hadn't come to their end."""
+    """The number of unfinished saves that no entry names."""
 
     @property
     def is_needed(self) -> bool:
@@ -54,16 +54,16 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Writing:
+class LastWrite:
     """The last write to a root, as far as it is known."""
 
     path: str
     age_s: float | None
-    """How long ago it was, by the store's own clock. None: the store doesn't tell times."""
+    """How long ago it was, by the store's own clock. None: the store doesn't report times."""
 
     @property
     def is_recent(self) -> bool:
-        """True if whoever wrote it may be writing still, as far as can be known."""
+        """True if its writer may still be writing, as far as is known."""
         return self.age_s is None or self.age_s < QUIET_S
 
 
@@ -88,7 +88,7 @@ def plan_repair(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Plan:
         named, lost_before = log.read_older()
         unknown -= named
     ended = {folder for folder in unknown if manifest_name(0) in sizes[folder]} if log.faults else set()
-    saves = [look_at(store, folder, sizes[folder], patience) for folder in sorted(ended)]
+    saves = [inspect_save(store, folder, sizes[folder], patience) for folder in sorted(ended)]
     placed, rest = place_saves(
         saves, log.start, log.entries, lost_before=lost_before, claims=log.claims, tail=log.tail
     )
@@ -105,8 +105,8 @@ def plan_repair(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Plan:
 
 
 def _begin(state: LogState, lost: Collection[int], last: BeginEntry | None) -> BeginEntry:
-    """Make the begin that repairs the log: it continues from the end of the log, for the same owner."""
-    # Whether the last claim has saved nothing: that it began from scratch is why HEAD is nothing then.
+    """Build the begin that repairs the log: it continues from the end of the log, for the same owner."""
+    # If the last claim has saved nothing and began from scratch, that is why HEAD is nothing.
     unsaved = all(record.claim != state.claim for record in state.commits.values())
     scratch = state.head is None and state.legacy is None and last is not None and last.scratch and unsaved
     return BeginEntry(
@@ -118,13 +118,13 @@ def _begin(state: LogState, lost: Collection[int], last: BeginEntry | None) -> B
     )
 
 
-def find_writing(store: Store, slot: int, *, probe: bool, patience: Patience) -> Writing:
-    """Find out when something was last written to the root.
+def find_last_write(store: Store, slot: int, *, probe: bool, patience: Patience) -> LastWrite:
+    """Find the last write to the root.
 
     Args:
         store: The root's store.
         slot: The log's next slot.
-        probe: Put a probe object to learn the store's own time; without it, this machine's clock is asked.
+        probe: Put a probe object to read the store's own clock; without it, this machine's clock is used.
         patience: How long to retry while the store doesn't answer.
 
     Raises:
@@ -134,15 +134,15 @@ def find_writing(store: Store, slot: int, *, probe: bool, patience: Patience) ->
     listed = patience.retry(lambda: store.list(""))
     newest = max(listed, key=lambda stat: stat.time_unix_s or 0.0, default=None)
     if newest is None or any(stat.time_unix_s is None for stat in listed):
-        return Writing(path="" if newest is None else newest.path, age_s=None)
-    now_unix_s = _ask_time(store, slot, patience) if probe else time.time()
+        return LastWrite(path="" if newest is None else newest.path, age_s=None)
+    now_unix_s = _read_store_clock(store, slot, patience) if probe else time.time()
     if now_unix_s is None or newest.time_unix_s is None:
-        return Writing(path=newest.path, age_s=None)
-    return Writing(path=newest.path, age_s=max(0.0, now_unix_s - newest.time_unix_s))
+        return LastWrite(path=newest.path, age_s=None)
+    return LastWrite(path=newest.path, age_s=max(0.0, now_unix_s - newest.time_unix_s))
 
 
-def _ask_time(store: Store, slot: int, patience: Patience) -> float | None:
-    """Learn the store's time from an object that is put now."""
+def _read_store_clock(store: Store, slot: int, patience: Patience) -> float | None:
+    """Read the store's clock from an object that is put now."""
     path = f"{PROBE_PREFIX}{slot:08d}-{new_nonce()}"
     try:
         patience.retry(lambda: store.put_if_absent(path, b"0"))
@@ -155,21 +155,21 @@ def _ask_time(store: Store, slot: int, patience: Patience) -> float | None:
 def carry_out(
     store: Store, log: Log, plan: Plan, host: str, *, patience: Patience = DEFAULT_PATIENCE
 ) -> Claim:
-    """Mark the empty slots as lost, and append the begin that stands for all entries before it.
+    """Mark the empty slots as lost, and append the begin that replaces all entries before it.
 
-    Nothing that is in the log is changed. Every earlier claim is stale from then on. If this is cut short, it can be
+    Existing entries aren't changed. Every earlier claim is stale from then on. If this is interrupted, it can be
     planned and carried out again.
 
     Args:
         store: The root's store.
         log: The root's log.
-        plan: The plan, as it was shown.
+        plan: The plan, as shown to the user.
         host: This command and its host, for people.
         patience: How long to retry while the store doesn't answer.
 
     Raises:
-        RefusedError: Somebody has written to the log since it was read.
-        UnknownOutcomeError: The store gave no answer. Repair once more: that finds out.
+        RefusedError: Another process has written to the log since it was read.
+        UnknownOutcomeError: The store gave no answer. Run the repair again to find out.
         StorageError: The store refused.
 
     """
@@ -181,8 +181,8 @@ def carry_out(
 
 
 def _check_marked(store: Store, slot: int, marker: bytes, patience: Patience) -> None:
-    """Check that the mark is there, put by an earlier try that got no answer. Raises RefusedError."""
+    """Check that the slot has our mark, put by an earlier try that got no answer. Raises RefusedError."""
     if patience.retry(lambda: store.read(slot_path(slot))) != marker:
         raise RefusedError(
-            f"{store.uri}/{slot_path(slot)} was written while the repair was under way: stop the job, and look again"
+            f"{store.uri}/{slot_path(slot)} was written during the repair: stop the job, then repair again"
         )

@@ -1,4 +1,4 @@
-"""Find the saves in a root whose objects are whole, by their manifests."""
+"""Check by their manifests whether saves in a root are whole."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -7,27 +7,27 @@ from stepkeeper.checkpoint.manifest import Manifest, claim_of, manifest_name
 from stepkeeper.checkpoint.reading import read_manifests
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, TransientStorageError
 from stepkeeper.log import CommitRecord, ManifestRef
-from stepkeeper.log.tail import read_afresh
+from stepkeeper.log.tail import read_over_new_connection
 from stepkeeper.storage import Store
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import Patience
 
-__all__ = ["FoundSave", "look_at"]
+__all__ = ["FoundSave", "inspect_save"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSave:
-    """A save that came to its end: rank 0's manifest, which is written last, is in its folder."""
+    """A finished save: rank 0's manifest, which is written last, is in its folder."""
 
     record: CommitRecord
-    """What its commit says of it, but for the slot, the parent and the metrics."""
+    """Its record as of its commit, except for the slot, the parent and the metrics."""
 
     fault: str | None = None
-    """What isn't there as its manifests have it. None: all objects are there, and as long as they should be."""
+    """The first difference from its manifests. None: all objects exist with the listed sizes."""
 
 
-def look_at(store: Store, folder: str, sizes: Mapping[str, int], patience: Patience) -> FoundSave:
-    """Compare the objects of a save that came to its end with its manifests. Tensor files aren't read.
+def inspect_save(store: Store, folder: str, sizes: Mapping[str, int], patience: Patience) -> FoundSave:
+    """Compare the objects of a finished save with its manifests. Tensor files aren't read.
 
     Args:
         store: The root's store.
@@ -40,14 +40,14 @@ def look_at(store: Store, folder: str, sizes: Mapping[str, int], patience: Patie
 
     """
     path = manifest_name(0)
-    data = patience.retry(lambda: _read_alike(store, f"{folder}/{path}"))
+    data = patience.retry(lambda: _read_twice(store, f"{folder}/{path}"))
     record = CommitRecord(
         slot=0,
         claim=claim_of(folder),
         step=int(folder.partition("/")[0]),
         folder=folder,
         size_bytes=sum(sizes.values()),
-        # The commit's own record isn't known: this one names the manifest as it is there now.
+        # The commit's own record isn't known: this one names the manifest as it is stored now.
         manifest=ManifestRef(path=path, size_bytes=len(data), crc32c=crc32c(data)),
     )
     try:
@@ -57,22 +57,22 @@ def look_at(store: Store, folder: str, sizes: Mapping[str, int], patience: Patie
     return FoundSave(record=record, fault=fault)
 
 
-def _read_alike(store: Store, path: str) -> bytes:
-    """Read an object twice, over a fresh connection the second time: no checksum is known to compare it with.
+def _read_twice(store: Store, path: str) -> bytes:
+    """Read an object twice, the second time over a new connection, because its checksum isn't known.
 
-    Raises TransientStorageError if the two readings differ.
+    Raises TransientStorageError if the two reads differ.
     """
     try:
-        first, second = store.read(path), read_afresh(store, path)
+        first, second = store.read(path), read_over_new_connection(store, path)
     except MissingObjectError as error:
         raise TransientStorageError(f"{store.uri}/{path} is listed, but isn't found") from error
     if first != second:
-        raise TransientStorageError(f"{store.uri}/{path} was read twice, and differs")
+        raise TransientStorageError(f"two reads of {store.uri}/{path} differ")
     return first
 
 
 def _find_fault(manifests: Collection[Manifest], folder: str, sizes: Mapping[str, int]) -> str | None:
-    """Find what isn't there as these manifests have it. Pure."""
+    """Find the first difference between these manifests and the objects. Pure."""
     for manifest in manifests:
         if manifest.folder != folder:
             return f"manifest.{manifest.rank}.json is of {manifest.folder}"

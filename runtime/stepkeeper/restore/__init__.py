@@ -1,1 +1,1 @@
-"""Restore checkpoints: the ranks agree on a commit, and each reads what it needs of it. Every block is verified."""
+"""Restore checkpoints: the ranks agree on a commit, and each reads the parts that it needs. Every block is verified."""

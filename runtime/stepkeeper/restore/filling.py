@@ -29,14 +29,14 @@ _Found = Sequence[Place]
 
 
 class Peers(Protocol):
-    """The way to the other ranks."""
+    """The connection to the other ranks."""
 
     def send_block(self, rank: int, number: int, data: Bytes) -> None:
         """Send a verified block to that rank."""
         ...
 
     def announce_failure(self, error: BaseException) -> None:
-        """Tell the other ranks that this rank has failed, and with what. Whoever is sending is held up no more."""
+        """Send this rank's error to the other ranks, so that none of them keeps waiting for it."""
         ...
 
 
@@ -68,7 +68,7 @@ class Filling:
             reader: Reads the blocks.
             table: The blocks by number.
             places: Where their bytes go.
-            progress: Logs how far this has come; None: under no name.
+            progress: Logs the progress; None logs it without a name.
             waits: Ends the wait for the blocks.
             rank_group: The ranks that fill their states together; None: this one alone.
             n_streams: The number of blocks that are read at once. Each is held in host memory.
@@ -92,12 +92,12 @@ class Filling:
     def run(self, reads: Mapping[int, Sequence[int]], peers: Peers | None = None) -> None:
         """Read blocks, and return once all that is read here or put by other threads is in place.
 
-        Raises what went wrong first in any thread. Afterwards none of its threads is left, unless all waits had to end
-        and the store was stuck: such a thread changes nothing any more.
+        Raises the first error of any thread. Afterwards all of its threads have ended, unless the waits were ended
+        while the store was stuck: such a thread changes nothing any more.
 
         Args:
             reads: The numbers of the blocks to read, each with the ranks that it is sent to.
-            peers: The way to these ranks.
+            peers: The connection to these ranks.
 
         """
         waiting = iter(list(reads.items()))
@@ -124,18 +124,18 @@ class Filling:
             raise self._failure
 
     def _end(self, threads: Sequence[threading.Thread], peers: Peers | None) -> None:
-        """Let nothing be put in place any more, tell the other ranks of a failure, and wait for the threads."""
+        """Stop placing bytes, send a failure to the other ranks, and wait for the threads."""
         self._ended.set()
         failure = self._failure
         try:
-            # Where the time is over, the end of the connections tells the other ranks, and nobody waits for a thread.
+            # After the deadline the closed connections notify the other ranks, and no thread is waited for.
             if not (self._is_stuck or isinstance(failure, NoticeDeadlineError)):
                 if failure is not None and peers is not None:
                     self._waits.run(lambda: peers.announce_failure(failure))
                 self._waits.await_threads(threads)
         finally:
             with self._lock:
-                # Bytes on their way from other ranks must not get into a state that is being filled anew.
+                # Bytes on their way from other ranks must not get into a state that is being filled again.
                 self._lock.wait_for(lambda: not self._n_putting)
 
     def put_bytes(self, number: int, first: int, data: Bytes) -> None:
@@ -176,8 +176,8 @@ class Filling:
     def _pieces(
         self, n_threads: int, note_moved: Callable[[int], None], peers: Peers | None
     ) -> Iterator[Piece]:
-        """Yield each piece once it is whole, until all are and every thread has done its part."""
-        n_open, told_bytes = len(self._places.all), 0
+        """Yield each piece once it is whole, until all are and every thread is done."""
+        n_open, noted_bytes = len(self._places.all), 0
         since_s = time.monotonic()
         silence = SilenceLimit(self._rank_group.limits.silence_s, since_s)
         while n_open or n_threads:
@@ -185,9 +185,9 @@ class Filling:
                 found = self._found.get(timeout=_LOOK_S)
             except Empty:
                 found = ()
-            before, told_bytes = told_bytes, self._done_bytes
-            note_moved(told_bytes - before)
-            self._progress.note_bytes(told_bytes)
+            before, noted_bytes = noted_bytes, self._done_bytes
+            note_moved(noted_bytes - before)
+            self._progress.note_bytes(noted_bytes)
             if self._ended.is_set():
                 return
             # Also while blocks come so fast that this thread never waits.
@@ -203,8 +203,8 @@ class Filling:
         """Check that there was progress.
 
         Raises:
-            PeerLostError: There was none for too long, and perhaps another rank that sends or receives stands still.
-            StorageError: There was none for too long, and no other rank has a part in it.
+            PeerLostError: There was none for too long, and another rank that sends or receives may be stuck.
+            StorageError: There was none for too long, and no other rank is involved.
 
         """
         now_s = time.monotonic()
@@ -216,14 +216,14 @@ class Filling:
         self._is_stuck = True
         what, limit_s = self._progress.what, self._rank_group.limits.silence_s
         if peers is None:
-            raise StorageError(f"{what}: nothing of it has come from the store for {limit_s:.0f} s")
+            raise StorageError(f"{what}: no bytes have come from the store for {limit_s:.0f} s")
         raise PeerLostError(
-            f"{what}: nothing of it has come to rank {self._rank_group.rank} for {limit_s:.0f} s: the store, or "
-            "another rank of this restore, stands still"
+            f"{what}: no bytes have come to rank {self._rank_group.rank} for {limit_s:.0f} s: the store, or another "
+            "rank of this restore, is stuck"
         )
 
     def _others_have_moved(self) -> bool:
-        """Return True if any rank has read more since the last call: its own blocks come before those for all."""
+        """Return True if any rank has read more since the last call: a rank may be reading blocks for itself first."""
         before, self._moved_bytes = self._moved_bytes, self._rank_group.read_moved()
         return self._moved_bytes != before
 

@@ -1,4 +1,4 @@
-"""Judge whether the states of all ranks fit what is stored: each tells the others where its own doesn't."""
+"""Judge whether the states of all ranks fit the checkpoint: each rank reports where its own doesn't."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate
@@ -8,19 +8,20 @@ from stepkeeper.errors import PartlyRestoredError
 from stepkeeper_planners.loading.differences import (
     Differences,
     Findings,
-    build_mismatch_error,
     intersect_unexpected,
+    judge_differences,
 )
 
-__all__ = ["check_refilled", "judge_mismatch", "tell_findings"]
+__all__ = ["check_refilled", "encode_findings", "judge_mismatch"]
 
 _LISTS: Final = ("missing", "unexpected", "castable", "asked", "changing", "optimizers", "primed")
+_DICTS: Final = ("mismatched", "left_over")
 
 
 def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None:
-    """Check that nothing of a checkpoint whose restore has failed stays in the state.
+    """Check that this restore replaces all tensors that a failed restore has partly filled.
 
-    Raises PartlyRestoredError, which names what would stay.
+    Raises PartlyRestoredError, which names the tensors that it wouldn't replace.
     """
     filled = {above for name in names for above in _list_above(name)}
     # What was empty before has names of its own once it is filled, and what has some may be empty in another step.
@@ -31,9 +32,9 @@ def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None
     ]
     if left:
         raise PartlyRestoredError(
-            f"{', '.join(left[:8])}{', …' if len(left) > 8 else ''}: filled in part by a restore that failed, and this "
-            "one has nothing in their place, or leaves them out: restore all of the state. If no step has all of it, "
-            "start the program again; a commit that was found to be torn isn't chosen any more"
+            f"{', '.join(left[:8])}{', …' if len(left) > 8 else ''}: partly filled by a restore that failed, and "
+            "this one lacks them, or leaves them out: restore all of the state. If no step has all of it, restart "
+            "the program; a commit that was found to be torn isn't chosen again"
         )
 
 
@@ -42,8 +43,8 @@ def _list_above(name: str) -> Iterable[str]:
     return accumulate(name.split("."), "{}.{}".format)
 
 
-def tell_findings(differences: Differences, stored_names: Iterable[str], *, rank: int) -> dict[str, Any]:
-    """Encode for the other ranks, as plain JSON values, where the state of this one doesn't fit.
+def encode_findings(differences: Differences, stored_names: Iterable[str], *, rank: int) -> dict[str, Any]:
+    """Encode the mismatches of this rank's state for the other ranks, as plain JSON values.
 
     Args:
         differences: The differences that this rank has found.
@@ -51,37 +52,39 @@ def tell_findings(differences: Differences, stored_names: Iterable[str], *, rank
         rank: This rank. All but rank 0 send a bounded number of names.
 
     """
-    if not differences:
+    if differences.is_none:
         return {}
     findings = Findings.from_differences(differences, stored_names, short=rank != 0)
     found = findings.differences
     lists = {name: list(getattr(found, name)) for name in _LISTS}
-    said = {**lists, "mismatched": dict(found.mismatched), "unexpected_bits": findings.unexpected_bits.hex()}
-    return {"findings": said}
+    dicts = {name: dict(getattr(found, name)) for name in _DICTS}
+    encoded = {**lists, **dicts, "strict": found.strict, "unexpected_bits": findings.unexpected_bits.hex()}
+    return {"findings": encoded}
 
 
 def judge_mismatch(
-    stored_names: Callable[[], Iterable[str]], said: Sequence[dict[str, Any]]
+    stored_names: Callable[[], Iterable[str]], reports: Sequence[dict[str, Any]]
 ) -> Exception | None:
-    """Merge the ranks' findings into one error. A name that only some ranks ask for is no mismatch.
+    """Merge the ranks' findings into one error. A name that only some ranks request isn't a mismatch.
+
+    If the checkpoint fits, log what only one side has.
 
     Args:
         stored_names: Returns the names that are stored.
-        said: The answers of all ranks, by rank.
+        reports: The reports of all ranks, by rank.
 
     Returns:
         One LoadMismatchError for all ranks; None if the checkpoint fits.
 
     """
-    found = [_decode(each["findings"]) if "findings" in each else None for each in said]
-    differences = intersect_unexpected(found, stored_names())
-    return build_mismatch_error(differences) if any(differences) else None
+    found = [_decode(each["findings"]) if "findings" in each else None for each in reports]
+    return judge_differences(intersect_unexpected(found, stored_names()))
 
 
-def _decode(said: dict[str, Any]) -> Findings:
-    """Decode what `tell_findings` has encoded."""
-    lists = {name: tuple(said[name]) for name in _LISTS}
+def _decode(encoded: dict[str, Any]) -> Findings:
+    """Decode the result of `encode_findings`."""
+    lists: dict[str, Any] = {name: tuple(encoded[name]) for name in _LISTS}
     return Findings(
-        differences=Differences(mismatched=said["mismatched"], **lists),
-        unexpected_bits=bytes.fromhex(said["unexpected_bits"]),
+        differences=Differences(**lists, **{name: encoded[name] for name in (*_DICTS, "strict")}),
+        unexpected_bits=bytes.fromhex(encoded["unexpected_bits"]),
     )

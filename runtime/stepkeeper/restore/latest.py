@@ -25,14 +25,14 @@ _log: Final = logger(__name__)
 
 
 class LatestRestore:
-    """Restore what HEAD means, once or several times in one process."""
+    """Restore the checkpoint that HEAD selects, once or several times in one process."""
 
     def __init__(self, restorer: Restorer, companion: Companion) -> None:
         """Restore by `restorer`; rank 0 asks `companion` to claim the root and to write to its log."""
         self._restorer = restorer
         self._companion = companion
         self._condemned: str | None = None
-        """The checkpoint that this process has taken part in condemning, and why. It condemns no second one."""
+        """The checkpoint that this process has helped to condemn, and why. It doesn't condemn a second one."""
 
         companion.choose_foreign_step = partial(choose_foreign_step, restorer.store, restorer.reopen)
 
@@ -46,14 +46,14 @@ class LatestRestore:
             rules: Which parts to load, and how strictly.
 
         Returns:
-            What was restored; None if the root holds no checkpoint.
+            The restored checkpoint; None if the root holds none.
 
         Raises:
-            FencedError: The root is another's.
+            FencedError: The root belongs to another job.
             PartlyRestoredError: It failed after it had changed the state.
-            RestoreError: A commit was meant to be found and can't be used.
+            RestoreError: There is a commit, but it can't be used.
             BadNodeError: One node reads bad bytes where another one reads good ones.
-            LoadMismatchError: The state asks for other things than the commit holds.
+            LoadMismatchError: The state and the commit differ in names, shapes, dtypes or kinds.
 
         """
         mixed_state = self._restorer.mixed_state
@@ -75,13 +75,13 @@ class LatestRestore:
                 return base
             if self._condemned is not None:
                 raise RestoreError(
-                    f"two checkpoints were read bad in one start: {self._condemned}; and {name_record(base)}: "
-                    f"{reason}. More likely a node or its way to the store is broken than both of them; nothing "
-                    "more was condemned"
+                    f"bytes of two checkpoints were bad in one start: {self._condemned}; and {name_record(base)}: "
+                    f"{reason}. A broken node or network is more likely than two bad checkpoints; the second one was "
+                    "not condemned"
                 )
             self._condemned = f"{name_record(base)}: {reason}"
             _log.error(
-                "%s is torn, the one before it is loaded instead: %s",
+                "%s is torn; loading the one before it instead: %s",
                 name_record(base),
                 reason,
                 extra={"step": base.step},
@@ -89,18 +89,18 @@ class LatestRestore:
             base = choose_base(partial(self._condemn, base, reason))
         if self._condemned is not None:
             raise RestoreError(
-                f"there is no checkpoint before the one that was read bad, {self._condemned}. `stepkeeper ls --all` "
-                "lists what else was saved there; stepkeeper.log.Log(store).begin(base=SEQUENCE, take_over=True) says "
-                "that the next start goes on from it"
+                f"there is no checkpoint before the bad one, {self._condemned}. `stepkeeper ls --all` lists the "
+                "other commits; stepkeeper.log.Log(store).begin(base=SEQUENCE, take_over=True) lets the next start "
+                "resume from one"
             )
         return None
 
     def _claim_and_choose(self) -> Restorable | None:
-        """Claim the root in rank 0, and return what HEAD means."""
+        """Claim the root in rank 0, and return the checkpoint that HEAD selects."""
         base = self._companion.read_latest()
         if isinstance(base, ForeignBase):
             _log.warning(
-                "nothing is committed in %s: it goes on from another writer's step %d (%s)%s",
+                "nothing is committed in %s: resuming from another writer's step %d (%s)%s",
                 self._restorer.store.uri,
                 base.step,
                 base.folder,
@@ -110,7 +110,7 @@ class LatestRestore:
         return self._restorable(base)
 
     def _condemn(self, bad: Restorable, reason: str) -> Restorable | None:
-        """Condemn `bad`, and return what HEAD means now. Another writer's step has no entry to condemn."""
+        """Condemn `bad`, and return the next checkpoint to load. Another writer's step has no entry to condemn."""
         if isinstance(bad, CommitRecord):
             body = QuarantineRequest(commit=bad.slot, reason=reason)
             claimed = decode(ClaimedRoot, self._request(Kind.QUARANTINE, encode(body)))
@@ -123,7 +123,7 @@ class LatestRestore:
 
     def _note_restored(self, commit: Restorable) -> Restorable:
         """Write into the log that all ranks have read the commit whole, unless part of it came from local disks."""
-        # Copies on local disks prove nothing about what the root holds.
+        # Copies on local disks prove nothing about the root.
         if isinstance(commit, CommitRecord) and not self._restorer.used_cache and self._is_readable(commit):
             self._request(Kind.VERIFIED, encode(VerifiedNotice(commit=commit.slot)))
         return commit
@@ -133,12 +133,12 @@ class LatestRestore:
         return self._companion.ensure_process().send_request(kind, body, timeout_s=CLAIM_S)
 
     def _is_readable(self, commit: CommitRecord) -> bool:
-        """Tell whether stock readers can load the commit too, and log it if they can't. All else of it was read."""
+        """Return whether stock readers can load the commit too, and log it if they can't. All else of it was read."""
         try:
             check_metadata(self._restorer.store, commit)
         except TornCheckpointError as error:
             _log.error(
-                "%s is restored, all of it, but stock torch can't load it: %s. It isn't noted as verified, so the one "
+                "%s is fully restored, but stock torch can't load it: %s. It isn't marked as verified, so the one "
                 "before it is kept until another save",
                 name_record(commit),
                 error,
@@ -148,7 +148,7 @@ class LatestRestore:
         return True
 
     def _restorable(self, base: CommitRecord | ForeignBase | None) -> Restorable | None:
-        """Convert what HEAD means into a record that can be loaded.
+        """Convert the claim's base into a record that can be loaded.
 
         Only rank 0, which has claimed the root, calls this.
         """
@@ -170,7 +170,7 @@ def restore_step(
     """Restore the newest commit of `step` on HEAD's line into `state`. Nothing is appended to the log.
 
     Returns:
-        What was restored: the commit, or another writer's step.
+        The restored commit, or another writer's step.
 
     Raises:
         PartlyRestoredError: It failed after it had changed the state.

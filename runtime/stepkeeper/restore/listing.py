@@ -1,4 +1,4 @@
-"""List the steps that can be restored from a root, find one of them, and describe what it holds."""
+"""List the steps that can be restored from a root, find one of them, and describe its content."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,20 +53,20 @@ class CheckpointInfo:
     size_bytes: int
     tensors: Mapping[str, TensorInfo]
     values: tuple[str, ...]
-    """Names of the values that are no tensors."""
+    """Names of the values that aren't tensors."""
 
 
 def list_steps(store: Store) -> list[int]:
-    """List the steps of HEAD's line, and of the other writer that it goes on from; least first."""
+    """List the steps of HEAD's line, and of the other writer that it continues from, in ascending order."""
     state = Log(store).open()
     return _steps_in(state, find_steps_below(state, partial(find_steps, store)))
 
 
 def _find_step(store: Store, step: int) -> Restorable:
-    """Find the newest commit of `step` on HEAD's line, or what another writer left there of it.
+    """Find the newest commit of `step` on HEAD's line, or another writer's checkpoint of it.
 
     Raises:
-        RestoreError: There is none; the message lists the steps that there are.
+        RestoreError: There is none; the message lists the existing steps.
 
     """
     state = Log(store).open()
@@ -84,13 +84,13 @@ def _find_step(store: Store, step: int) -> Restorable:
 def find_settled_step(store: Store, companion: Companion, step: int) -> Restorable:
     """Find a step as `_find_step` does, once the deletions that follow this process's own commits are made."""
     if companion.claimed_root is not None:
-        # The companion answers after what follows the last commit, deletions among it.
+        # The companion answers after the work that follows the last commit, including deletions.
         companion.read_latest()
     return _find_step(store, step)
 
 
 def was_deleted(store: Store, record: Restorable, *, is_pinned: Callable[[], bool] = lambda: False) -> bool:
-    """Tell whether the log has had this commit and has deleted it since, with no pin that keeps its data."""
+    """Return whether the log has had this commit and has deleted it since, with no pin that keeps its data."""
     if isinstance(record, ForeignRecord) or is_pinned():
         return False
     state = Log(store).open()
@@ -140,5 +140,5 @@ def _read_manifests(store: Store, record: CommitRecord) -> Sequence[Manifest]:
         return read_manifests(store, record)
     except TornCheckpointError as error:
         if error.missing and was_deleted(store, record):
-            raise RestoreError(f"{name_record(record)} was deleted just now: {error}") from error
+            raise RestoreError(f"{name_record(record)} has just been deleted: {error}") from error
         raise

@@ -13,7 +13,7 @@ from stepkeeper.coordination.waits import Waits
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
 from stepkeeper.restore.filling import STREAMS, Blocks, Filling
-from stepkeeper.restore.fit import check_refilled, tell_findings
+from stepkeeper.restore.fit import check_refilled, encode_findings
 from stepkeeper.restore.foreign.content import ForeignContent, decode_content, read_metadata_bytes
 from stepkeeper.restore.peers.duties import Duties
 from stepkeeper.restore.peers.exchange import Exchange
@@ -72,7 +72,7 @@ class Loading:
             record: The commit, or another writer's step.
             target: This rank's state.
             ranks: This rank and its world.
-            exchange: The way to the other ranks of this restore.
+            exchange: The connection to the other ranks of this restore.
             rules: Which parts to load, and how strictly.
             half_filled: Names of the state that may hold parts of another checkpoint, and must be filled by this one.
             waits: Ends the waits for the store.
@@ -100,36 +100,36 @@ class Loading:
     @property
     def names(self) -> frozenset[str]:
         """Names of the state that are filled; known after `compare_state`."""
-        tensors = frozenset(piece.fqn for piece in self._reads.pieces) - self._fitted.of_groups
-        return tensors | {value.fqn for value in self._reads.values}
+        tensors, values = self._reads.pieces, self._reads.values
+        return self._fitted.list_filled([*(each.fqn for each in tensors), *(each.fqn for each in values)])
 
     def compare_state(self) -> dict[str, Any]:
-        """Compare the state with the checkpoint, and find out what to read. Nothing in the state is changed.
+        """Compare the state with the checkpoint, and plan what to read. Nothing in the state is changed.
 
         Returns:
-            This rank's report to the others: where its state doesn't fit.
+            This rank's report to the others, with the mismatches of its state.
 
         Raises:
-            TornCheckpointError: Bytes of what describes the checkpoint are bad: of manifests, or of `.metadata`.
-            UnsupportedShardingError: A tensor's placement doesn't say which device holds what.
+            TornCheckpointError: Bytes of the manifests or of `.metadata` are bad.
+            UnsupportedShardingError: A tensor's placement doesn't determine which device holds what.
             StorageError: The store gave no answer, or refused.
             PartlyRestoredError: Names that hold parts of another checkpoint would not be filled.
-            RestoreError: Something that is to be loaded is of a kind that isn't read.
+            RestoreError: Something that is to be loaded is of an unsupported kind.
 
         """
         self._content = content = self._open_content()
         self._fitted = FittedTarget(self._target, content.stored, self._rules)
         self._shardings = self._choose_shardings(content.contents.shardings)
         self._request = build_load_request(self._fitted, self._ranks, self._shardings)
-        self._reads, differences = compare(self._request, content.stored, self._ranks, self._rules)
-        if not differences.missing and not differences.mismatched:
-            # Otherwise no rank goes on. Unexpected names are no reason: another rank may ask for them.
+        self._reads, differences = compare(self._request, content.stored, self._ranks, self._fitted.rules)
+        if not differences.stops_rank:
+            # Otherwise no rank continues. Unexpected names are no reason: another rank may ask for them.
             check_refilled(self._half_filled, self.names)
             self._plan_filling(content)
-        return tell_findings(differences, self.stored_names, rank=self._ranks.rank)
+        return encode_findings(differences, self.stored_names, rank=self._ranks.rank)
 
     def _open_content(self) -> "_CommitContent | ForeignContent":
-        """Read in rank 0 what describes the checkpoint, and decode it in all ranks."""
+        """Read the checkpoint's description in rank 0, and decode it in all ranks."""
         store, record = self._store, self._record
         if isinstance(record, ForeignRecord):
             folder = record.folder
@@ -144,7 +144,7 @@ class Loading:
         return _CommitContent(store, record, manifests, self._waits)
 
     def _plan_filling(self, content: "_CommitContent | ForeignContent") -> None:
-        """Find out where what is read goes. The state's names and shapes fit."""
+        """Plan where the bytes go. The state's names and shapes fit."""
         contents, pieces, of_groups = content.contents, self._reads.pieces, self._fitted.of_groups
         # Tensors of optimizers' groups are compared before the state is changed, as values are.
         first = tuple(piece for piece in pieces if piece.fqn in of_groups)
@@ -223,14 +223,14 @@ class Loading:
         return [number for number in needs if folder + table.blocks[number].path in copied]
 
     def read_values(self) -> dict[str, Any]:
-        """Read this rank's values. Nothing in the state is changed: what they show not to fit is refused in time.
+        """Read this rank's values. Nothing in the state is changed: mismatches that they show are refused in time.
 
         Returns:
-            This rank's report to the others: where its state doesn't fit.
+            This rank's report to the others, with the mismatches of its state.
 
         Raises:
             TornCheckpointError: Bytes of the checkpoint are bad.
-            ValueDecodeError: A value is of a type that isn't read.
+            ValueDecodeError: A value is of an unsupported type.
             PerRankError: The values of other ranks can't be converted.
             PeerStoppedError: Another rank can't continue; the error has its reason.
             PeerLostError: Another rank is lost.
@@ -247,16 +247,16 @@ class Loading:
         self._loaded, differences = self._reads.build_values(
             read, self._fitted, self._ranks, strict=self._rules.strict or bool(self._half_filled)
         )
-        return tell_findings(differences, self.stored_names, rank=self._ranks.rank)
+        return encode_findings(differences, self.stored_names, rank=self._ranks.rank)
 
     def fill_tensors(self) -> dict[str, Any]:
         """Read this rank's blocks and fill its tensors in place.
 
         Raises:
             TornCheckpointError: Bytes of the checkpoint are bad. The tensors are part old, part new then.
-            LoadMismatchError: Tensors that are one in the state have different elements in another writer's step.
+            LoadMismatchError: Tied tensors of the state have different elements in another writer's step.
             CastError: Elements don't fit the state's dtype.
-            RestoreError: A tensor of another writer's step is of a kind that isn't read.
+            RestoreError: A tensor of another writer's step is of an unsupported kind.
             PeerStoppedError: Another rank can't continue; the error has its reason.
             PeerLostError: Another rank is lost.
             StorageError: The store gave no answer, or refused.
@@ -309,12 +309,12 @@ class _CommitContent:
         )
 
     def _read_key_paths(self) -> Mapping[str, Path]:
-        """Read from `.metadata` which keys led to each name. Manifests don't say it, and few restores ask for it."""
+        """Read from `.metadata` which keys led to each name. Manifests lack them, and few restores need them."""
         read = partial(self._reader.read_verified, METADATA_NAME, 0, self._metadata_bytes)
         return read_key_paths(read_metadata(self._waits.run(read), name=self._name))
 
     def decode_value(self, name: str, data: bytes) -> object:
-        """Decode a value that was read. Raises ValueDecodeError if its type isn't one that is read."""
+        """Decode a value that was read. Raises ValueDecodeError if its type isn't supported."""
         return decode_value(name, data)
 
 

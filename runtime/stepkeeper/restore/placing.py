@@ -62,7 +62,7 @@ class Piece:
     """Memory for elements that can't be written byte by byte: those of a lazily negated or conjugated tensor."""
 
     def copy_bytes(self, first: int, data: Bytes) -> int:
-        """Copy into place what the piece wants of these bytes of its object, and return how many bytes that was.
+        """Copy the piece's part of these bytes into place, and return the number of bytes copied.
 
         Args:
             first: The place of `data` in the object.
@@ -126,7 +126,7 @@ class StoredBytes:
         return cls(path=path, start=start, data=np.empty(size_bytes, dtype=np.uint8), n_lacking=size_bytes)
 
     def copy_bytes(self, first: int, data: Bytes) -> int:
-        """Copy into place what it wants of these bytes, as `Piece.copy_bytes` does."""
+        """Copy its part of these bytes into place, as `Piece.copy_bytes` does."""
         begin = self.start
         low, high = max(first, begin), min(first + data.size, begin + self.data.size)
         if low >= high:
@@ -180,8 +180,8 @@ class Places:
         """Find the places for all that this rank reads.
 
         Args:
-            contents: What the commit holds.
-            reads: What this rank reads of it.
+            contents: The content of the commit.
+            reads: This rank's reads of it.
             request: The layouts of this rank's tensors.
             state: This rank's tensors by name.
             ranks: This rank and its world.
@@ -269,7 +269,7 @@ def _pieces_of(target: ReadTarget, stored: TensorRecord, reads: Sequence[PieceRe
 
 
 def _holds(piece: Piece, block: Block) -> bool:
-    """Tell whether the block holds a byte that the piece wants. If that is a range of columns, few blocks may."""
+    """Return whether the block holds a byte that the piece wants. If that is a range of columns, few blocks may."""
     if piece.array.is_one_range:
         return True
     start = max(block.start - piece.start, 0)

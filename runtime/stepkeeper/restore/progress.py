@@ -20,9 +20,9 @@ class RestoreProgress:
         """Begin now.
 
         Args:
-            what: Name of what is restored, for people.
+            what: Name of the restored checkpoint, for people.
             step: The step that is restored, if it is one.
-            doing: What is done with it.
+            doing: The activity that is logged.
 
         """
         self.what: Final = what

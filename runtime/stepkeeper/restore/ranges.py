@@ -55,7 +55,7 @@ class Array:
         return len(self.span) == self.n_bytes
 
     def copies(self, start: int, end: int) -> Iterator[Copy]:
-        """Yield what to copy of the bytes from `start` to before `end`, each wanted byte once."""
+        """Yield the copies to make of the bytes from `start` to before `end`, each wanted byte once."""
         for lead, shape, first in _boxes(self.sizes, start, end, 0):
             # `lead` fixes the first dimensions; `shape` is whole rows of the others, from the last index of `lead` on.
             depth = len(lead) - 1

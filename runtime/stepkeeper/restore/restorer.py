@@ -1,4 +1,4 @@
-"""Load one checkpoint into the states of all ranks together. If its bytes are bad, say why (see second_read)."""
+"""Load one checkpoint into the states of all ranks together. If its bytes are bad, find out why (see second_read)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -74,11 +74,11 @@ class Restorer:
             record: A checkpoint of the root, the same one on all ranks.
             state: This rank's state, filled in place.
             rules: Which parts to load, and how strictly.
-            is_pinned: Tells whether a pin holds the commit still. Called if objects are missing: retention can't have
-                deleted them then, and it is damage.
+            is_pinned: Returns whether a pin still holds the commit. Called if objects are missing: with a pin that is
+                damage, since retention can't have deleted them.
 
         Raises:
-            PartlyRestoredError: It failed in any of the ways below, or another one, and parts of it are in `state`.
+            PartlyRestoredError: It failed, for any of the reasons below or another one, and parts of it are in `state`.
             RestoreError: The commit was deleted meanwhile.
             TornCheckpointError: Bytes of it are bad.
             BadNodeError: One node reads bad bytes where another one reads good ones.
@@ -108,7 +108,7 @@ class Restorer:
             record: A checkpoint of the root, the same one on all ranks.
             target: This rank's state, filled in place.
             rules: Which parts to load, and how strictly.
-            was_deleted: Tells whether the log has deleted the commit. Rank 0 calls it if the only fault is that
+            was_deleted: Returns whether the log has deleted the commit. Rank 0 calls it if the only fault is that
                 objects are missing.
 
         Returns:
@@ -151,7 +151,7 @@ class Restorer:
                 if given is not None:
                     raise TornCheckpointError(given.reason)
                 return None
-            # The ranks are still connected here, so that one that is lost meanwhile is missed at once.
+            # The ranks are still connected here, so that a loss meanwhile is detected at once.
             return confirm_bad(
                 f"{name}/torn",
                 self.rank_group,
@@ -163,8 +163,8 @@ class Restorer:
             )
 
     def _count_cached_bytes(self) -> dict[str, Any]:
-        """Tell how many bytes this rank has read from its local disk since the last call."""
+        """Count the bytes that this rank has read from its local disk since the last call."""
         return {} if self._cached_store is None else {"cached_bytes": self._cached_store.take_read_bytes()}
 
-    def _note_cache_use(self, said: Sequence[dict[str, Any]]) -> None:
-        self.used_cache = any(each.get("cached_bytes") for each in said)
+    def _note_cache_use(self, reports: Sequence[dict[str, Any]]) -> None:
+        self.used_cache = any(each.get("cached_bytes") for each in reports)

@@ -35,7 +35,7 @@ class Host:
     """Its name, for people."""
 
     machine: str
-    """An id that all processes of one machine share, in whatever containers; another machine has another one."""
+    """An id that all processes of one machine share, even in different containers; every machine has its own."""
 
 
 def this_host() -> Host:
@@ -49,7 +49,7 @@ def this_host() -> Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A rank's report of what it has read."""
+    """A rank's report of its reading."""
 
     host: Host
     reason: str | None = None
@@ -86,7 +86,7 @@ class Question:
 
 
 def find_question(readings: Sequence[Reading]) -> Question | None:
-    """Find out what the ranks' reports leave open; None if no rank knows which bytes were bad. Pure."""
+    """Choose the bytes to read again by the ranks' reports; None if no rank knows which bytes were bad. Pure."""
     first = next((rank for rank, each in enumerate(readings) if each.bad is not None), None)
     if first is None:
         return None
@@ -117,13 +117,13 @@ def confirm_bad(
     Ranks: all ranks call this if one of them has read bad bytes. All raise the same error.
 
     Args:
-        name: A name for what the ranks send each other; used once.
+        name: A name for this exchange; used once.
         rank_group: The ranks.
         host: Where this rank runs.
         torn: The error of this rank, if it has met one.
         reopen: Opens the root over a connection of its own.
-        was_deleted: Tells whether the log has deleted the commit. Rank 0 calls it if the only fault is that
-            objects are missing.
+        was_deleted: Returns whether the log has deleted the commit. Rank 0 calls it if the only fault is that objects
+            are missing.
         waits: Ends the waits for the store.
 
     Returns:
@@ -133,7 +133,7 @@ def confirm_bad(
         RestoreError: The commit was deleted while it was read.
         BadNodeError: One host reads good bytes where another one read bad ones.
         TornCheckpointError: No rank knows which bytes were bad.
-        StorageError: The second reading got no answer. That says nothing about the bytes.
+        StorageError: The second reading got no answer. That proves nothing about the bytes.
 
     """
     waits = waits or Waits()
@@ -168,20 +168,18 @@ def confirm_bad(
 def _find_question_or_error(readings: Sequence[Reading], was_deleted: Callable[[], bool]) -> dict[str, Any]:
     """Turn the ranks' reports, in rank 0, into a question, or into the error that all ranks raise."""
     bad = [each for each in readings if each.reason is not None]
-    said = next((each.reason for each in bad), "")
+    reason = next((each.reason for each in bad), "")
     try:
         # The log has the deletion before the first object is deleted.
         if bad and all(each.missing for each in bad) and was_deleted():
             gone = RestoreError(
-                f"the commit was deleted while it was read, and isn't there to be read again: {said}"
+                f"the commit was deleted while it was read, and can't be read again: {reason}"
             )
             return {"error": encode_rank_error(gone, 0)}
-    except (
-        Exception
-    ) as error:  # all ranks raise it: without the log nobody knows whether it is deleted or torn
+    except Exception as error:  # all ranks raise it: without the log it may be deleted or torn
         return {"error": encode_rank_error(error, 0)}
     question = find_question(readings)
-    return {"unknown": said} if question is None else {"question": encode(question)}
+    return {"unknown": reason} if question is None else {"question": encode(question)}
 
 
 def _reading(host: Host, torn: TornCheckpointError | None) -> Reading:
@@ -198,7 +196,7 @@ def _reading(host: Host, torn: TornCheckpointError | None) -> Reading:
 
 
 def _read_again(question: Question, rank: int, reopen: Callable[[], Store]) -> dict[str, Any]:
-    """Read the bytes again if this is the rank that is asked, each time over a connection of its own."""
+    """Read the bytes again if this rank is the reader, each time over a new connection."""
     if rank != question.reader or question.reading.bad is None:
         return {}
     wrong = []
@@ -218,7 +216,7 @@ def _read_again(question: Question, rank: int, reopen: Callable[[], Store]) -> d
 
 
 def _find_fault(store: Store, bad: Bad) -> str | None:
-    """Find out what is wrong with the bytes now; None if nothing is."""
+    """Find the present fault of the bytes; None if there is none."""
     if isinstance(bad, BadBytes):
         return reread_bad_bytes(store, bad)
     try:
@@ -236,15 +234,15 @@ def _find_fault(store: Store, bad: Bad) -> str | None:
 
 
 def _verdict(question: Question, *, good: bool, wrong: Sequence[str]) -> dict[str, str]:
-    first, other, said = question.reading.host.name, question.other.name, question.reading.reason
+    first, other, reason = question.reading.host.name, question.other.name, question.reading.reason
     alone = question.reader == question.first
     if good:
         where = "over a fresh connection" if alone else f"where node {other} reads good ones"
         good_too = ", and good ones " if alone else " "
         return {
-            "good": f"node {first} (rank {question.first}) reads bad bytes{good_too}{where}: {said}. The checkpoint is "
-            "whole, and nothing was condemned: look at that node's memory, disk cache and network, or start without it"
+            "good": f"node {first} (rank {question.first}) reads bad bytes{good_too}{where}: {reason}. The checkpoint "
+            "is intact and was not condemned: check that node's memory, disk cache and network, or start without it"
         }
     by = f"node {first}, also over fresh connections" if alone else f"nodes {first} and {other}"
     more = f"; read again: {wrong[-1]}" if wrong else ""
-    return {"bad": f"{said} (read bad by {by}{more})"}
+    return {"bad": f"{reason} (read bad by {by}{more})"}

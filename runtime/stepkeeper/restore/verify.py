@@ -1,4 +1,4 @@
-"""Verify a commit: read every byte of it again and compare it with what was written, each rank its share."""
+"""Verify a commit: read every byte of it again and compare it with its checksum, each rank its share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -45,7 +45,7 @@ class Votes:
         self._number = 0
 
     def new_name(self) -> str:
-        """Make a name, used once, for what all ranks do next."""
+        """Make a name, used once, for the next common action."""
         self._number += 1
         return f"restore/{self._number}"
 
@@ -68,9 +68,9 @@ class Votes:
         failure: Exception | None = None
         if self._rank_group.rank == 0:
             try:
-                # It asks the store and the companion, which may be stuck.
+                # It calls the store and the companion, which may be stuck.
                 choice = _encode_choice(self._waits.run(choose))
-            except Exception as error:  # raised below, once the others have been told
+            except Exception as error:  # raised below, once the others have been notified
                 failure = error
                 choice = {"error": encode_error(error)}
         choice = self._rank_group.broadcast(f"{name}/choice", choice, 2 * limits.apart_s + CLAIM_S)
@@ -88,11 +88,11 @@ class Votes:
         act: Callable[[], dict[str, Any]],
         judge: Callable[[Sequence[dict[str, Any]]], Exception | None] = lambda _: None,
     ) -> TornVote | None:
-        """Call `act` in every rank, and raise in all of them what one of them failed with.
+        """Call `act` in every rank, and raise in all of them the error of any one.
 
         Args:
             name: The name of this vote, made with `new_name`.
-            act: What this rank does. It returns what rank 0 gets to see of it, as plain JSON values.
+            act: The act of this rank. It returns its report to rank 0, as plain JSON values.
             judge: Called in rank 0 with the answers of all ranks, by rank. The error that it returns is
                 raised in all ranks.
 
@@ -108,12 +108,12 @@ class Votes:
             own = error
             vote = {"torn": str(error)}
         except PeerStoppedError as error:
-            # The rank that failed votes too, and tells the kind of its failure.
+            # The rank that failed votes too, and reports the kind of its failure.
             vote = {"stopped": str(error)}
         except (PeerLostError, NoticeDeadlineError):
-            # A lost rank votes no more, and all ranks know of it. Nor does one whose time is over.
+            # A lost rank no longer votes, and all ranks detect the loss. Nor does a rank past its deadline.
             raise
-        except Exception as error:  # raised below, once the others have been told
+        except Exception as error:  # raised below, once the others have been notified
             failure = error
             vote = {"error": encode_rank_error(error, self._rank_group.rank)}
         silence_s = self._rank_group.limits.silence_s
@@ -125,7 +125,7 @@ class Votes:
         stopped = next((each["stopped"] for each in by_rank if "stopped" in each), None)
         if worst is None and torn is None and stopped is not None:
             worst = encode_rank_error(PeerLostError(stopped), self._rank_group.rank)
-        # Errors come first: what is no fault of the commit must not condemn it.
+        # Errors come first: an error that isn't the commit's fault must not condemn it.
         answer = {"error": worst} if worst is not None else {} if torn is None else {"torn": torn}
         answer = self._rank_group.broadcast(f"{name}/worst", answer, 2 * silence_s)
         if failure is not None:
@@ -170,5 +170,5 @@ def find_first_error(answers: Sequence[dict[str, Any]]) -> dict[str, Any] | None
 
 
 def _takes_text(kind: type[PlannerError]) -> bool:
-    """Tell whether the class is made from a message, as all are but those that compose their own."""
+    """Return whether the class is made from a message; some compose their own."""
     return not any("__init__" in vars(each) for each in kind.__mro__ if issubclass(each, PlannerError))

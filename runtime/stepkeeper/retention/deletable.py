@@ -18,16 +18,16 @@ def choose_deletable(
 ) -> tuple[int, ...]:
     """Choose the commits that may be deleted: first those on abandoned branches, then the oldest ones.
 
-    The newest verified commit of HEAD's line is always kept, and HEAD. A commit on another branch is kept as
-    long as the line has no verified commit of its step or a greater one that was made after it. Without a
-    verified commit nothing may be deleted, nor by a claim that is to begin a branch, before it has.
+    HEAD and the newest verified commit of its line are always kept. A commit on another branch is kept until the
+    line has a verified commit that was made later, at the same step or a greater one. Nothing may be deleted
+    without a verified commit, or by a claim that has yet to begin a branch.
 
     Args:
         state: The log.
         policy: Chooses which commits of HEAD's line to keep besides.
         verified: Slots of commits whose objects were compared with what was written. A restored commit counts
             too.
-        times_unix_s: When commits were put, by slot, as far as the store says.
+        times_unix_s: When commits were put, by slot, as far as the store reports it.
 
     Returns:
         The slots of the commits.
@@ -47,9 +47,9 @@ def choose_deletable(
 
 
 def _is_passed(abandoned: CommitRecord, proven: Collection[CommitRecord]) -> bool:
-    """Tell whether the training has come that far again.
+    """Return True if training has reached that step again.
 
-    A commit from before doesn't show that, whatever its step.
+    An earlier commit doesn't prove that, whatever its step.
     """
     return any(record.slot > abandoned.slot and record.step >= abandoned.step for record in proven)
 
@@ -64,7 +64,7 @@ def _known(record: CommitRecord, times_unix_s: Mapping[int, float]) -> Committed
 
 
 def metrics_of(record: CommitRecord) -> dict[str, float]:
-    """Convert what the training told about the step into numbers."""
+    """Convert the metrics of the step into numbers."""
     return {name: _number(text) for name, text in (record.metrics or {}).items()}
 
 

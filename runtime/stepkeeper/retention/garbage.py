@@ -1,4 +1,4 @@
-"""Delete the data that the log has deleted or never had, unless it is pinned. Nothing that isn't ours is touched."""
+"""Delete the data that the log has deleted or never had, unless it is pinned. Other writers' data isn't touched."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -48,13 +48,13 @@ class GcReport:
     """Garbage that was deleted; in a dry run, that would be."""
 
     pinned: tuple[Garbage, ...] = ()
-    """Garbage that was left where it is, for a collection after its pins are removed."""
+    """Garbage that is kept until a collection after its pins are removed."""
 
     over: tuple[str, ...] = ()
-    """Paths of pins that were removed because nobody has renewed them for a lease; in a dry run, that would be."""
+    """Paths of pins that were removed because they weren't renewed for a lease; in a dry run, that would be."""
 
     remnants: tuple[str, ...] = ()
-    """Paths that killed processes had left of proofs. They were deleted; in a dry run they would be."""
+    """Paths of proofs' objects that killed processes had left. They were deleted; in a dry run they would be."""
 
 
 def _never(_: int | None) -> bool:
@@ -68,15 +68,15 @@ def sweep(
     is_over: IsOver = _never,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[Garbage, ...]:
-    """Delete the data of commits that the log has deleted, and return those that are left because they have a pin.
+    """Delete the data of commits that the log has deleted, and return those that are kept because of a pin.
 
-    The log must have deleted them before the call. Whoever pins a commit reads the log afterwards, and so
-    learns that a pin came too late. Pins whose lease is over are removed first.
+    The log must have deleted them before the call. A process that pins a commit reads the log afterwards, and so
+    notices if the pin was too late. Pins whose lease is over are removed first.
 
     Args:
         store: The root.
         garbage: The deleted commits.
-        is_over: Says which leases of pins are over; without it none is.
+        is_over: Returns whether the lease of a pin is over; by default none is.
         patience: How long to wait for answers.
 
     """
@@ -93,12 +93,12 @@ def sweep(
 
 
 def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DEFAULT_PATIENCE) -> GcReport:
-    """Delete the folders of saves of earlier claims that no commit names, but for those with a pin.
+    """Delete the folders of saves of earlier claims that no commit names, except for those with a pin.
 
-    Delete also what killed processes have left of their proofs, if no later one can need it.
+    Delete also the objects that killed processes have left of their proofs, if no later proof can need them.
 
-    An earlier claim can commit nothing any more: what of its saves isn't in the log by now, never will be. So
-    anybody who may delete objects may call this, with or without a claim, also while another process saves.
+    An earlier claim can't commit any more: a save of it that isn't in the log by now never will be. So any process
+    that may delete objects may call this, with or without a claim, also while another process saves.
     """
     state = log.open() if log.state.tail < 0 else log.refresh()
     return collect(
@@ -128,7 +128,7 @@ def collect(
         state: The log at that time.
         entry: Reads an entry.
         store: The root.
-        is_over: Says which leases of pins are over; without it none is.
+        is_over: Returns whether the lease of a pin is over; by default none is.
         dry_run: Only report what would be deleted.
         patience: How long to wait for answers.
 
@@ -153,7 +153,7 @@ def collect(
 
 
 def _garbage(state: LogState, claim: int, listed: Collection[ObjectStat]) -> tuple[Garbage, ...]:
-    """Find the folders among what is `listed` that are garbage once `claim` has begun. Pure."""
+    """Find the listed folders that are garbage once `claim` has begun. Pure."""
     named = {record.folder for record in state.commits.values()}
     found = []
     for folder, sizes in sorted(sizes_by_folder(listed).items()):
@@ -175,11 +175,11 @@ def _proofs(claim: int, listed: Collection[ObjectStat]) -> tuple[str, ...]:
 def _folders_of(
     entry: Callable[[int], Entry], pinned: Iterable[int], found: Collection[Garbage]
 ) -> dict[str, int]:
-    """Find out which commits were in slots, by folder. Their entries are read again.
+    """Find which commits were in these slots, by folder. Their entries are read again.
 
     Args:
         entry: Reads an entry.
-        pinned: The slots. A repair may have given one whose entry is lost to another commit than had it.
+        pinned: The slots. A repair may have assigned one whose entry is lost to a different commit.
         found: The garbage that they may name.
 
     """
@@ -191,7 +191,7 @@ def _folders_of(
             # The pin names a slot that the log doesn't have.
             continue
         except DamagedEntryError:
-            # Any save of a claim before it may be the one that is pinned.
+            # Any save of an earlier claim may be the pinned one.
             slots.update({each.folder: slot for each in found if claim_of(each.folder) < slot})
             continue
         if isinstance(body, CommitEntry):
@@ -200,7 +200,7 @@ def _folders_of(
 
 
 def _delete_folder(store: Store, folder: str, patience: Patience) -> None:
-    """Delete what a save put there. A file that somebody else put beside it stays, and so does the folder then."""
+    """Delete the objects of a save. If another process put a file there, it stays, and so does the folder."""
     listed = patience.retry(lambda: store.list(f"{folder}/"))
     paths = [stat.path for stat in listed if is_object_name(stat.path.removeprefix(f"{folder}/"))]
     # `.metadata` first: without it other readers see no checkpoint.
@@ -214,6 +214,6 @@ def _delete_objects(store: Store, paths: Sequence[str], patience: Patience) -> N
         for path in paths:
             patience.retry(partial(store.delete, path))
         return
-    # Half as many as a save uses, because one may be going on.
+    # Half as many as a save uses, because one may be running.
     with ThreadPoolExecutor(max(1, store.streams // 2), thread_name_prefix="stepkeeper-delete") as pool:
         list(pool.map(lambda path: patience.retry(partial(store.delete, path)), paths))

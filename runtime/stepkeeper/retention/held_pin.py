@@ -1,4 +1,4 @@
-"""Hold a commit by a pin that a thread renews until it is released, however its holder ends."""
+"""Hold a commit by a pin that a thread renews until it is released, however the holder ends."""
 
 import atexit
 import os
@@ -27,9 +27,9 @@ _EXIT_S: Final = 5.0
 
 
 class HeldPin:
-    """Renew one pin from a thread of its own, and remove it in that thread once it is let go.
+    """Renew one pin from a separate thread, which removes it once it is released.
 
-    Any thread may call every method, a finalizer too: none of them but `is_held` asks the store.
+    Any thread may call every method, and so may a finalizer: only `is_held` makes requests to the store.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class HeldPin:
         self._store, self._pin, self._patience = store, pin, patience
         self._read_s, self._renew_every_s = read_s, renew_every_s
         self._pid: Final = os.getpid()
-        self._let_go = threading.Event()
+        self._released = threading.Event()
         self._renewing = threading.Lock()
         self._is_lost = False
         self._renewing_patience = Patience(total_s=_RENEWING_S, sleep=self._pause)
@@ -64,17 +64,17 @@ class HeldPin:
 
     def is_held(self) -> bool:
         """Ask the store whether the pin still keeps its commit from deletion. Raises StorageError."""
-        # A renewal that is going on decides first: it may find that the pin is lost.
+        # Wait for a renewal in progress: it may find that the pin is lost.
         with self._renewing:
             return not self._is_lost and is_pinned(self._store, self._pin, patience=self._patience)
 
-    def let_go(self) -> None:
-        """Have the thread remove the pin. This doesn't wait for it."""
-        self._let_go.set()
+    def request_release(self) -> None:
+        """Make the thread remove the pin, without waiting for it."""
+        self._released.set()
 
     def release(self, limit_s: float = _RELEASE_S) -> None:
         """Remove the pin, and wait for that, but not longer than `limit_s`. A failure is logged."""
-        self.let_go()
+        self.request_release()
         # A forked child has no such thread, and the pin is its parent's.
         if os.getpid() != self._pid or self._thread is threading.current_thread():
             return
@@ -85,7 +85,7 @@ class HeldPin:
     def _run(self) -> None:
         try:
             log = Log(self._store, patience=self._renewing_patience)
-            while not self._let_go.wait(max(0.0, self._read_s + self._renew_every_s - time.monotonic())):
+            while not self._released.wait(max(0.0, self._read_s + self._renew_every_s - time.monotonic())):
                 if not self._renew(log):
                     return
             self._remove()
@@ -103,9 +103,9 @@ class HeldPin:
                 _log.warning("%s", error)
                 return False
             except StepkeeperError as error:
-                if not self._let_go.is_set():
+                if not self._released.is_set():
                     _log.warning("the pin of commit %d isn't renewed yet: %s", self._pin.slot, error)
-                # Sooner than after a whole interval: the lease goes on.
+                # Retry sooner than after a whole interval: the lease keeps running.
                 begun_s -= 0.9 * self._renew_every_s
         self._read_s = begun_s
         return True
@@ -118,7 +118,7 @@ class HeldPin:
 
     def _log_left(self, why: object) -> None:
         _log.warning(
-            "pin %s is left until its lease is over, or `stepkeeper gc %s --pins --remove %s` takes it: %s",
+            "pin %s stays until its lease is over, or `stepkeeper gc %s --pins --remove %s` removes it: %s",
             self._pin.name.text,
             self._store.uri,
             self._pin.name.text,
@@ -126,8 +126,8 @@ class HeldPin:
         )
 
     def _pause(self, pause_s: float) -> None:
-        """Sleep between two tries of a renewal, unless the pin was let go."""
-        self._let_go.wait(pause_s)
+        """Sleep between two tries of a renewal, unless the pin was released."""
+        self._released.wait(pause_s)
 
 
 def hold_commit(
@@ -153,7 +153,7 @@ def hold_commit(
         The pin, or None where nothing may be written to the root; and the commit.
 
     Raises:
-        StorageError: No answer. What `choose` raises is raised too.
+        StorageError: No answer. Errors of `choose` are raised too.
 
     """
     read_s = time.monotonic()
@@ -162,7 +162,7 @@ def hold_commit(
 
 
 _held_pins: Final[set[HeldPin]] = set()
-"""The pins whose threads run. It is copied in one step: threads add to it, and take from it, without a lock."""
+"""The pins whose threads run. Copy it in one step: threads add pins, and remove them, without a lock."""
 
 
 @atexit.register
@@ -170,7 +170,7 @@ def release_all_pins() -> None:
     """Remove all pins of this process, as far as the stores answer soon. Also called when the interpreter ends."""
     held = list(_held_pins)
     for pin in held:
-        pin.let_go()
+        pin.request_release()
     ends_s = time.monotonic() + _EXIT_S
     for pin in held:
         pin.release(max(0.0, ends_s - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Find the pins whose holders are gone: a lease runs by the log's entries and the store's times of them."""
+"""Find the pins whose lease is over. Leases run by the log's entries and the store's times of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ __all__ = [
 _log: Final = logger(__name__)
 
 LEASE_S: Final = 3600.0
-"""How far apart the store must have the second and the last entry that came since a pin was renewed."""
+"""The lease: the time between the second and the last entry since a pin was renewed, by the store's clock."""
 
 LEASE_ENTRIES: Final = 4
 """The least number of entries in a lease, so that one save and its deletion never end one."""
@@ -37,20 +37,20 @@ RENEW_EVERY_S: Final = LEASE_S / 6
 """How often a holder renews its pin, by its own clock. Five renewals in a row may fail."""
 
 IsOver = Callable[[int | None], bool]
-"""Returns whether the lease of a pin is over whose holder had read the log up to this slot."""
+"""Returns whether the lease of a pin is over, from the last slot that its holder had read."""
 
 
 def lease_is_over(seen: int | None, tail: int, time_of: Callable[[int], float | None]) -> bool:
     """Return whether a lease is over. Pure.
 
-    No clock of a holder or a collector takes part: the times are the store's, of entries that were put after the
-    holder had read the log up to `seen`. The first one's time doesn't count: it came after that reading, but the file
-    that a folder shows as the entry may have been written, and got its time, long before it.
+    The clocks of holders and collectors aren't used: the times are the store's, of entries that were put after the
+    holder had read the log up to `seen`. The first one's time doesn't count: in a folder, the entry's file may have
+    been written, and got its time, long before it became the entry.
 
     Args:
         seen: The last slot that the holder had read when it renewed; None if the pin has no lease.
         tail: The last slot of the log.
-        time_of: Returns when the entry at a slot was put; None if the store doesn't say.
+        time_of: Returns when the entry at a slot was put; None if the store doesn't report it.
 
     """
     if seen is None or tail < seen + LEASE_ENTRIES:
@@ -60,19 +60,19 @@ def lease_is_over(seen: int | None, tail: int, time_of: Callable[[int], float | 
 
 
 def leases_by(times: StoreTimes, tail: int) -> IsOver:
-    """Let leases run by a log that ends at the slot `tail`. Entries stay for ever: each look gives the same answer."""
+    """Return the check of leases by a log that ends at slot `tail`. Entries stay forever: so do its answers."""
     return partial(lease_is_over, tail=tail, time_of=times.of_entry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinReport:
-    """A pin as people are told of it."""
+    """A pin as reported to users."""
 
     name: PinName
     """Its name since the last renewal; `time_unix_s` is when that was."""
 
     pin: Pin | None
-    """None: it can't be read, but counts."""
+    """None: it can't be read, but still holds."""
 
     is_over: bool
     """True if the next collection removes it."""
@@ -84,7 +84,7 @@ class HeldSlots:
 
     slots: frozenset[int]
     over: tuple[str, ...] = ()
-    """Paths of pins whose lease is over, renewals too. They were removed, unless only looked at."""
+    """Paths of pins whose lease is over, renewals too. They were removed, except in a dry run."""
 
 
 def drop_over(
@@ -96,12 +96,12 @@ def drop_over(
 ) -> HeldSlots:
     """List the pins, and remove those whose lease is over.
 
-    A holder that comes back and renews at the same time either finds its pin gone, or is found here: then the
-    commit's data stays.
+    A holder that returns and renews at the same time either finds its pin gone, or its renewal is found here: then
+    the commit's data stays.
 
     Args:
         store: The root.
-        is_over: Says which leases are over.
+        is_over: Returns whether a lease is over.
         dry_run: Remove nothing.
         patience: How long to wait for answers.
 
@@ -110,14 +110,14 @@ def drop_over(
     pins = newest_of(names)
     over = {pin.text for pin in pins if is_over(pin.seen)}
     held = frozenset(pin.slot for pin in pins if pin.text not in over)
-    # Only these: a name that comes now is of a holder that is back.
+    # Only these: a name that appears now is of a holder that has returned.
     doomed = [name for name in names if name.text in over]
     paths = tuple(name.path for name in doomed)
     if dry_run or not over:
         return HeldSlots(slots=held, over=paths)
     for path in paths:
         patience.retry(partial(store.delete, path))
-    # Who renewed before its pin was removed believes to hold it. Its new name is listed now.
+    # A holder that renewed before its pin was removed relies on the pin. Its new name is listed now.
     held |= pinned_slots(store, patience=patience)
     for text in sorted(over):
         _log.warning("removed pin %s of %s: it was not renewed for a whole lease", text, store.uri)
@@ -134,7 +134,7 @@ def report_pins(
 
     Args:
         store: The root.
-        is_over: Says which leases are over.
+        is_over: Returns whether a lease is over.
         patience: How long to wait for answers.
 
     """

@@ -1,4 +1,4 @@
-"""Pin a commit that is read, renew, list and remove pins: a pin keeps deletion away from a commit's data."""
+"""Put, renew, list and remove pins. A pin protects the data of a commit that is being read from deletion."""
 
 import json
 import re
@@ -47,7 +47,7 @@ _NAME: Final = re.compile(r"([0-9]{8,})-([0-9a-f]{32})(?:-([0-9]{8,}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinName:
-    """The name of a pin's object: it tells all that a collection must know."""
+    """The name of a pin's object, which contains everything that a collection needs."""
 
     slot: int
     nonce: str
@@ -55,7 +55,7 @@ class PinName:
     """The last slot of the log that the holder had read; None if the pin has no lease."""
 
     time_unix_s: float | None = field(default=None, compare=False)
-    """When the object was put, by the store's own clock, if the store says so."""
+    """When the object was put, by the store's own clock, if the store reports it."""
 
     @property
     def path(self) -> str:
@@ -69,11 +69,11 @@ class PinName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """A note that somebody reads the commit of `slot`."""
+    """A note that a process reads the commit of `slot`."""
 
     slot: int
     nonce: str
-    """The pin's own."""
+    """The pin's nonce."""
 
     holder: str
     """The owner of the pin, for people."""
@@ -84,7 +84,7 @@ class Pin:
     seen: int | None = None
     """The last slot of the log that the holder had read when it put the pin, or renewed it last.
 
-    None: the pin has no lease, and holds until somebody removes it.
+    None: the pin has no lease, and holds until a user removes it.
     """
 
     reason: str = ""
@@ -123,18 +123,18 @@ def put_pin(store: Store, pin: Pin, *, patience: Patience = DEFAULT_PATIENCE) ->
 
 
 def remove_pin(store: Store, pin: Pin | PinName, *, patience: Patience = DEFAULT_PATIENCE) -> None:
-    """Remove a pin with its renewals, if it is there. Raises StorageError."""
+    """Remove a pin with its renewals, if it exists. Raises StorageError."""
     for name in _list_names_of(store, pin, patience=patience):
         patience.retry(partial(store.delete, name.path))
 
 
 def is_pinned(store: Store, pin: Pin, *, patience: Patience = DEFAULT_PATIENCE) -> bool:
-    """Tell whether the pin is still there. Raises StorageError."""
+    """Return True if the pin still exists. Raises StorageError."""
     return bool(_list_names_of(store, pin, patience=patience))
 
 
 def pinned_slots(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> frozenset[int]:
-    """List the slots that have a pin, by names alone: a pin that can't be read holds all the same."""
+    """List the slots that have a pin, by names alone: a pin that can't be read still holds."""
     return frozenset(name.slot for name in list_pin_names(store, patience=patience))
 
 
@@ -170,7 +170,7 @@ def newest_of(names: Iterable[PinName]) -> tuple[PinName, ...]:
 def list_pins(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> list[Pin]:
     """Read all pins, by slot, each as it was renewed last.
 
-    Raises PinFormatError for one that says something else than its name.
+    Raises PinFormatError for one that contradicts its name.
     """
     names = newest_of(list_pin_names(store, patience=patience))
     pins = (read_pin(store, name, patience=patience) for name in names)
@@ -178,16 +178,14 @@ def list_pins(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> list[Pi
 
 
 def read_pin(store: Store, name: PinName, *, patience: Patience) -> Pin | None:
-    """Read a pin; None if it was removed meanwhile. Raises PinFormatError if it says something else than its name."""
+    """Read a pin; None if it was removed meanwhile. Raises PinFormatError if it contradicts its name."""
     try:
         data = patience.retry(partial(store.read, name.path))
     except MissingObjectError:
         return None
     pin = Pin.from_json(data, f"{store.uri}/{name.path}")
     if (pin.slot, pin.nonce, pin.seen) != (name.slot, name.nonce, name.seen):
-        raise PinFormatError(
-            f"{store.uri}/{name.path} says that it is pin {pin.path.removeprefix(PIN_PREFIX)}"
-        )
+        raise PinFormatError(f"{store.uri}/{name.path} contains pin {pin.path.removeprefix(PIN_PREFIX)}")
     return pin
 
 
@@ -206,10 +204,10 @@ def pin_commit(
     reason: str = "",
     patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[Pin | None, CommitRecord]:
-    """Choose a commit and pin it; `renew_pin` keeps it, `remove_pin` lets it go.
+    """Choose a commit and pin it; `renew_pin` keeps it, `remove_pin` releases it.
 
-    Where nothing may be written to the root the pin is None, and a warning is logged: a deletion can take the
-    data away while it is read then.
+    If the root can't be written to, the pin is None, and a warning is logged: a deletion can then remove the data
+    while it is read.
 
     Args:
         log: The root's log.
@@ -224,7 +222,7 @@ def pin_commit(
         The pin, and the commit.
 
     Raises:
-        StorageError: No answer. What `choose` raises is raised too.
+        StorageError: No answer. Errors of `choose` are raised too.
 
     """
     state = log.open() if log.state.tail < 0 else log.refresh()
@@ -237,7 +235,7 @@ def pin_commit(
             state = log.refresh()
         except BaseException:
             if pinned:
-                _let_go(store, pin)
+                _try_remove(store, pin)
             raise
         if pin.slot in state.commits:
             return (pin if pinned else None), state.commits[pin.slot]
@@ -245,12 +243,12 @@ def pin_commit(
             remove_pin(store, pin, patience=patience)
 
 
-def _let_go(store: Store, pin: Pin) -> None:
-    """Remove the pin if the store takes one more request; what it was put for has failed already."""
+def _try_remove(store: Store, pin: Pin) -> None:
+    """Try once to remove the pin of an operation that has failed."""
     try:
         store.delete(pin.path)
     except StorageError as error:
-        _log.warning("a pin is left until its lease is over: %s/%s: %s", store.uri, pin.path, error)
+        _log.warning("a pin stays until its lease is over: %s/%s: %s", store.uri, pin.path, error)
 
 
 def _put_if_allowed(store: Store, pin: Pin, patience: Patience) -> bool:
@@ -260,7 +258,7 @@ def _put_if_allowed(store: Store, pin: Pin, patience: Patience) -> bool:
         raise
     except StorageError as error:
         _log.warning(
-            "commit %d of %s is read without a pin: a deletion may take its data away meanwhile (%s)",
+            "commit %d of %s is read without a pin: a deletion may remove its data meanwhile (%s)",
             pin.slot,
             store.uri,
             error,
@@ -270,9 +268,9 @@ def _put_if_allowed(store: Store, pin: Pin, patience: Patience) -> bool:
 
 
 def renew_pin(log: Log, store: Store, pin: Pin, *, patience: Patience = DEFAULT_PATIENCE) -> Pin:
-    """Tell the root that the commit is still being read, by a new name for the pin.
+    """Renew the pin under a new name, which shows that the commit is still being read.
 
-    The lease runs by the log's progress. Where the log hasn't moved since the last time, nothing is put.
+    The lease runs by the log's progress. If the log hasn't grown since the last renewal, nothing is put.
 
     Args:
         log: The root's log.
@@ -284,7 +282,7 @@ def renew_pin(log: Log, store: Store, pin: Pin, *, patience: Patience = DEFAULT_
         The pin as it is now.
 
     Raises:
-        PinLostError: A collection has found the lease to be over, or a person has removed the pin.
+        PinLostError: A collection has found the lease to be over, or a user has removed the pin.
         StorageError: No answer. The pin may have been renewed.
 
     """
@@ -294,15 +292,15 @@ def renew_pin(log: Log, store: Store, pin: Pin, *, patience: Patience = DEFAULT_
         return pin
     put_pin(store, renewed, patience=patience)
     # A collection removes every name of a pin that is over, and lists again before it deletes data. So either an
-    # older name is still here, and the collection will find the new one, or the pin is lost.
+    # older name still exists, and the collection will find the new one, or the pin is lost.
     older = [name for name in _list_names_of(store, pin, patience=patience) if name.seen != renewed.seen]
     if not older:
-        _let_go(store, renewed)
+        _try_remove(store, renewed)
         raise PinLostError(
-            f"{store.uri}/{pin.path} is gone: it wasn't renewed for too long, or somebody removed it; the data of "
+            f"{store.uri}/{pin.path} is gone: it wasn't renewed for too long, or a user removed it; the data of "
             f"commit {pin.slot} may be deleted while it is read"
         )
-    # One older name stays: a listing of a folder may miss a name that comes, or goes, while it is made.
+    # One older name stays: a listing of a folder may miss a name that appears, or disappears, meanwhile.
     for name in older[:-1]:
         patience.retry(partial(store.delete, name.path))
     return renewed

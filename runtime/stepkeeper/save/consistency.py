@@ -1,4 +1,4 @@
-"""Compare the states that the ranks are about to save, behind the train thread and before anything is written."""
+"""Compare the states that the ranks are about to save, in the background and before anything is written."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -27,7 +27,7 @@ def check_same_state(
     refusal: str | None = None,
     transfer_bytes: int = 0,
 ) -> None:
-    """Check that all ranks save the same step and state, except for `PerRank` values, and divide it alike.
+    """Check that all ranks save the same step and state, except for `PerRank` values, and divide it in the same way.
 
     Each rank sends one digest to rank 0; names are compared only where these differ.
 
@@ -39,11 +39,11 @@ def check_same_state(
         digest: Computes the digests of this rank's snapshot; None if it has no snapshot.
         rank_group: All ranks.
         refusal: The reason why this rank has no snapshot; None if it has one.
-        transfer_bytes: Number of bytes that this rank's devices had to hand over before. A rank whose devices have
-            more, or are slower, tells the others of its progress, and they wait for as long as it makes some.
+        transfer_bytes: Number of bytes that this rank's devices had to transfer before. A rank whose devices have
+            more, or are slower, reports its progress, and the others wait as long as it makes some.
 
     Raises:
-        RanksDifferError: The states differ; the error says where. All ranks raise it.
+        RanksDifferError: The states differ; the error names the difference. All ranks raise it.
         SaveError: A rank has no snapshot, saves another step, or has a release with other rules. All ranks raise
             it.
 
@@ -99,7 +99,7 @@ def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _build_difference(
     save: str, groups: Sequence[Sequence[int]], digests: Mapping[str, bytes], rank_group: RankGroup
 ) -> RanksDifferError:
-    """Build the same error in all ranks, from the digests of the first rank of each group."""
+    """Build the same error on all ranks, from the digests of the first rank of each group."""
     compared = groups[:_MAX_COMPARED]
     asked = any(rank_group.rank == ranks[0] for ranks in compared)
     own = {name: digest.hex() for name, digest in digests.items()} if asked else {}

@@ -1,4 +1,4 @@
-"""Remember how saves in the background failed until the train thread asks."""
+"""Remember the failures of saves in the background until the train thread raises them."""
 
 import threading
 from collections.abc import Callable
@@ -22,29 +22,29 @@ _MAX_LOST_IN_A_ROW: Final = 2
 
 
 class EndAsFencedIf(Protocol):
-    """A function that lets the process end as fenced if a method returns True when it ends."""
+    """A function that makes the process exit as fenced if a method returns True at its end."""
 
     def __call__(self, is_lost: Callable[[], bool], *, is_pods: bool) -> None: ...
 
 
 class SaveFailures:
-    """Remember failures of saves, and judge which of them a later save makes good. Any thread may call it.
+    """Remember failures of saves, and decide which of them a later save recovers from. Any thread may call it.
 
-    A later save makes good the loss of one companion. It makes good full devices too, because each save copies less
-    there.
+    A later save recovers from the loss of one companion. It also recovers from full devices, because each save copies
+    less there.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
-        """The failure to raise, whatever comes after it."""
+        """The failure to raise, even if a later save succeeds."""
 
         self._unrecovered: BaseException | None = None
         """The failure of the newest save that has ended."""
 
         self._lost_in_a_row = 0
         self._fence: FencedError | None = None
-        self._tell: WeakMethod[Callable[[FencedError], None]] | None = None
+        self._on_fence: WeakMethod[Callable[[FencedError], None]] | None = None
         self._is_pods = False
         self._had_root = False
         """True once this process has claimed the root."""
@@ -54,26 +54,26 @@ class SaveFailures:
         self._has_hook = False
 
     def on_fence(
-        self, tell: Callable[[FencedError], None], end_as_fenced_if: EndAsFencedIf, *, is_pods: bool
+        self, method: Callable[[FencedError], None], end_as_fenced_if: EndAsFencedIf, *, is_pods: bool
     ) -> None:
         """Call a method when a fence becomes known, in the thread that found it.
 
         Args:
-            tell: The method; its object is held weakly.
-            end_as_fenced_if: Called first; it lets the process end as fenced if `is_lost` when it ends.
+            method: The method; its object is held weakly.
+            end_as_fenced_if: Called first; it makes the process exit as fenced if `is_lost` returns True at its end.
             is_pods: True if the root is the one that the operator has given to this pod: a process that loses it, or
-                isn't let in, must not end as if training were done.
+                is refused, must not exit as if training were done.
 
         """
-        self._tell = WeakMethod(tell)
+        self._on_fence = WeakMethod(method)
         self._end_as_fenced_if = end_as_fenced_if
         self._is_pods = is_pods
 
     @property
     def fence(self) -> FencedError | None:
-        """The first error that told that another claim owns the root.
+        """The first error that showed that another claim owns the root.
 
-        No later save makes it good, unless that claim was one of another job's, and the root was freed since.
+        No later save recovers from it, unless that claim was another job's and the root was freed since.
         """
         return self._fence
 
@@ -87,15 +87,15 @@ class SaveFailures:
             if self._end_as_fenced_if is not None and not self._has_hook:
                 self._has_hook = True
                 self._end_as_fenced_if(self.is_lost, is_pods=self._is_pods)
-            # Gone if the manager was dropped: the process may go on until its last save has ended.
-            tell = None if self._tell is None else self._tell()
-            if tell is not None:
-                tell(fence)
+            # Gone if the manager was dropped: the process may keep running until its last save has ended.
+            on_fence = None if self._on_fence is None else self._on_fence()
+            if on_fence is not None:
+                on_fence(fence)
 
     def is_lost(self) -> bool:
-        """Return True if this process must not end as if training were done: it has lost its root.
+        """Return True if this process has lost its root, and must not exit as if training were done.
 
-        A root beside the training's that refuses this process, as another job's does, is no loss of the training.
+        If a second root refuses this process, for example another job's, the training has lost nothing.
         """
         return self._fence is not None and (self._is_pods or (self._had_root and not self._is_closed))
 
@@ -106,7 +106,7 @@ class SaveFailures:
             self._had_root = True
 
     def close(self) -> None:
-        """Let the process end as it may once nothing is saved here any more, unless the root is the pod's."""
+        """Let the process exit normally, because nothing more is saved here; unless the root is the pod's."""
         self._is_closed = True
 
     def record_outcome(self, failure: BaseException | None) -> None:
@@ -121,11 +121,11 @@ class SaveFailures:
                 return
             self._unrecovered = failure
             self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(failure, CompanionLostError) else 0
-            mends = isinstance(failure, StepkeeperError) and failure.next_save_mends
+            recovers = isinstance(failure, StepkeeperError) and failure.next_save_recovers
             if isinstance(failure, FencedError):
                 fence = failure
-            ends = not mends or self._lost_in_a_row >= _MAX_LOST_IN_A_ROW
-            # The saves that were in flight when the root was lost fail after that, each in its own way.
+            ends = not recovers or self._lost_in_a_row >= _MAX_LOST_IN_A_ROW
+            # The saves that were in flight when the root was lost fail later, each in its own way.
             if ends and not isinstance(self._failure, FencedError):
                 self._failure = failure
         if fence is not None:
@@ -134,7 +134,7 @@ class SaveFailures:
     def pop_failure(self, *, newest: bool) -> BaseException | None:
         """Return the failure of a save since the last call, if there was one, and forget it.
 
-        A failure that a later save makes good isn't returned unless `newest` says that no later save comes.
+        A failure that a later save recovers from is returned only with `newest`: then no later save comes.
         """
         with self._lock:
             failure = self._failure or (self._unrecovered if newest else None)
@@ -147,12 +147,12 @@ class SaveFailures:
         """Raise the failure of a save in the background since the last call, if there was one.
 
         Args:
-            newest: True if no later save comes that could make a failure good.
+            newest: True if no later save comes that could recover from a failure.
 
         Raises:
             FencedError: A save failed because another claim owns the root.
             PeerLostError: A save failed because another rank is lost.
-            NoticeDeadlineError: A save failed because the time of a notice was over.
+            NoticeDeadlineError: A save failed because a notice's deadline passed.
             SaveError: A save failed for another reason. The loss of a companion counts only if it happened twice in
                 a row, or with `newest`; full devices count only with `newest`.
 
@@ -176,6 +176,6 @@ class SaveFailures:
             self._unrecovered = None if self._unrecovered is error else self._unrecovered
 
     def remember_fence(self, error: BaseException) -> None:
-        """Note `error`, which the caller of `result` has seen, if it tells that another claim owns the root."""
+        """Note `error`, which the caller of `result` has seen, if it shows that another claim owns the root."""
         if isinstance(error, FencedError):
             self.record_fence(error)

@@ -1,4 +1,4 @@
-"""Define the request for one save, check what a training gives as `state`, and call the function it may give."""
+"""Define the request for one save, check the given state, and call the function if one is given."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,18 +20,20 @@ __all__ = [
 ]
 
 GivenState = Mapping[str, object] | Callable[[], Mapping[str, object]]
-"""A state, or a function that builds it. The function is called when a save is due, and not otherwise."""
+"""A state, or a function that builds it. The function is called only when a save is due."""
 
 _STEPS_END: Final = 1 << 63
 _IS: Final = "state is a dict, or an object with state_dict() and load_state_dict()"
-_EMPTY: Final = "the state is empty: a checkpoint of it would restore nothing. Give what the training changes"
+_EMPTY: Final = (
+    "the state is empty: a checkpoint of it would restore nothing. Pass the objects that training changes"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
     """A finished step, and its state.
 
-    The request is dropped with the snapshot, because the state is the training's.
+    The request is dropped with the snapshot, because the state belongs to the training.
     """
 
     step: int
@@ -40,7 +42,7 @@ class SaveRequest:
     """The training's metrics of the step."""
 
     is_last: bool = False
-    """True if no other save comes after it. Such a save goes to the root at once: its memory need not be freed
+    """True if no other save comes after it. Such a save goes directly to the root: its memory need not be freed
     early.
     """
 
@@ -51,16 +53,16 @@ class SaveRequest:
 def build_request(
     step: SupportsIndex, state: GivenState, metrics: Mapping[str, object] | None
 ) -> SaveRequest:
-    """Build the request for a save, from a step of any library's integer type. A function isn't called.
+    """Build the request for a save, from a step of any library's integer type. A function isn't called yet.
 
     Raises:
         TypeError: `step` is no whole number, `state` neither a state nor a function, or `metrics` no mapping.
-        ValueError: `step` is negative, or no 64 bits have it; or `state` is empty.
+        ValueError: `step` is negative, or doesn't fit in 64 bits; or `state` is empty.
 
     """
     number = check_whole("step", step)
     if not 0 <= number < _STEPS_END:
-        raise ValueError(f"a step is a number of at least 0, and below 2**63, not {number}")
+        raise ValueError(f"a step is a number from 0 to 2**63 - 1, not {number}")
     if not _is_function(state):
         _check_state(state, "got")
     if not isinstance(metrics, Mapping | None):
@@ -69,7 +71,7 @@ def build_request(
 
 
 def check_target(state: Mapping[str, object]) -> None:
-    """Check that `state` is one that can be filled.
+    """Check that a restore can fill `state`.
 
     Raises:
         TypeError: It is something else, or a function.
@@ -84,29 +86,29 @@ def check_target(state: Mapping[str, object]) -> None:
 
 
 def _is_function(state: object) -> bool:
-    """Return True if `state` is called to get the state. Modules can be called, and are states."""
+    """Return True if `state` is a function that returns the state. Modules can be called too, but are states."""
     return callable(state) and not isinstance(state, type | Mapping) and not is_stateful(state)
 
 
 def name_entries(state: object) -> frozenset[str]:
     """Return the names of a state's entries; none of an object that is a state itself.
 
-    What is below them may come and go: a list grows.
+    Names below them aren't included, because they may change: a list grows.
     """
     return frozenset(map(str, state)) if isinstance(state, Mapping) else frozenset()
 
 
 def build_state(given: GivenState, step: int) -> Mapping[str, object]:
-    """Return the state of `step`: what was given, or what the given function returns.
+    """Return the state of `step`: the given one, or the result of the given function.
 
     Raises:
         TypeError: The function returned no state.
         ValueError: It returned an empty one.
-        Exception: The function raised it. A note says that it came from there.
+        Exception: The function raised it. A note names the function.
 
     """
     if not _is_function(given):
-        return given  # type: ignore[return-value]  # _is_function has told them apart
+        return given  # type: ignore[return-value]  # _is_function has checked it
     function: Any = given
     try:
         state: Mapping[str, object] = function()
@@ -131,6 +133,6 @@ def _check_state(state: object, what: str) -> None:
 
 
 def check_not_empty(*entries: object) -> None:
-    """Check that one of these groups of entries of a state has something in it. Raises ValueError."""
+    """Check that at least one of these groups of a state's entries isn't empty. Raises ValueError."""
     if not any(entries):
         raise ValueError(_EMPTY)

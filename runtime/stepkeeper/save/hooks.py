@@ -27,7 +27,7 @@ class SaveHooks:
 
     Successes are logged at INFO, which is shown in an operator's pod, and elsewhere if the training turns it on.
 
-    A thread of its own calls the hooks one after the other, in the order of the saves. A hook may take long, or
+    A separate thread calls the hooks one after the other, in the order of the saves. A hook may take long, or
     call the manager: no save waits for it. The thread ends when there are no more reports.
     """
 
@@ -74,7 +74,7 @@ class SaveHooks:
         with self._lock:
             self._unreported.append((report, hooks))
             if self._thread is None:
-                # One that hangs keeps no process alive.
+                # A hook that hangs doesn't keep the process alive.
                 thread = threading.Thread(target=self._call_hooks, name="save-hooks", daemon=True)
                 thread.start()
                 self._thread = thread
@@ -106,7 +106,9 @@ class SaveHooks:
         thread.join(max(0.0, timeout_s))
         if thread.is_alive():
             _with_threads.discard(self)
-            _log.warning("a hook for saves is still running after %.1f s: it is not waited for", timeout_s)
+            _log.warning(
+                "a hook for saves is still running after %.1f s; not waiting for it any longer", timeout_s
+            )
         return not thread.is_alive()
 
     def _call_hooks(self) -> None:
@@ -115,7 +117,7 @@ class SaveHooks:
             for hook in hooks:
                 try:
                     hook(report)
-                except BaseException:  # a hook's fault is not the save's, nor that of other hooks
+                except BaseException:  # a failing hook must not affect the save or other hooks
                     _log.exception(
                         "a hook for saves failed on step %d", report.step, extra=_log_fields(report)
                     )

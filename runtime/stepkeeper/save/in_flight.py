@@ -19,7 +19,7 @@ class InFlight:
 
     Attributes:
         step: The step that is saved.
-        state: How far the save has come.
+        state: The progress of the save.
         report: The save's cost in time; None until the save has ended.
     """
 
@@ -49,7 +49,7 @@ class InFlight:
         return f"<{type(self).__name__} step {self.step}: {self.state.value}, {self.duration_millis() / 1000:.1f} s>"
 
     def set_state(self, state: SaveState) -> None:
-        """Note that the save has come as far as `state`."""
+        """Note that the save has reached `state`."""
         self.clock.mark_state(state)
         self.state = state
 
@@ -108,7 +108,7 @@ class InFlight:
 
         Raises:
             TimeoutError: The save is still in flight after `timeout_s`.
-            NoticeDeadlineError: A notice came, and its time was over before.
+            NoticeDeadlineError: A notice came, and its deadline passed first.
             PeerLostError: Another rank is lost.
             RanksDifferError: The ranks' states differ, and nothing was written.
             StepkeeperError: The save failed. In a job of one rank, later calls of the manager don't raise the

@@ -25,12 +25,12 @@ class SaveJob:
     """Updated as the save proceeds."""
 
     origin: Origin | None
-    """The commit that the state was restored from, if it was. If this save claims the root, the claim goes on from
+    """The commit that the state was restored from, if it was. If this save claims the root, the claim continues from
     there.
     """
 
     is_continued: bool
-    """False unless this process has restored all of what it saves: then the save may begin a branch."""
+    """True if this process has restored all that it saves. If not, the save may begin a branch."""
 
     snapshot: Snapshot
     region: Region
@@ -44,7 +44,7 @@ class SaveJob:
     """The training's metrics of the step, as numbers in text."""
 
     note_moved: Callable[[int], None] = lambda _n_bytes: None
-    """Called with how many more bytes of it were moved, for those that wait for the save."""
+    """Called with the number of bytes moved since the last call, which shows progress to waiting ranks."""
 
     is_last: bool = False
     """True if no save comes after this one: see `SaveRequest`."""

@@ -1,4 +1,4 @@
-"""Remember what this process has restored and committed, and so where its next save goes on from."""
+"""Remember what this process has restored and committed, and so what its next save continues from."""
 
 from collections.abc import Mapping
 
@@ -13,22 +13,22 @@ __all__ = ["Lineage"]
 
 
 class Lineage:
-    """Know the restored commit, this process's newest one, and what the next claim goes on from."""
+    """The restored commit, this process's newest one, and the base of the next claim."""
 
     def __init__(self, companion: Companion) -> None:
-        """Know of nothing restored or committed yet.
+        """Start with nothing restored or committed.
 
         Args:
-            companion: Knows what the root's claim is, if this process has one.
+            companion: Knows the root's claim, if this process has one.
 
         """
         self._companion = companion
         self._restored: Restorable | None = None
         self._restored_names: frozenset[str] | None = None
-        """The entries of the state that was restored whole last; None if none was."""
+        """The entries of the last state that was restored whole; None if none was."""
 
         self.origin: Origin | None = None
-        """What the next claim goes on from; None for HEAD."""
+        """The base of the next claim; None for HEAD."""
 
         self.own_commit: CommitRecord | None = None
         """The newest commit of this process."""
@@ -48,7 +48,7 @@ class Lineage:
         """Note that the root is claimed, and that `state` was restored from HEAD; see `Saver.mark_latest_restored`."""
         if rules.selects_all:
             claimed = self._companion.claimed_root
-            # The claim of an earlier save that began a branch, and perhaps has no commit, doesn't go on from HEAD.
+            # The claim of an earlier save that began a branch, and perhaps has no commit, doesn't continue from HEAD.
             leaves_head = claimed is not None and claimed.branching
             self.origin = _origin_of(record) if leaves_head and record is not None else None
         if rules.is_whole:

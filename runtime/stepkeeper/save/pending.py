@@ -1,4 +1,4 @@
-"""Know which saves of this process have not ended, and lend them the memory of their snapshots."""
+"""Track the saves of this process that have not ended, and lend them the memory for their snapshots."""
 
 import time
 from typing import Final
@@ -17,7 +17,7 @@ class PendingSaves:
     """
 
     def __init__(self, n_regions: int, waits: Waits) -> None:
-        """Have `n_regions` empty regions: as many snapshots may be in host memory.
+        """Create `n_regions` empty regions: as many snapshots may be in host memory.
 
         Args:
             n_regions: The number of snapshots.
@@ -44,7 +44,7 @@ class PendingSaves:
         self._saves.append(save)
 
     def drop(self, save: InFlight) -> None:
-        """Forget a save that came to nothing as it was started."""
+        """Forget a save that failed to start."""
         self._saves = [each for each in self._saves if each is not save]
 
     def is_newest(self, save: InFlight) -> bool:
@@ -59,7 +59,7 @@ class PendingSaves:
 
         Raises:
             TimeoutError: All regions are still in use after `timeout_s`.
-            NoticeDeadlineError: The time of a notice was over before.
+            NoticeDeadlineError: A notice's deadline passed first.
             PeerLostError: Another rank is lost.
 
         """
@@ -83,7 +83,7 @@ class PendingSaves:
         self._free_regions.append(region)
 
     def release_region(self, region: Region, save: InFlight) -> None:
-        """Let another save use the region of `save`, which goes on without its snapshot."""
+        """Let another save use the region of `save`, which continues without its snapshot."""
         self.give_back(region)
         save.region_released.set_result(None)
 

@@ -39,14 +39,14 @@ __all__ = ["persist_save"]
 
 _log: Final = logger(__name__)
 _LATE_VOID_S: Final = 10.0
-"""Seconds for the note that a save is void because of a lost rank: this process ends for it."""
+"""Seconds for voiding a save after the loss of a rank: this process is about to end."""
 
 
 def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:
     """Turn the snapshot into a commit in the log.
 
-    A rank that fails says so in its vote, so that no other rank waits for it in vain. One failure voids the save. A
-    rank that is stopped can't say so: the others miss its beats.
+    A rank that fails reports it in its vote, so that no other rank waits for it in vain. One failure voids the save. A
+    rank that is stopped can't vote: the others miss its heartbeats.
 
     Ranks: all ranks call this.
 
@@ -56,8 +56,8 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
 
     """
     snapshot = job.snapshot
-    with rank_group.heartbeat() as tell_moved:
-        job = job.noting_moved(tell_moved)
+    with rank_group.heartbeat() as report_moved:
+        job = job.noting_moved(report_moved)
         transfer_s = rank_group.limits.transfer_s(snapshot.transfer_bytes)
         lost = await_transfer(job.transfer, snapshot, transfer_s, job.note_moved)
         check_same_state(
@@ -102,7 +102,7 @@ def _write_and_commit(
         except Exception as error:  # raised below, after the other ranks have received it
             failure = failure or error
             outcome = {"error": encode_error(error)}
-    # Rank 0 waits for the votes, and then for the log. By another companion it may have to void what it can't commit.
+    # Rank 0 waits for the votes, and then for the log. It may have to void the save by another companion.
     outcome = rank_group.broadcast(f"{job.name}/outcome", outcome, votes_s + 3 * ENTRY_S)
     if "error" in outcome:
         raise _choose_error(failure, decode_error(outcome["error"]))
@@ -115,13 +115,14 @@ def _write_and_commit(
 def _choose_error(own: Exception | None, shared: Exception) -> Exception:
     """Choose the error that this rank raises.
 
-    Its own failure says most. But all ranks must forgive a failure or none, so one that the next save mends gives
-    way to the shared error. So does every failure where another claim owns the root: what failed is perhaps only
-    what that claim has collected, and all ranks end with the exit code of a fence.
+    Its own failure is the most specific one. It gives way to the shared error in two cases:
+
+    - The next save recovers from it: all ranks must forgive a failure, or none.
+    - Another claim owns the root: its collection may have caused the failure, and all ranks exit as fenced.
     """
     if isinstance(own, FencedError):
         return own
-    if own is None or isinstance(shared, FencedError) or _is_mended_by_next_save(own):
+    if own is None or isinstance(shared, FencedError) or _next_save_recovers(own):
         shared.__cause__ = own
         return shared
     return own
@@ -195,23 +196,23 @@ def _request_commit(
 def _join_refusals(step: int, refusals: Mapping[int, Exception]) -> StepkeeperError:
     """Join the ranks' refusals into the one error that all ranks raise.
 
-    The error's class decides how the job goes on: a lost claim and failures that the next save mends have their
-    own.
+    The error's class decides how the job continues: a lost claim has its own, and so have failures that the next
+    save recovers from.
     """
     reasons = "; ".join(f"rank {rank}: {error}" for rank, error in refusals.items())
     text = f"the save of step {step} was given up: {reasons}"
     if any(isinstance(error, FencedError) for error in refusals.values()):
         return FencedError(text)
-    if all(_is_mended_by_next_save(error) for error in refusals.values()):
+    if all(_next_save_recovers(error) for error in refusals.values()):
         full = any(isinstance(error, DevicesFullError) for error in refusals.values())
         return DevicesFullError(text) if full else CompanionLostError(text)
-    if all(_is_mended_by_next_save(error) or isinstance(error, UNANSWERED) for error in refusals.values()):
+    if all(_next_save_recovers(error) or isinstance(error, UNANSWERED) for error in refusals.values()):
         return StorageAwayError(text)
     return SaveError(text)
 
 
-def _is_mended_by_next_save(error: Exception) -> bool:
-    return isinstance(error, StepkeeperError) and error.next_save_mends
+def _next_save_recovers(error: Exception) -> bool:
+    return isinstance(error, StepkeeperError) and error.next_save_recovers
 
 
 def _void_folder(
@@ -221,16 +222,16 @@ def _void_folder(
     error: Exception,
     timeout_s: float = ENTRY_S,
 ) -> None:
-    """Note in the log that the folder is void. If that fails, nothing in the log names the folder.
+    """Record in the log that the folder is void. If that fails, nothing in the log names the folder.
 
-    A process that was lost is replaced for that, unless the next save replaces it anyway.
+    A lost companion process is replaced for that, unless the next save replaces it anyway.
 
     Raises:
         FencedError: Another claim owns the root, so `error` may only be what that claim has caused.
 
     """
     present = None if process is None or process.lost else process
-    if present is None and _is_mended_by_next_save(error):
+    if present is None and _next_save_recovers(error):
         return
     try:
         present = present or companion.ensure_process()

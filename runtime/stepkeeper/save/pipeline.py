@@ -1,7 +1,7 @@
-"""Run the saves of one rank: take snapshots in the train thread, move and persist them in two threads behind it.
+"""Run the saves of one rank: take snapshots in the train thread, move and persist them in two threads.
 
-One thread moves copies from the devices, so that these get their memory back while the save before still waits for
-a store or for another rank. The other thread does everything else.
+One thread moves copies from the devices, which frees the devices' memory while an earlier save still waits for a
+store or for another rank. The other thread does everything else.
 """
 
 import time
@@ -42,19 +42,19 @@ _log: Final = logger(__name__)
 
 
 class OnEnd(Protocol):
-    """Gets the end of a save before any thread that waits for the save goes on."""
+    """Handles the end of a save before any thread that waits for the save continues."""
 
     def __call__(
         self, save: InFlight, record: CommitRecord | None, error: BaseException | None, *, idle: bool
     ) -> None:
-        """Take over the commit, or the error. `idle` is True if no later save was started."""
+        """Handle the commit, or the error. `idle` is True if no later save was started."""
         ...
 
 
 class SavePipeline:
     """Run the saves of one rank in the order of their start.
 
-    At most `max_pending` snapshots are in host memory. One save more waits until one of them isn't needed any more.
+    At most `max_pending` snapshots are in host memory. A further save waits until one of them isn't needed any more.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SavePipeline:
             limits=rank_group.limits,
         )
         self.prepared = False
-        """True once what saves need is compiled."""
+        """True once the programs for saves are compiled."""
 
         self._primed: set[tuple[str, str]] | None = None
         """The parameters that optimizers had state for at the start; None if that is unknown, or was compared."""
@@ -92,7 +92,7 @@ class SavePipeline:
         self._persisting = Worker("save", self._waits)
 
     def prepare(self, flat: FlatState) -> None:
-        """Compile what saves of states built like this one need, and populate their memory. Later calls do nothing.
+        """Compile the programs for saves of states with this structure, and populate their memory, in the first call.
 
         Ranks: all ranks call this.
         """
@@ -120,13 +120,13 @@ class SavePipeline:
         Raises:
             TimeoutError: Too many saves are still pending after `timeout_s`, or their copies still fill the
                 devices. Nothing was started.
-            NoticeDeadlineError: The time of a notice was over before. Nothing was started.
+            NoticeDeadlineError: A notice's deadline passed first. Nothing was started.
             PeerLostError: Another rank is lost. Nothing was started.
 
         """
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         clock = clock or SaveClock()
-        # In the train thread, and before this call holds anything that it would have to give back.
+        # In the train thread, before this call holds anything that it would have to release.
         metrics = select_stored_metrics(request.metrics)
         name, waits = f"save/{self._number}", self._waits
         region = self.pending.take_region(timeout_s)
@@ -163,7 +163,7 @@ class SavePipeline:
         return in_flight
 
     def _refuse(self, name: str, step: int, error: BaseException) -> None:
-        """Have the other ranks told that nothing comes of a save here."""
+        """Report to the other ranks that this one takes no part in a save."""
         refusal = f"{type(error).__name__}: {error}"
         try:
             self._persisting.submit(self._announce_refusal, name, step, refusal)
@@ -172,7 +172,7 @@ class SavePipeline:
 
     def _follow_save(self, step: int, clock: SaveClock) -> InFlight:
         in_flight = InFlight(step, clock, self._waits)
-        # With several ranks, one alone may ask for the result, and still all must go on alike.
+        # With several ranks, one alone may ask for the result, and still all must continue in the same way.
         alone = self._rank_group.world_size == 1
         in_flight.on_raised = _hold_weakly(
             self.failures.forget_failure if alone else self.failures.remember_fence
@@ -200,7 +200,7 @@ class SavePipeline:
             raise
 
     def _warn_of_unprimed(self, step: int, snapshot: Snapshot) -> None:
-        """Warn at the first save after a restore, on rank 0, of optimizers that made state since."""
+        """Warn at the first save after a restore, on rank 0, of optimizers that have created state since."""
         primed, self._primed = self._primed, None
         if primed is None or self._rank_group.rank != 0:
             return
@@ -209,7 +209,7 @@ class SavePipeline:
         if made:
             _log.warning(
                 "step %d is saved with state of an optimizer that had none when this process restored (%s). If the "
-                "next start gives the state as this one did, its restore will refuse the commit: call "
+                "next start passes the state as this one did, its restore will refuse the commit: call "
                 "prime_optimizer(optimizer) before the restore",
                 step,
                 ", ".join(sorted({name or "the state" for name, _ in made})),
@@ -244,7 +244,7 @@ class SavePipeline:
             self._on_end(in_flight, record, failure, idle=self.pending.is_newest(in_flight))
         except Exception:  # an error of the callback doesn't change how the save has ended
             _log.exception(
-                "what step %d's save has come to could not be told",
+                "the outcome of the save of step %d could not be reported",
                 in_flight.step,
                 extra={"step": in_flight.step},
             )
@@ -261,7 +261,7 @@ class SavePipeline:
                 in_flight.region_released.set_result(None)
 
     def _announce_refusal(self, name: str, step: int, refusal: str) -> None:
-        """Tell the other ranks that this one has no snapshot for the save, so that they don't wait for its share."""
+        """Report that this rank has no snapshot for the save, so that the other ranks don't wait for its share."""
         with suppress(SaveError, PeerLostError):  # the train thread has raised the reason
             check_same_state(name, step, None, self._rank_group, refusal=refusal)
 

@@ -1,4 +1,4 @@
-"""Measure what one save costs, and which parts of it take the time."""
+"""Measure the cost of a save, and of its parts."""
 
 import time
 from collections import deque
@@ -12,7 +12,7 @@ from stepkeeper.policy.save import SaveCost
 __all__ = ["RecentCosts", "SaveClock", "SaveReport", "SaveState"]
 
 _MAX_REPORTS: Final = 8
-"""The number of newest saves whose median is the cost of a save. The median ignores the first one's compilation."""
+"""A save's cost is the median of this many newest saves, which ignores the compilation of the first one."""
 
 
 class SaveState(StrEnum):
@@ -61,7 +61,7 @@ class SaveReport:
     """Time from then until this rank's share was durable."""
 
     commit_s: float
-    """Time from then until the commit was in the log; the slowest rank is waited for."""
+    """Time from then until the commit was in the log; this includes waiting for the slowest rank."""
 
     duration_s: float
     """Time from the call to the end."""
@@ -85,7 +85,7 @@ class SaveClock:
         self._reached_s: dict[SaveState, float] = {}
 
     def mark_released(self) -> None:
-        """Note that the train thread goes on."""
+        """Note that the train thread continues."""
         self._stalled_s = time.monotonic()
 
     def mark_transferred(self) -> None:
@@ -93,7 +93,7 @@ class SaveClock:
         self._transferred_s = time.monotonic()
 
     def mark_state(self, state: SaveState) -> None:
-        """Note that the save has come as far as `state`."""
+        """Note that the save has reached `state`."""
         self._reached_s[state] = time.monotonic()
 
     def build_report(
@@ -111,7 +111,7 @@ class SaveClock:
         released_s = self._stalled_s or now_s
         written_s = self._reached_s.get(SaveState.COMMITTING, now_s)
         writing_s = self._reached_s.get(SaveState.WRITING, written_s)
-        # Copies may have come to the host before the train thread went on.
+        # Copies may have reached the host before the train thread continued.
         transferred_s = max(released_s, self._transferred_s or writing_s)
         return SaveReport(
             step=step,
@@ -130,7 +130,7 @@ class SaveClock:
 
 
 class RecentCosts:
-    """Know what a save costs, by the newest ones that were committed."""
+    """The cost of a save, by the newest ones that were committed."""
 
     def __init__(self) -> None:
         self._reports: deque[SaveReport] = deque(maxlen=_MAX_REPORTS)

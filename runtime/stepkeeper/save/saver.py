@@ -1,4 +1,4 @@
-"""Start and await the saves of this process, and judge their failures, for the train thread."""
+"""Start and await the saves of this process, and handle their failures, for the train thread."""
 
 import threading
 import time
@@ -98,7 +98,7 @@ class Saver:
 
         Args:
             record: The commit, or another writer's step; None if there was nothing to restore.
-            state: What was filled.
+            state: The state that was filled.
             rules: The parts of it that were.
 
         """
@@ -107,14 +107,14 @@ class Saver:
         self._forget_ended_save()
 
     def mark_restored(self, record: Restorable, state: Mapping[str, object], rules: LoadRules) -> None:
-        """Note that `record` was restored into `state`: the next save goes on from there, wherever HEAD is.
+        """Note that `record` was restored into `state`: the next save continues from there, wherever HEAD is.
 
         No save may be in flight. If only a part was restored and the rest comes from another commit, the part doesn't
-        change where the next save goes on from.
+        change what the next save continues from.
 
         Args:
             record: The commit, or another writer's step.
-            state: What was filled.
+            state: The state that was filled.
             rules: The parts of it that were.
 
         """
@@ -122,27 +122,27 @@ class Saver:
         self._forget_ended_save()
 
     def _forget_ended_save(self) -> None:
-        # A step that was saved before is another one now.
+        # A step that was saved before isn't the same one now.
         if self._newest_save is not None and self._newest_save.done:
             self._newest_save = None
 
     def prepare(self, flat: FlatState) -> None:
-        """Compile what saves of states built like this one need, and populate their memory. Later calls do nothing.
+        """Compile the programs for saves of states with this structure, and populate their memory, in the first call.
 
         Raises:
-            NoticeDeadlineError: The time of a notice was over while another thread started a save.
+            NoticeDeadlineError: A notice's deadline passed while another thread started a save.
             PeerLostError: Another rank is lost.
 
         Ranks: all ranks call this.
         """
-        # Another thread may be starting a save, and wait with it for one that a slow store holds up.
+        # Another thread may be starting a save, and waiting for one that a slow store delays.
         if self._pipeline.prepared:
             return
         with self._waits.in_turn(self._turn, _STARTING):
             self._pipeline.prepare(flat)
 
     def start_save(self, request: SaveRequest, timeout_s: float | None = None) -> InFlight:
-        """Take the snapshot of the state. Wait first while as many saves are in flight as may be.
+        """Take the snapshot of the state. Wait first while too many saves are in flight.
 
         Saves are started one after the other, whichever threads they come from.
 
@@ -151,10 +151,10 @@ class Saver:
             timeout_s: Seconds to wait for other threads, earlier saves and the root; None waits until all waits end.
 
         Raises:
-            TimeoutError: As many saves are still in flight after `timeout_s`, the root gave no answer by then, or
-                another thread still starts a save.
+            TimeoutError: Too many saves are still in flight after `timeout_s`, the root gave no answer by then, or
+                another thread is still starting a save.
             StorageError: The root isn't the same for all ranks, can't hold a log, or gave no answer.
-            NoticeDeadlineError: The time of a notice was over before.
+            NoticeDeadlineError: A notice's deadline passed first.
             PeerLostError: Another rank is lost.
             PartlyRestoredError: The state is mixed.
 
@@ -190,7 +190,7 @@ class Saver:
         """Forget the failures of saves, since the process stops and the next one resumes the newest commit.
 
         Args:
-            why: What failed, for people; None if nothing did.
+            why: The failure, for people; None if there was none.
 
         """
         if why is not None:
@@ -200,7 +200,7 @@ class Saver:
 
     @property
     def is_root_proven(self) -> bool:
-        """True once all ranks have come here to restore or save for the first time, and have the same root."""
+        """True once all ranks have restored or saved for the first time, and proved that they have the same root."""
         return self._proof.made
 
     def await_saves_and_prove_root(self) -> None:
@@ -211,8 +211,8 @@ class Saver:
     def _prove_root(self, timeout_s: float | None = None) -> None:
         """Prove the root, unless that was done before. Raises as `start_save` does.
 
-        Another thread makes the requests, because they may take longer than a notice leaves. This one waits all the
-        while: the clients of stores draw from Python's random numbers, which must stay reproducible for the training.
+        Another thread makes the requests, because they may take longer than a notice allows. This one waits meanwhile:
+        the clients of stores draw from Python's random numbers, which must stay reproducible for the training.
         """
         if self._proof.made:
             return
@@ -222,7 +222,7 @@ class Saver:
             if timeout_s is None or isinstance(error, StepkeeperError):
                 raise
             raise TimeoutError(
-                f"the root, which was not written to before, or another rank gave no answer for {timeout_s:.1f} s"
+                f"no answer for {timeout_s:.1f} s from the root, which was not written to before, or from another rank"
             ) from error
 
     def wait_until_idle(self, timeout_s: float | None = None) -> bool:
@@ -235,9 +235,9 @@ class Saver:
         return self._pipeline.pending.wait_until_idle(timeout_s)
 
     def await_upkeep(self) -> None:
-        """Wait until what follows the newest commit is done: it is verified, and what it makes superfluous deleted.
+        """Wait until the newest commit is verified, and the commits that it makes superfluous are deleted.
 
-        This ends early, without an error, where the process is told to stop, a rank is lost, or a store is stuck.
+        This ends early, without an error, if the process has to stop, a rank is lost, or a store is stuck.
         """
         self._upkeep.await_newest()
 
@@ -252,7 +252,7 @@ class Saver:
     def _on_save_ended(
         self, save: InFlight, record: CommitRecord | None, error: BaseException | None, *, idle: bool
     ) -> None:
-        """Take over the end of a save. Called in the pipeline's thread."""
+        """Handle the end of a save. Called in the pipeline's thread."""
         assert save.report is not None
         if record is not None:
             self.lineage.own_commit = record

@@ -37,7 +37,7 @@ class _ShareProgress:
 def write_share(
     job: SaveJob, process: CompanionProcess, limits: TimeLimits, place: Place, *, staged: bool
 ) -> Written:
-    """Let the companion make this rank's share durable, however long that takes while it makes progress.
+    """Let the companion write this rank's share durably, however long that takes while it makes progress.
 
     Raises:
         CompanionLostError: The companion is gone, or made no progress for too long and was ended.
@@ -67,7 +67,7 @@ def write_share(
 def _request_write(
     kind: Kind, job: SaveJob, process: CompanionProcess, place: Place, progress: _ShareProgress
 ) -> dict[str, Any]:
-    """Send a write request. A structure that the process holds from the save before isn't sent again."""
+    """Send a write request. A structure that the process has from the previous save isn't sent again."""
     structure = job.snapshot.plan.structure
     request = WriteRequest(
         step=job.step,
@@ -77,7 +77,7 @@ def _request_write(
         structure_key=structure.key,
         structure=None if process.structure_key == structure.key else structure.text,
     )
-    # Until there is an answer it may hold either.
+    # Until it answers, it may hold either structure.
     process.structure_key = None
     answer = process.send_request(
         kind,
@@ -100,7 +100,7 @@ def _stage_share(job: SaveJob, process: CompanionProcess, place: Place, progress
     staged = decode(Staged, _request_write(Kind.STAGE, job, process, place, progress))
     if staged.why_not is not None:
         _log.warning(
-            "step %d, and those after it until this is mended, goes to the root without the local tier: %s",
+            "step %d is written to the root without the local tier, and so are later steps until this is fixed: %s",
             job.step,
             staged.why_not,
             extra={"step": job.step},

@@ -22,10 +22,9 @@ _log: Final = logger(__name__)
 class Worker:
     """Run calls in the order in which they were submitted. Any thread may submit them.
 
-    The interpreter waits for their end when it ends, so a save that was started is finished. It doesn't wait for a
-    thread that is stuck after a notice's deadline, after the loss of a rank, or after `close` has given it up. So the
-    thread that runs them is a daemon, and another thread, which isn't, waits for that one. Both end when there are no
-    more calls.
+    The interpreter waits for their end at exit, so that a started save is finished. It doesn't wait for a thread that
+    is stuck after a notice's deadline, after the loss of a rank, or after `close` has given it up. So a daemon thread
+    runs them, and another thread, which isn't a daemon, waits for that one. Both end when there are no more calls.
     """
 
     def __init__(self, name: str, waits: Waits) -> None:
@@ -33,7 +32,7 @@ class Worker:
 
         Args:
             name: The name of the thread.
-            waits: Tells when nobody has to wait for the calls any more.
+            waits: Reports when the calls need no longer be waited for.
 
         """
         self._name = name
@@ -45,10 +44,10 @@ class Worker:
         self._given_up = threading.Event()
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Run `call` behind those that were submitted before.
+        """Run `call` after those that were submitted before.
 
         Returns:
-            What it returns or raises.
+            The future of its result or error.
 
         Raises:
             SaveError: No thread can be started now. The call won't be run.
@@ -59,7 +58,7 @@ class Worker:
         def run() -> None:
             try:
                 future.set_result(call(*arguments))
-            except BaseException as error:  # whoever asks for the result gets it
+            except BaseException as error:  # the future raises it
                 future.set_exception(error)
 
         with self._lock:
@@ -77,13 +76,13 @@ class Worker:
         except RuntimeError as error:
             self._calls.pop()
             raise SaveError(
-                f"no thread could be started for the save ({error}): the process or its pod has as many as it may "
-                "have. A later save tries again"
+                f"no thread could be started for the save ({error}): the process or its pod is at its limit of "
+                "threads. A later save tries again"
             ) from error
         self._thread, self._is_guarded = thread, False
 
     def _start_guard(self, thread: threading.Thread | None) -> None:
-        """Let the interpreter wait for the thread at its end. If that fails, the next call tries it again."""
+        """Make the interpreter wait for the thread at its end. If that fails, the next call tries again."""
         if thread is None:
             return
         try:

@@ -1,1 +1,1 @@
-"""Stacks of all threads of all ranks: asked for, or because a step takes far longer than those before it."""
+"""Stacks of all threads of all ranks, dumped on request, or when a step takes far longer than earlier ones."""

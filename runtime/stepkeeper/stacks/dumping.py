@@ -1,4 +1,4 @@
-"""Dump the stacks of all ranks once for all reasons, one of them a step that takes far longer than those before it."""
+"""Dump the stacks of all ranks once for concurrent reasons, such as a request or a far too long step."""
 
 import sys
 import threading
@@ -13,7 +13,7 @@ __all__ = ["REPORT_LIMIT", "Pace", "StackDumper", "shorten_stacks"]
 
 _FACTOR: Final = 10.0
 _LEAST_GAPS: Final = 2
-"""The first steps compile, and say nothing about those that follow."""
+"""The first steps compile, and don't predict later durations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,18 +21,18 @@ class Pace:
     """The durations of a training's steps, and the time since the last of them."""
 
     step: int | None = None
-    """The last finished step; None while no steps are made, as in a restore."""
+    """The last finished step; None while the trainer makes no steps, as in a restore."""
 
     since_s: float = 0.0
-    """When that was."""
+    """The time of that step's end."""
 
     n_gaps: int = 0
     longest_s: float = 0.0
     n_noted: int = 0
-    """How often the present step was noted as slow: each time it may take twice as long before the next."""
+    """The count of notes that the present step is slow. Each doubles the duration until the next."""
 
     def see(self, step: int | None, now_s: float) -> Self:
-        """Return what is known once `step` is the last finished one."""
+        """Return the pace with `step` as the last finished step."""
         if step == self.step:
             return self
         if step is None or self.step is None:
@@ -41,7 +41,7 @@ class Pace:
         return replace(self, step=step, since_s=now_s, n_gaps=self.n_gaps + 1, longest_s=longest_s, n_noted=0)
 
     def slow_from_s(self, least_s: float) -> float | None:
-        """Return the time from which the present step is slow; None while nothing is known of steps.
+        """Return the time from which the present step is slow; None while no step durations are known.
 
         Args:
             least_s: Seconds that any step may take.
@@ -52,23 +52,23 @@ class Pace:
         return self.since_s + max(least_s, _FACTOR * self.longest_s) * 2.0**self.n_noted
 
     def note(self) -> Self:
-        """Return what is known once the present step was noted as slow."""
+        """Return the pace after noting the present step as slow."""
         return replace(self, n_noted=self.n_noted + 1)
 
 
 REPORT_LIMIT: Final = 16 * 1024
-"""Characters of a report that stacks may take, of all ranks together."""
+"""Characters for the stacks of all ranks in a report."""
 
 _LEAST_EACH: Final = 1024
 _AGAIN_S: Final = 8.0
-"""Seconds in which another rank's reason is this one's: the hang of one is seen by all."""
+"""Seconds in which another rank's reason counts as this one's: all ranks notice the hang of one."""
 
 _COLLECT_S: Final = 6.0
-"""Seconds that other ranks have. One whose Python's lock is held takes two before it is sent a signal."""
+"""Seconds for other ranks to answer. One with a held GIL takes two before it is sent a signal."""
 
 
 class StackDumper:
-    """Watch the pace of the training, and dump its stacks when a step is slow, or when that is asked for."""
+    """Watch the pace of the training, and dump its stacks when a step is slow or on request."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class StackDumper:
             rank: This rank.
             read: Returns the stacks of the trainer's threads.
             least_s: Seconds that any step may take; None: steps aren't watched.
-            on_dumped: Called, in rank 0, with the shortened stacks of the ranks that have told theirs.
+            on_dumped: Called, in rank 0, with the shortened stacks of the ranks that answered.
 
         """
         self._rank = rank
@@ -98,30 +98,30 @@ class StackDumper:
         self._dumped_s = float("-inf")
         self._others: dict[int, str] = {}
         self.mesh: MeshHost | MeshCaller | None = None
-        """The way to other ranks' companions; None for a process that trains alone, or doesn't know the others yet."""
+        """The connection to other ranks' companions; None for a process that trains alone or isn't linked yet."""
 
         threading.Thread(target=self._run, name="stacks", daemon=True).start()
 
     def link(self, address: Mapping[str, Any]) -> None:
-        """Connect with rank 0's companion, whose trainer has described its `address`."""
+        """Connect with rank 0's companion at the `address` that its trainer described."""
         self.mesh = MeshCaller(self._rank, address, self.receive)
 
     def see_step(self, step: int | None) -> None:
-        """Take over which step the trainer has finished last; None while it makes no steps."""
+        """Record the trainer's last finished step; None while it makes no steps."""
         with self._changed:
             before, self._pace = self._pace, self._pace.see(step, time.monotonic())
             if self._pace is not before:
                 self._changed.notify_all()
 
     def ask(self, reason: str) -> None:
-        """Dump the stacks of all ranks, for this reason."""
+        """Dump the stacks of all ranks for this reason."""
         with self._changed:
             if self._reason is None:
                 self._reason = reason
                 self._changed.notify_all()
 
     def receive(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Take over what another rank's companion says. A message of a later version is passed over."""
+        """Handle a message of another rank's companion. An unknown message, of a later version, is ignored."""
         if isinstance(reason := message.get("ask"), str):
             with self._changed:
                 if self._reason is None and time.monotonic() - self._dumped_s >= _AGAIN_S:
@@ -137,8 +137,8 @@ class StackDumper:
             reason, is_spread = self._await_reason()
             try:
                 self._dump(reason, is_spread=is_spread)
-            except Exception as error:  # the next dump may go well
-                why = f"no stacks, though {reason}: {error!r}"
+            except Exception as error:  # the next dump may succeed
+                why = f"dumping stacks failed (because {reason}): {error!r}"
                 print(f"stepkeeper: rank {self._rank}: {why}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
             self._settle()
 
@@ -155,7 +155,7 @@ class StackDumper:
             self.mesh.send({"stacks": stacks[-REPORT_LIMIT:]})
 
     def _await_reason(self) -> tuple[str, bool]:
-        """Wait until there is a reason. Return it, and whether rank 0 has told all others already."""
+        """Wait for a reason. Return it, and whether rank 0 has already sent it to all others."""
         with self._changed:
             while self._reason is None:
                 from_s = None if self._least_s is None else self._pace.slow_from_s(self._least_s)
@@ -168,7 +168,7 @@ class StackDumper:
             return self._reason, self._is_spread
 
     def _settle(self) -> None:
-        """Take the dump as done, also for the reason that this rank would have of its own in a moment."""
+        """Mark the dump as done, also for the same reason that this rank would find by itself in a moment."""
         now_s = time.monotonic()
         with self._changed:
             self._dumped_s, self._reason, self._is_spread = now_s, None, False
@@ -184,7 +184,7 @@ class StackDumper:
 
 def _describe(pace: Pace, now_s: float) -> str:
     return (
-        f"nothing has followed step {pace.step} for {now_s - pace.since_s:.0f} s, and no step before took longer than "
+        f"no step has followed step {pace.step} for {now_s - pace.since_s:.0f} s, and no step before took longer than "
         f"{pace.longest_s:.1f} s"
     )
 
@@ -192,7 +192,7 @@ def _describe(pace: Pace, now_s: float) -> str:
 def shorten_stacks(reason: str, stacks: Mapping[int, str], limit: int = REPORT_LIMIT) -> str:
     """Join the stacks of several ranks into one text of `limit` characters at most. Pure.
 
-    Of each rank the end is kept, where the main thread is. Of very many ranks only the first have a place.
+    Of each rank the end is kept, where the main thread is. If there are very many ranks, only the first are included.
     """
     parts = [f"because {reason}\n"]
     each = max(_LEAST_EACH, (limit - len(parts[0])) // max(1, len(stacks)))

@@ -1,4 +1,4 @@
-"""Let the companions of all ranks find each other: the trainers' part, who share an address once all have met."""
+"""Connect the companions of all ranks. This is the trainers' part: they share an address once all have met."""
 
 import secrets
 import socket
@@ -16,25 +16,27 @@ _log: Final = logger(__name__)
 
 
 class StackMeeting:
-    """The port at which rank 0's companion takes calls. Its trainer holds it: a later companion has the same one."""
+    """The port at which rank 0's companion accepts connections. The trainer holds it, so that a later companion has the
+    same.
+    """
 
     def __init__(self, rank: int, world_size: int) -> None:
-        """Open nothing yet."""
+        """Store the arguments; no port is opened yet."""
         self._is_host = rank == 0 and world_size > 1
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None
         self.secret: Final = secrets.token_hex(32) if self._is_host else None
-        """What proves both ends to be ranks of the training; None in a rank that calls, or alone."""
+        """The secret that proves both ends to be ranks of the training; None in a calling rank or a single one."""
 
         forget_in_forks(self)
 
     def listening_fds(self) -> tuple[int, ...]:
-        """Return the descriptor of the listening socket, for the companion; none if it calls, or can't listen."""
+        """Return the descriptor of the listening socket for the companion; empty if it calls, or can't listen."""
         listener = self._listening()
         return () if listener is None else (listener.fileno(),)
 
     def describe(self, towards: str | None) -> dict[str, Any] | None:
-        """Describe how other ranks' companions reach this rank's; None if they don't.
+        """Describe this rank's address for other ranks' companions; None if it doesn't listen.
 
         Args:
             towards: A host that all ranks reach.
@@ -50,14 +52,14 @@ class StackMeeting:
         }
 
     def forget_after_fork(self) -> None:
-        """Close this copy of the socket, in a forked child."""
+        """Close this copy of the socket in a forked child."""
         self._lock = threading.Lock()
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
 
     def close(self) -> None:
-        """Close the socket, for good."""
+        """Close the socket for good."""
         with self._lock:
             self._is_host = False
             listener, self._listener = self._listener, None
@@ -73,6 +75,7 @@ class StackMeeting:
                 except OSError as error:
                     self._is_host = False
                     _log.warning(
-                        "a request for stacks reaches this rank alone, as it can't listen: %r", error
+                        "stack requests reach this rank only, since listening for other ranks failed: %r",
+                        error,
                     )
             return self._listener

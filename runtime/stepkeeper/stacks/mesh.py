@@ -1,6 +1,6 @@
-"""Carry questions for stacks, and stacks, between the companions: each rank's is connected with rank 0's.
+"""Carry stack requests and stacks between the companions, each of which is connected with rank 0's.
 
-The companions talk, and not the trainers: in a trainer that holds Python's lock no thread could.
+The companions communicate, not the trainers: in a trainer with a held GIL no thread could.
 """
 
 import json
@@ -19,17 +19,17 @@ __all__ = ["MeshCaller", "MeshHost"]
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
 _LINE_LIMIT_BYTES: Final = 1 << 20
 _SEND_TIMEOUT: Final = struct.pack("ll", 2, 0)
-"""Seconds and microseconds, as the kernel takes them. A timeout of Python's socket would end the reading too."""
+"""Seconds and microseconds, in the kernel's format. A timeout of Python's socket would end reads too."""
 
 Receive = Callable[[int, dict[str, Any]], None]
-"""Called with the rank that a message comes from, and the message, in a thread of that rank's connection."""
+"""Called with the sender's rank and the message, in the thread of that rank's connection."""
 
 
 class MeshHost:
     """Rank 0's end of all connections."""
 
     def __init__(self, listener: socket.socket, secret: bytes, receive: Receive) -> None:
-        """Take calls at the `listener` from now on, of those who know the secret."""
+        """Accept connections at the `listener` from callers that know the secret."""
         self._receive = receive
         self._lock = threading.Lock()
         self._socks: dict[int, socket.socket] = {}
@@ -37,7 +37,7 @@ class MeshHost:
         self._joining.start(secret)
 
     def send(self, message: Mapping[str, Any]) -> int:
-        """Send a message to all other ranks. Return to how many it went."""
+        """Send a message to all other ranks. Return the number of receivers."""
         with self._lock:
             socks = list(self._socks.values())
         return sum(_send(sock, message) for sock in socks)
@@ -54,10 +54,10 @@ class MeshHost:
 
 
 class MeshCaller:
-    """Another rank's end. It calls again when the connection is lost: rank 0 may have another companion by then."""
+    """Another rank's end. It reconnects when the connection is lost, since rank 0 may have a new companion."""
 
     def __init__(self, rank: int, address: Mapping[str, Any], receive: Receive) -> None:
-        """Call rank 0's companion from now on, at the `address` that its trainer has described."""
+        """Connect to rank 0's companion, at the `address` that its trainer described."""
         self._rank = rank
         self._address = address
         self._receive = receive
@@ -66,7 +66,7 @@ class MeshCaller:
         threading.Thread(target=self._run, name="stacks-call", daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> int:
-        """Send a message to rank 0. Return to how many ranks it went."""
+        """Send a message to rank 0. Return the number of receivers."""
         sock = self._sock
         return 0 if sock is None else _send(sock, message)
 
@@ -81,7 +81,7 @@ class MeshCaller:
                 _receive_lines(self._sock, lambda message: self._receive(0, message))
             except OSError as error:
                 if n_failures == 0:
-                    complain = f"no way to rank 0 for stacks, it is tried again: {error}"
+                    complain = f"connecting to rank 0 for stacks failed, retrying: {error}"
                     print(f"stepkeeper: {complain}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
             sock, self._sock = self._sock, None
             if sock is not None:
@@ -91,7 +91,7 @@ class MeshCaller:
 
 
 def _send(sock: socket.socket, message: Mapping[str, Any]) -> bool:
-    """Send a line. A rank that takes nothing for two seconds has no companion that could answer."""
+    """Send a line. A rank that receives nothing for two seconds has no companion that could answer."""
     line = json.dumps(message).encode() + b"\n"
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
@@ -108,5 +108,5 @@ def _receive_lines(sock: socket.socket, receive: Callable[[dict[str, Any]], None
             try:
                 message = json.loads(line)
             except ValueError as error:
-                raise ConnectionError("a line that is no message") from error
+                raise ConnectionError("received a line that is not a message") from error
             receive(message)

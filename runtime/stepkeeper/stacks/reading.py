@@ -1,4 +1,4 @@
-"""Get the stacks of the trainer's threads, whatever it is doing, and watch its steps: the companion's part."""
+"""Read the stacks of the trainer's threads, even if it hangs, and watch its steps. This is the companion's part."""
 
 import os
 import socket
@@ -14,7 +14,7 @@ from stepkeeper.stacks.stack_file import END_OF_STACKS
 __all__ = ["StackReader", "StackRequest", "open_stacks"]
 
 _ANSWER_S: Final = 2.0
-"""Seconds after which a trainer that hasn't written its stacks holds Python's lock, or has no processor."""
+"""Seconds after which a trainer that hasn't written its stacks has a held GIL or no CPU."""
 
 _SIGNALLED_S: Final = 2.0
 _SETTLED_S: Final = 0.2
@@ -22,15 +22,15 @@ _LOOK_S: Final = 0.02
 
 
 class StackReader:
-    """Read the memory that the trainer writes its stacks into. One thread uses it."""
+    """Read the memory into which the trainer writes its stacks. One thread uses this object."""
 
     def __init__(self, fd: int, ask: Callable[[int], object], send_signal: Callable[[], None]) -> None:
-        """Read nothing yet.
+        """Store the arguments; nothing is read yet.
 
         Args:
-            fd: The memory's file descriptor, which this closes never.
-            ask: Asks the trainer to write its stacks, and the given number after them.
-            send_signal: Makes the trainer's process write its stacks, without a number, in C code.
+            fd: The memory's file descriptor, which stays open.
+            ask: Asks the trainer to write its stacks, followed by the given number.
+            send_signal: Makes the trainer write its stacks in C code, without a number.
 
         """
         self._fd = fd
@@ -39,14 +39,14 @@ class StackReader:
         self._n_asked = 0
 
     def read(self) -> str:
-        """Return the stacks of all threads of the trainer; an empty text if there is no way to them."""
+        """Return the stacks of all threads of the trainer; an empty text if they can't be read."""
         os.ftruncate(self._fd, 0)
         self._n_asked += 1
         end = f"{END_OF_STACKS} {self._n_asked}\n"
         self._ask(self._n_asked)
         if _wait(lambda: self._text().endswith(end), _ANSWER_S):
             return self._text().removesuffix(end)
-        # Only now: this walks the stacks without Python's lock, which is safe where nothing of Python runs.
+        # This comes last: it walks the stacks without the GIL, which is safe only while no Python code runs.
         self._send_signal()
         _wait(lambda: bool(self._text()), _SIGNALLED_S)
         return self._settled_text().removesuffix(end)
@@ -76,19 +76,19 @@ def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackRequest:
-    """Tell a companion how to read its trainer's stacks. The descriptor of their memory comes along.
+    """The way in which a companion reads its trainer's stacks.
 
-    So does that of a listening socket in rank 0, if other ranks call there.
+    The descriptor of their memory is sent along, and in rank 0 that of a listening socket if other ranks connect.
     """
 
     signal: int | None
-    """The signal that makes the trainer write its stacks in C code; None if it has none for that."""
+    """The signal that makes the trainer write its stacks in C code; None without a free signal."""
 
     least_millis: int | None = None
     """Milliseconds that any step may take; None: steps aren't watched."""
 
     secret: str | None = None
-    """What proves a caller to be a rank of this training; None where nobody calls."""
+    """The secret that proves a caller to be a rank of this training; None where no rank connects."""
 
 
 def open_stacks(
@@ -103,9 +103,9 @@ def open_stacks(
     """Start to watch the steps of one trainer, whose stacks are dumped with those of other ranks.
 
     Args:
-        request: What the trainer has told.
+        request: The trainer's request.
         rank: Its rank.
-        fds: The descriptors that came along; this copies them.
+        fds: The descriptors that were sent along. This copies them.
         ask: Asks the trainer for its stacks, with a number.
         signal_trainer: Sends the trainer a signal.
         on_dumped: Called in rank 0 with the shortened stacks of all ranks.

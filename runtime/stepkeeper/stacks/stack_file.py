@@ -1,7 +1,7 @@
-"""Write the stacks of this process's threads into memory that its companion reads: the trainer's part.
+"""Write the stacks of this process's threads into memory that its companion reads. This is the trainer's part.
 
-The companion asks for them. Where Python's lock is held, so that no thread of Python can answer, it sends a signal: its
-handler is faulthandler's, in C.
+The companion requests them. If a held GIL keeps all Python threads from answering, it sends a signal, whose handler is
+faulthandler's, in C.
 """
 
 import faulthandler
@@ -21,11 +21,11 @@ END_OF_STACKS: Final = "end of stacks"
 
 
 class StackFile:
-    """The memory, and the signal that fills it; `stack_file` makes the only one of a process."""
+    """The memory, and the signal that fills it. `stack_file` makes the only instance of a process."""
 
     def __init__(self) -> None:
         self._memory = MemoryFile("stepkeeper-stacks")
-        # The companion empties it, whatever was written before.
+        # The companion empties it before each request.
         fcntl.fcntl(self._memory.fd, fcntl.F_SETFL, os.O_APPEND)
         self.signal_number: Final = _find_free_signal()
         """None if all real-time signals are taken."""
@@ -39,12 +39,12 @@ class StackFile:
         return self._memory.fd
 
     def write(self, number: int) -> None:
-        """Write the stacks of all threads, and after them the `number` by which they were asked for."""
+        """Write the stacks of all threads, followed by the request's `number`."""
         faulthandler.dump_traceback(self._memory.fd, all_threads=True)
         os.write(self._memory.fd, f"{END_OF_STACKS} {number}\n".encode())
 
     def forget_after_fork(self) -> None:
-        """Release the signal, in a forked child: the memory is its parent's."""
+        """Release the signal in a forked child: the memory is its parent's."""
         global _found
         _found = None
         if self.signal_number is not None:

@@ -1,4 +1,4 @@
-"""Define what the log and the checkpoints need of a store, and nothing more."""
+"""The interface of a store: only what the log and the checkpoints need."""
 
 import errno
 import re
@@ -29,10 +29,9 @@ LOG_PREFIX: Final = ".stepkeeper/log/"
 """The prefix of the log, which has one object for each slot."""
 
 PROBE_PREFIX: Final = ".stepkeeper/probes/"
-"""The prefix of objects that prove something about a store, and are deleted at once.
+"""The prefix of objects that prove a property of a store, and are deleted at once.
 
-Their names have the slot that was the log's next one before the proof. After a begin there or later they are
-not needed.
+Their names contain the log's next slot before the proof. After a begin at that slot or later, they are garbage.
 """
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -47,21 +46,21 @@ class ObjectStat:
     path: str
     size_bytes: int
     crc32c: int | None = None
-    """The server's own checksum of what it holds, if it has one."""
+    """The server's own checksum of the object, if it has one."""
 
     time_unix_s: float | None = field(default=None, compare=False)
-    """When it was put, by the store's own clock, if the store says so. For people: nothing is ordered by it."""
+    """When it was put, by the store's own clock, if the store reports it. For people: nothing is ordered by it."""
 
 
 class Store(Protocol):
     """A root: objects under relative paths with '/' between segments. Many threads may call every method at once.
 
-    Every method raises TransientStorageError if asking again may help, and StorageError if it won't.
+    Every method raises TransientStorageError if a retry may help, and StorageError if it won't.
     """
 
     @property
     def uri(self) -> str:
-        """The root's normalised URI."""
+        """The root's normalized URI."""
         ...
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
@@ -90,11 +89,11 @@ class Store(Protocol):
         ...
 
     def delete(self, path: str) -> None:
-        """Delete the object, if it is there."""
+        """Delete the object, if it exists."""
         ...
 
     def close(self) -> None:
-        """Close the connections. The store is used no more."""
+        """Close the connections. The store can't be used afterwards."""
         ...
 
 
@@ -112,33 +111,33 @@ class PagedStore(Store, Protocol):
 
 @runtime_checkable
 class ReopenableStore(Store, Protocol):
-    """A store whose root can be opened once more, so that a reading shares no connection with the one before."""
+    """A store whose root can be opened again, so that a read doesn't share the connection of an earlier one."""
 
     def reopen(self) -> Store:
-        """Open the same root over connections of its own. The caller closes it."""
+        """Open the same root over new connections. The caller closes it."""
         ...
 
 
 @runtime_checkable
 class StreamedStore(Store, Protocol):
-    """A store that gives each upload only part of the bandwidth: many objects at once are fast, one is not."""
+    """A store that limits the bandwidth of each upload: many parallel uploads are fast, a single one is not."""
 
     @property
     def streams(self) -> int:
-        """The number of uploads that a writer should keep going at once."""
+        """The number of uploads that a writer should run in parallel."""
         ...
 
 
 @runtime_checkable
 class CopiedStore(Store, Protocol):
-    """A store that reads from copies if it has them. A fault in a copy says nothing about the object."""
+    """A store that reads from copies if it has them. A fault in a copy isn't a fault of the object."""
 
     def list_copied(self, prefix: str) -> Collection[str]:
         """List the paths with this prefix that there are copies of, good or bad."""
         ...
 
     def distrust(self, path: str) -> bool:
-        """Read the object itself from here on. Returns True if until now a copy of it was read."""
+        """Stop using copies of the object. Returns True if a copy was used until now."""
         ...
 
 
@@ -148,23 +147,25 @@ def check_path(path: str) -> str:
     if not all(
         _SEGMENT.fullmatch(s) and s not in (".", "..") and not s.startswith(".tmp-") for s in segments
     ):
-        raise ValueError(f"{path!r} is no object path: segments of [A-Za-z0-9_.=-], '/' between, not '..'")
+        raise ValueError(
+            f"{path!r} is no object path: write segments of [A-Za-z0-9_.=-] with '/' between, and no '..'"
+        )
     return path
 
 
 def is_full(error: BaseException) -> bool:
-    """Tell whether a store refused for lack of room."""
+    """Return True if a store refused for lack of space."""
     cause = error.__cause__
     return any(isinstance(each, OSError) and each.errno in _NO_ROOM for each in (error, cause))
 
 
 def flat_view(part: Buffer) -> memoryview:
-    """View the part as bytes, also one that has none."""
+    """View the part as bytes, even if it is empty."""
     return memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
 
 
 def holds(read: Callable[[int, int], bytes | memoryview], parts: Sequence[Buffer], size_bytes: int) -> bool:
-    """Tell whether an object of that size is `parts`, joined. `read` reads a number of its bytes from an offset on."""
+    """Return True if an object of that size equals `parts`, joined. `read` takes an offset and a number of bytes."""
     offset = 0
     for view in map(flat_view, parts):
         for first in range(0, view.nbytes, _COMPARED_BYTES):

@@ -12,11 +12,11 @@ __all__ = ["block_crcs", "combine_crc32c", "crc32c", "crc32c_of_parts"]
 
 _POLYNOMIAL: Final = 0x82F63B78
 _PIECE_BYTES: Final = 128 * 1024
-"""The library holds the GIL and takes bytes only: small copies make short holds (0.02 ms each)."""
+"""The library holds the GIL and takes only bytes: small copies keep each hold short (0.02 ms)."""
 
 
 def crc32c(data: Buffer, start: int = 0) -> int:
-    """Compute the crc32c of `data`, going on from the crc `start`."""
+    """Compute the crc32c of `data`, continuing from the crc `start`."""
     if isinstance(data, bytes) and len(data) <= _PIECE_BYTES:
         return int(google_crc32c.extend(start, data))
     view = flat_view(data)
@@ -35,7 +35,7 @@ def crc32c_of_parts(parts: Sequence[Buffer]) -> int:
 def block_crcs(parts: Sequence[Buffer], block_bytes: int) -> tuple[int, ...]:
     """Compute the crc32c of each `block_bytes` of `parts` joined.
 
-    The last block may be shorter; no bytes have no blocks.
+    The last block may be shorter. Empty parts have no blocks.
     """
     crcs: list[int] = []
     crc, room = 0, block_bytes

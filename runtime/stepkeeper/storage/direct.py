@@ -1,7 +1,7 @@
-"""Write past the page cache, if the file system can.
+"""Bypass the page cache in large writes, if the file system supports that.
 
-A large object that goes through the cache is copied into memory that is counted with the pod's, and displaces
-what the training reads. The kernel's work for that takes more of a processor than all of ours.
+A large object written through the cache takes memory that counts as the pod's, and displaces data that training
+reads. The kernel's work for that takes more CPU time than all of stepkeeper's.
 """
 
 import errno
@@ -17,28 +17,27 @@ from stepkeeper.storage.moved import moved
 __all__ = ["write_past_cache"]
 
 _LEAST_BYTES: Final = 1024 * 1024
-"""The least size of an object that is written so; a smaller one costs little either way."""
+"""Minimum size of an object to write directly; a smaller one costs little either way."""
 
 _AT_ONCE_BYTES: Final = 1024 * 1024
 _BLOCK_BYTES: Final = 4096
-"""The multiple at which direct writes begin and end, in the file and in memory.
+"""The alignment of direct writes, in the file and in memory.
 
-No disk has larger blocks than a page.
+No disk has blocks larger than a page.
 """
 
 
 def write_past_cache(descriptor: int, parts: Sequence[Buffer]) -> bool:
     """Write `parts`, joined, into a new file, not yet durably.
 
-    Returns False, and writes nothing, if they are few or it can't.
+    Returns False, and writes nothing, if they are small or direct writes aren't possible.
 
-    The parts lie anywhere in memory, but direct writes must not. They are put together in a buffer that is
-    aligned.
+    Direct writes need aligned memory, so the parts are collected in an aligned buffer.
     """
     if joined_size_bytes(parts) < _LEAST_BYTES or not _switch(descriptor, on=True):
         return False
     buffer = memoryview(mmap.mmap(-1, _AT_ONCE_BYTES))
-    for filled in _fillings(parts, buffer):
+    for filled in _fill_repeatedly(parts, buffer):
         whole = filled // _BLOCK_BYTES * _BLOCK_BYTES
         _write(descriptor, buffer[:whole])
         if whole < filled:
@@ -47,8 +46,8 @@ def write_past_cache(descriptor: int, parts: Sequence[Buffer]) -> bool:
     return True
 
 
-def _fillings(parts: Sequence[Buffer], buffer: memoryview) -> Iterator[int]:
-    """Fill `buffer` again and again, and yield how many of its bytes are filled: all, but for the last time."""
+def _fill_repeatedly(parts: Sequence[Buffer], buffer: memoryview) -> Iterator[int]:
+    """Fill `buffer` repeatedly, and yield how many of its bytes are filled: all, except at the last time."""
     filled = 0
     for part in parts:
         rest = flat_view(part)
@@ -64,12 +63,12 @@ def _fillings(parts: Sequence[Buffer], buffer: memoryview) -> Iterator[int]:
 
 
 def _write(descriptor: int, data: memoryview) -> None:
-    """Write all of the data; from where direct writes are refused, through the cache."""
+    """Write all of the data; through the cache once direct writes are refused."""
     while data.nbytes:
         try:
             written = os.writev(descriptor, [data])
         except OSError as error:
-            # A file system may refuse direct writes as late as this, or want them larger.
+            # A file system may refuse direct writes only now, or require larger ones.
             if error.errno != errno.EINVAL or not _is_on(descriptor):
                 raise
             _switch(descriptor, on=False)

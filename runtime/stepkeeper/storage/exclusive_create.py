@@ -1,4 +1,4 @@
-"""Prove of a store that only one of two creates of a name wins."""
+"""Prove that only one of two creates of a name wins in a store."""
 
 import re
 import secrets
@@ -18,11 +18,11 @@ _ROUNDS: Final = 3
 _SLOT: Final = re.compile(r"(?:0-)?([0-9]{8,})\.json")
 
 Create = Callable[[str, bytes], bool]
-"""Tries once to create the object at a path, and tells whether it wasn't there. Raises StorageError."""
+"""Tries once to create the object at a path; returns False if it existed. Raises StorageError."""
 
 
 def prove_exclusive_create(store: Store, create: Create, patience: Patience) -> None:
-    """Race creates of names that nobody uses, in several rounds.
+    """Race creates of unused names, in several rounds.
 
     Args:
         store: The store. The objects of the proof are deleted again.
@@ -41,7 +41,7 @@ def prove_exclusive_create(store: Store, create: Create, patience: Patience) -> 
                 path = f"{PROBE_PREFIX}create-{next_slot:08d}-{secrets.token_hex(16)}"
                 _race_creates(store, create, path, patience)
         except (NotExclusiveError, MissingObjectError):
-            # If somebody has begun at that slot, a collection may have deleted the objects of this proof.
+            # If another process has begun at that slot, a collection may have deleted the objects of this proof.
             before, next_slot = next_slot, _find_next_slot(store, patience)
             if next_slot == before:
                 raise
@@ -50,16 +50,16 @@ def prove_exclusive_create(store: Store, create: Create, patience: Patience) -> 
 
 
 def make_refusal(uri: str, why: str) -> NotExclusiveError:
-    """Make the error that refuses the store at `uri`."""
+    """Build the error that refuses the store at `uri`."""
     return NotExclusiveError(
-        f"{uri}: of two writers of one name both could win ({why}), so two jobs, or two starts of one, could "
+        f"{uri}: two writers of one name could both succeed ({why}), so two jobs, or two starts of one, could "
         "overwrite each other's commits. Use gs://, an s3:// with conditional writes, or file:// on a file system "
-        "that all hosts share; or give Options(unsafe_single_writer=True) if nothing else ever writes there"
+        "that all hosts share; or pass Options(unsafe_single_writer=True) if nothing else ever writes there"
     )
 
 
 def _find_next_slot(store: Store, patience: Patience) -> int:
-    """Find the slot behind the last one of the log that there may be here."""
+    """Find the slot after the last one of the log; 0 if there is no log."""
     listed = patience.retry(lambda: store.list(LOG_PREFIX))
     slots = [_SLOT.fullmatch(stat.path.removeprefix(LOG_PREFIX)) for stat in listed]
     return max((int(slot[1]) + 1 for slot in slots if slot), default=0)
@@ -80,20 +80,20 @@ def _race_creates(store: Store, create: Create, path: str, patience: Patience) -
         with ThreadPoolExecutor(RACERS, thread_name_prefix="stepkeeper-proof") as pool:
             won = [number for number, first in enumerate(pool.map(race, range(RACERS))) if first]
         if _put_once(store, create, path, b"late", patience):
-            raise make_refusal(store.uri, "a create of a name that was taken went through")
+            raise make_refusal(store.uri, "a create of an existing name succeeded")
         if len(won) != 1:
-            raise make_refusal(store.uri, f"of {RACERS} creates of one name at the same time {len(won)} won")
+            raise make_refusal(store.uri, f"{len(won)} of {RACERS} simultaneous creates of one name won")
         there = patience.retry(lambda: store.read(path))
         if there != str(won[0]).encode():
-            raise make_refusal(store.uri, f"it holds {there!r} where the create of {won[0]!r} had won")
+            raise make_refusal(store.uri, f"it holds {there!r}, although the create of {won[0]!r} had won")
     finally:
         patience.retry(lambda: store.delete(path))
 
 
 def _put_once(store: Store, create: Create, path: str, data: bytes, patience: Patience) -> bool:
-    """Put once, and tell whether this put won.
+    """Put once, and return True if this put won.
 
-    If the first try got no answer, what is there tells whose it is.
+    If the first try got no answer, the stored bytes show which put won.
     """
     asked_again = False
 

@@ -1,4 +1,4 @@
-"""Use any store that fsspec has a file system for, once it has proven that only one of two creates of a name wins."""
+"""Use any store that fsspec has a file system for, once it is proven that only one of two creates of a name wins."""
 
 import contextlib
 import errno
@@ -42,8 +42,8 @@ _LATEST_UNIX_S: Final = 1e11
 """A greater number isn't in seconds."""
 
 _NO_CREDENTIALS: Final = frozenset({"NoCredentialsError", "PartialCredentialsError"})
-"""The names of the errors by which the client of S3 says that there are no credentials. Azure's has one error for that
-and for a service that gives none just now.
+"""The names of the S3 client's errors for missing credentials. Azure's client has one error for that and for a service
+that gives none at the moment.
 """
 
 _MISSING: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -55,7 +55,7 @@ def open_fsspec(uri: str, *, unsafe_single_writer: bool) -> "FsspecStore":
     Its options are fsspec's own: configuration files, environment.
 
     Raises BadUriError if there is no such file system, its package isn't installed, or it takes more than a URI; and
-    StorageError if it asks a host at once, and gets no answer.
+    StorageError if it contacts a host when opened, and gets no answer.
     """
     try:
         filesystem, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True)
@@ -63,7 +63,7 @@ def open_fsspec(uri: str, *, unsafe_single_writer: bool) -> "FsspecStore":
         raise BadUriError(f"{uri!r}: fsspec has no file system for it: {error}") from error
     except OSError as error:
         raise StorageError(error.errno, f"{uri}: fsspec can't open it: {error}") from error
-    except Exception as error:  # whatever the file system's class does without arguments that a URI lacks
+    except Exception as error:  # the file system's class may raise anything if it needs more than a URI
         scheme = uri.partition("://")[0]
         raise BadUriError(
             f"{uri!r}: fsspec can't open a {scheme}:// file system by this URI alone ({error!r}); "
@@ -76,7 +76,7 @@ def open_fsspec(uri: str, *, unsafe_single_writer: bool) -> "FsspecStore":
 class FsspecStore:
     """Store objects in an fsspec file system.
 
-    Before the first put of the process the exclusive create is proven; a reader needs no right to write.
+    The exclusive create is proven before the first put of the process; readers need no permission to write.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class FsspecStore:
         return self._uri
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Put an object if there is none, as `Store` has it.
+        """Put an object if there is none; see `Store`.
 
         Raises NotExclusiveError, and puts nothing, if two puts of one name could both win.
         """
         where = self._at(path)
         self._prove()
-        with self._translated(path):
+        with self._converted_errors(path):
             if not self._unsafe:
                 return self._create(where, data)
             if self._filesystem.exists(where):
@@ -117,7 +117,7 @@ class FsspecStore:
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
         where = self._at(path)
-        with self._translated(path):
+        with self._converted_errors(path):
             if not self._create(where, b"".join(parts)):
                 self._check_same(path, parts)
         moved.note(joined_size_bytes(parts))
@@ -127,14 +127,14 @@ class FsspecStore:
             return b""
         where = self._at(path)
         end = None if length is None else offset + length
-        with self._translated(path):
+        with self._converted_errors(path):
             try:
                 data: bytes = self._filesystem.cat_file(where, start=offset or None, end=end)
             except _MISSING as error:
                 raise MissingObjectError(f"{self._uri}/{path} does not exist") from error
             except (
                 Exception
-            ):  # each file system has another error for a range behind the end: the size decides
+            ):  # file systems raise different errors for a range after the end: the size decides
                 if offset < self._size_bytes(path):
                     raise
                 return b""
@@ -142,13 +142,13 @@ class FsspecStore:
 
     def list(self, prefix: str) -> list[ObjectStat]:
         folder = f"{self._root}/{prefix.rpartition('/')[0]}".rstrip("/")
-        with self._translated(prefix):
+        with self._converted_errors(prefix):
             self._filesystem.invalidate_cache()
             try:
                 found: dict[str, dict[str, Any]] = self._filesystem.find(folder, detail=True)
             except _MISSING:
                 return []
-        # Some file systems name files as they were asked for, some with or without a slash in front.
+        # Some file systems name files as requested, some with or without a leading slash.
         above = len(self._root.strip("/"))
         stats = [
             ObjectStat(
@@ -163,7 +163,7 @@ class FsspecStore:
 
     def delete(self, path: str) -> None:
         where = self._at(path)
-        with self._translated(path), contextlib.suppress(*_MISSING):
+        with self._converted_errors(path), contextlib.suppress(*_MISSING):
             self._filesystem.rm_file(where)
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class FsspecStore:
         return f"{self._root}/{check_path(path)}"
 
     def _create_once(self, path: str, data: bytes) -> bool:
-        with self._translated(path):
+        with self._converted_errors(path):
             return self._create(self._at(path), data)
 
     def _create(self, where: str, data: bytes) -> bool:
@@ -187,7 +187,7 @@ class FsspecStore:
         try:
             self._filesystem.pipe_file(where, data, mode=mode)
         except FileNotFoundError:
-            # A bucket has no folders to make, and makedirs would make a missing bucket.
+            # A bucket has no folders to create, and makedirs would create a missing bucket.
             if self._filesystem.async_impl:
                 raise
             self._filesystem.makedirs(where.rpartition("/")[0], exist_ok=True)
@@ -201,7 +201,7 @@ class FsspecStore:
             raise MissingObjectError(f"{self._uri}/{path} does not exist") from error
 
     def _check_same(self, path: str, parts: Sequence[Buffer]) -> None:
-        """Check that an earlier try of the same write got through.
+        """Check that an earlier try of the same write succeeded.
 
         Raises ObjectExistsError if other bytes are there.
         """
@@ -215,13 +215,13 @@ class FsspecStore:
             filesystem = self._filesystem
             inherited = type(filesystem).pipe_file is AbstractFileSystem.pipe_file
             if inherited and not filesystem.async_impl:
-                raise make_refusal(self._uri, "its create looks first and writes then")
+                raise make_refusal(self._uri, "its create checks first and writes later")
             prove_exclusive_create(self, self._create_once, self._patience)
             self._proven = True
 
     @contextlib.contextmanager
-    def _translated(self, path: str) -> Iterator[None]:
-        """Convert whatever a file system raises into a StorageError that names the object."""
+    def _converted_errors(self, path: str) -> Iterator[None]:
+        """Convert any error of a file system into a StorageError that names the object."""
         where = f"{self._uri}/{path}"
         try:
             yield
@@ -231,16 +231,16 @@ class FsspecStore:
             raise TransientStorageError(f"{where}: no answer: {error!r}") from error
         except _MISSING as error:
             raise NoAccessError(
-                f"{where}: there is no such bucket or folder ({error}). Correct the URI, or make it"
+                f"{where}: there is no such bucket or folder ({error}). Correct the URI, or create it"
             ) from error
         except PermissionError as error:
             raise NoAccessError(
-                f"{where}: not allowed ({error}). Reading, writing, listing and deleting have to be"
+                f"{where}: not allowed ({error}). Grant the permission to read, write, list and delete"
             ) from error
         except NotImplementedError as error:
             raise StorageError(
                 f"{where}: fsspec's {type(self._filesystem).__name__} can't do that ({error!r}). A root needs a store "
-                "that objects are put into, such as gs://, s3:// or a folder"
+                "that takes objects, such as gs://, s3:// or a folder"
             ) from error
         except OSError as error:
             kind = TransientStorageError if error.errno in _TRANSIENT else StorageError
@@ -249,13 +249,13 @@ class FsspecStore:
             if type(error).__name__ in _NO_CREDENTIALS:
                 raise NoAccessError(
                     f"{where}: no valid credentials ({error}). {type(self._filesystem).__name__} of fsspec takes them "
-                    "from the environment, or from a file of its client's"
+                    "from the environment, or from its client's configuration file"
                 ) from error
             raise TransientStorageError(f"{where}: {error!r}") from error
 
 
 def _read_time(info: Mapping[str, Any]) -> float | None:
-    """Read when an object was put, in seconds since 1970; None if its file system says nothing that is understood."""
+    """Read when an object was put, in seconds since 1970; None if its file system reports no usable time."""
     told = next((info[name] for name in _TIMES if info.get(name) is not None), None)
     if isinstance(told, str):
         try:

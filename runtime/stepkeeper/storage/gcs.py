@@ -40,7 +40,7 @@ _SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 _CONNECTIONS: Final = 64
 _STREAMS: Final = 16
 _RETRY_S: Final = 30.0
-"""The seconds of retries within one call; callers have their own patience beyond it."""
+"""The seconds of retries within one call; callers retry longer by themselves."""
 
 _TRANSIENT: Final = (
     api_exceptions.TooManyRequests,
@@ -74,7 +74,7 @@ class GcsStore:
         self._streams, self._retry_s = streams, retry_s
         self._uri = f"gs://{bucket}/{prefix}".rstrip("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        with _translating(self._uri, bucket):
+        with _converting_errors(self._uri, bucket):
             self._session = _session()
         self._client = _client(self._session)
         self._bucket = self._client.bucket(bucket)
@@ -91,7 +91,7 @@ class GcsStore:
         return self._streams
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        with self._translated(path):
+        with self._converted_errors(path):
             try:
                 self._create(path, data)
             except api_exceptions.PreconditionFailed:
@@ -99,18 +99,18 @@ class GcsStore:
         return True
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
-        with self._translated(path):
+        with self._converted_errors(path):
             try:
                 self._upload(path, parts)
             except api_exceptions.PreconditionFailed:
-                # A retry of a request that had gone through gets this answer too: compare what is there.
+                # A retry of a request that had succeeded gets this answer too: compare the stored bytes.
                 self._check_same(path, parts)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         if length == 0:
             return b""
         end = None if length is None else offset + length - 1
-        with self._translated(path):
+        with self._converted_errors(path):
             try:
                 data: bytes = self._blob(path).download_as_bytes(
                     start=offset or None if end is None else offset,
@@ -124,7 +124,7 @@ class GcsStore:
                 return b""
             except api_exceptions.NotFound as error:
                 if not self._bucket_was_there:
-                    self._ask_for_bucket()
+                    self._check_bucket()
                 raise MissingObjectError(f"{self._uri}/{path} does not exist") from error
         return data
 
@@ -135,7 +135,7 @@ class GcsStore:
         return tuple(self._listed(prefix, start_offset=self._prefix + start, max_results=limit))
 
     def _listed(self, prefix: str, **options: Any) -> Iterator[ObjectStat]:
-        with self._translated(prefix):
+        with self._converted_errors(prefix):
             blobs = self._client.list_blobs(
                 self._bucket,
                 prefix=self._prefix + prefix,
@@ -154,17 +154,17 @@ class GcsStore:
         self._bucket_was_there = True
 
     def delete(self, path: str) -> None:
-        with self._translated(path), contextlib.suppress(api_exceptions.NotFound):
+        with self._converted_errors(path), contextlib.suppress(api_exceptions.NotFound):
             self._blob(path).delete(retry=self._retry, timeout=CALL_TIMEOUT_S)
 
     def bucket_settings(self) -> dict[str, Any]:
         """Read the bucket's resource, as in the JSON API.
 
-        It takes storage.buckets.get; raises StorageError without it.
+        It needs storage.buckets.get; raises StorageError without it.
         """
-        with self._translated(""):
+        with self._converted_errors(""):
             self._bucket.reload(retry=self._retry, timeout=CALL_TIMEOUT_S)
-            return dict(self._bucket._properties)  # noqa: SLF001  # the only way to it that knows every field
+            return dict(self._bucket._properties)  # noqa: SLF001  # the only access that has every field
 
     def reopen(self) -> "GcsStore":
         return GcsStore(
@@ -179,7 +179,7 @@ class GcsStore:
 
     @property
     def _account(self) -> str | None:
-        """Name of the service account that asks; None if it isn't known, as before the first token of a machine's."""
+        """Name of the service account in use; None if unknown, as before the first token of a machine's account."""
         name = getattr(self._session.credentials, "service_account_email", None)
         return name if name and name != "default" else None
 
@@ -192,7 +192,7 @@ class GcsStore:
         Raises PreconditionFailed if there is one, perhaps our own from a try without an answer.
         """
         blob = self._blob(path)
-        # The checksum is sent with the request: the server refuses bytes that don't agree with it.
+        # The checksum is sent with the request: the server refuses bytes that don't match it.
         blob.crc32c = _encoded_crc32c(crc32c(data))
         blob.upload_from_string(
             data,
@@ -213,10 +213,10 @@ class GcsStore:
         crc = _encoded_crc32c(crc32c_of_parts(parts))
         upload(place, parts, crc, retry=self._retry, patience=self._patience)
 
-    def _ask_for_bucket(self) -> None:
-        """Check that the bucket is there. Raises NotFound if it isn't: a listing is refused so for no other reason.
+    def _check_bucket(self) -> None:
+        """Check that the bucket exists. Raises NotFound if it doesn't: a listing raises that for no other reason.
 
-        The text of a 404 isn't used: it holds the names of bucket and object, which may read like anything.
+        The text of a 404 isn't used: it contains the names of bucket and object, which may look like anything.
         """
         blobs = self._client.list_blobs(
             self._bucket,
@@ -233,13 +233,13 @@ class GcsStore:
         there = [stat for stat in self.list(path) if stat.path == path]
         if not there:
             raise TransientStorageError(
-                f"{self._uri}/{path}: the server said both that it exists and that not"
+                f"{self._uri}/{path}: the server reported both that it exists and that it doesn't"
             )
         if (there[0].size_bytes, there[0].crc32c) != (joined_size_bytes(parts), crc32c_of_parts(parts)):
             raise ObjectExistsError(f"{self._uri}/{path} exists with other bytes; it was not overwritten")
 
-    def _translated(self, path: str) -> AbstractContextManager[None]:
-        return _translating(f"{self._uri}/{path}", self._bucket.name, self._account)
+    def _converted_errors(self, path: str) -> AbstractContextManager[None]:
+        return _converting_errors(f"{self._uri}/{path}", self._bucket.name, self._account)
 
 
 def _session() -> AuthorizedSession:
@@ -255,7 +255,7 @@ def _session() -> AuthorizedSession:
 
 
 def _client(session: AuthorizedSession) -> storage.Client:
-    # The client wants the name of a project, which is never used for a bucket.
+    # The client requires the name of a project, which is never used for a bucket.
     return storage.Client(project="unknown", credentials=session.credentials, _http=session)
 
 
@@ -268,16 +268,16 @@ def _decoded_crc32c(text: str | None) -> int | None:
 
 
 @contextlib.contextmanager
-def _translating(where: str, bucket: str, account: str | None = None) -> Iterator[None]:
+def _converting_errors(where: str, bucket: str, account: str | None = None) -> Iterator[None]:
     """Convert the client's errors into StorageErrors.
 
     Args:
-        where: URI of the object that is worked on.
+        where: URI of the object.
         bucket: The bucket's name.
-        account: The service account that asks, if it is known.
+        account: The service account in use, if it is known.
 
     Raises:
-        NoAccessError: No credentials, no permission, or no such bucket. The message says what to do about it.
+        NoAccessError: No credentials, no permission, or no such bucket. The message contains the fix.
         TransientStorageError: The service gave no answer, or asked to try later.
         StorageError: The service refuses for another reason.
 
@@ -288,7 +288,7 @@ def _translating(where: str, bucket: str, account: str | None = None) -> Iterato
         raise
     except api_exceptions.NotFound as error:
         raise NoAccessError(
-            f"{where}: there is no bucket {bucket!r} ({_reason(error)}). Correct the URI, or make the bucket: "
+            f"{where}: there is no bucket {bucket!r} ({_reason(error)}). Correct the URI, or create the bucket: "
             f"gcloud storage buckets create gs://{bucket} --location=REGION"
         ) from error
     except api_exceptions.Unauthorized as error:
@@ -310,10 +310,10 @@ def _translating(where: str, bucket: str, account: str | None = None) -> Iterato
 
 
 def _reason(error: api_exceptions.GoogleAPICallError) -> str:
-    """Return the service's own words, without the request's URL."""
+    """Return the service's error text, without the request's URL."""
     answer: Any = error.response
     try:
         return str(answer.json()["error"]["message"]).rstrip(".")
     except (AttributeError, KeyError, TypeError, ValueError):
-        # A proxy's answer, or that of an upload: no document of the service's.
+        # The answer of a proxy or an upload: it isn't the service's JSON.
         return str(error.message).rstrip(".")

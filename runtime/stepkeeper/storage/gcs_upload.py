@@ -24,22 +24,22 @@ CALL_TIMEOUT_S: Final = (10.0, 60.0)
 """The seconds to connect, and the seconds for each piece that is sent or between two pieces of an answer."""
 
 _RESUMABLE_BYTES: Final = 32 * 1024 * 1024
-"""The size from which on sending it all again costs more than a second request."""
+"""The size above which sending everything again costs more than a second request."""
 
 _PIECE_BYTES: Final = 256 * 1024
-"""The bytes that are given to the socket at once. A sender that takes longer than the timeout for them is stuck."""
+"""The bytes that are passed to the socket at once. A send that takes longer than the timeout is stuck."""
 
 _KIND: Final = "application/octet-stream"
 _DONE: Final = (200, 201)
 _RESUME: Final = 308
 _GONE: Final = (404, 410)
 _RANGE: Final = re.compile(r"bytes=0-([0-9]+)")
-_is_transient: Final = DEFAULT_RETRY._predicate  # noqa: SLF001  # what the library itself tries again
+_is_transient: Final = DEFAULT_RETRY._predicate  # noqa: SLF001  # what the library itself retries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The place that an object is uploaded to, and the session that may put it there."""
+    """The place that an object is uploaded to, and the session for the upload."""
 
     session: AuthorizedSession
     endpoint: str
@@ -59,8 +59,7 @@ def upload(place: Place, parts: Sequence[Buffer], crc32c: str, *, retry: Retry, 
         parts: The object's bytes.
         crc32c: Their checksum, in base64.
         retry: Retries of one request.
-        patience: How long an upload that makes no headway is tried again. One that makes some begins anew
-            with it.
+        patience: How long to retry an upload that makes no progress. Any progress restarts it.
 
     Raises:
         PreconditionFailed: There is an object already, perhaps our own from a try without an answer.
@@ -76,7 +75,7 @@ def upload(place: Place, parts: Sequence[Buffer], crc32c: str, *, retry: Retry, 
 
 
 class _Body:
-    """The body that requests sends as it is: pieces of the parts, from an offset on. Asked again, it begins again."""
+    """The body that requests sends without a copy: pieces of the parts, from an offset on. It can be iterated again."""
 
     def __init__(self, parts: Sequence[memoryview], start: int = 0) -> None:
         self._parts = parts
@@ -92,7 +91,7 @@ class _Body:
             for first in range(min(skipped, part.nbytes), part.nbytes, _PIECE_BYTES):
                 piece = part[first : first + _PIECE_BYTES]
                 yield piece
-                # The connection took it, as its server takes what came before.
+                # The connection has taken it, so the server is receiving the pieces before it.
                 moved.note(piece.nbytes)
             skipped = max(skipped - part.nbytes, 0)
 
@@ -110,37 +109,37 @@ def _upload_at_once(place: Place, body: _Body, resource: Mapping[str, str]) -> N
     head += f"--{boundary}\r\nContent-Type: {_KIND}\r\n\r\n"
     whole = [memoryview(head.encode()), *body.parts, memoryview(f"\r\n--{boundary}--\r\n".encode())]
     kind = {"Content-Type": f"multipart/related; boundary={boundary}"}
-    _checked(_sent(place, "POST", place.url("multipart"), _Body(whole), kind))
+    _check_status(_send(place, "POST", place.url("multipart"), _Body(whole), kind))
 
 
 def _upload_resumably(
     place: Place, body: _Body, resource: Mapping[str, str], retry: Retry, patience: Patience
 ) -> None:
-    """Upload all in one request; after a failure the rest in another one, from where the server has come to."""
+    """Upload all in one request; after a failure, upload the bytes that the server lacks in another one."""
     session: str | None = None
     offset = furthest = 0
     pauses_s = patience.pauses_s()
     while True:
-        failure: Exception = api_exceptions.ServiceUnavailable("the upload makes no headway")
+        failure: Exception = api_exceptions.ServiceUnavailable("the upload makes no progress")
         try:
             if session is None:
-                session, offset = retry(_begun)(place, len(body), resource), 0
-            answer = _sent(place, "PUT", session, body.since(offset), _content_range(offset, len(body)))
-            came_to = _came_to(answer, len(body))
+                session, offset = retry(_begin_session)(place, len(body), resource), 0
+            answer = _send(place, "PUT", session, body.since(offset), _content_range(offset, len(body)))
+            received = _parse_progress(answer, len(body))
         except Exception as error:
             if session is None or not _is_transient(error):
                 raise
             failure = error
-            came_to = retry(_asked_how_far)(place, session, len(body))
-        if came_to == len(body):
+            received = retry(_query_progress)(place, session, len(body))
+        if received == len(body):
             return
-        if came_to is None:
+        if received is None:
             session = None
         else:
-            # The server may have lost bytes, too: go on from what it says it has.
-            offset = came_to
-            if came_to > furthest:
-                furthest, pauses_s = came_to, patience.pauses_s()
+            # The server may have lost bytes, too: continue after those that it reports.
+            offset = received
+            if received > furthest:
+                furthest, pauses_s = received, patience.pauses_s()
                 continue
         pause_s = next(pauses_s, None)
         if pause_s is None:
@@ -148,25 +147,27 @@ def _upload_resumably(
         patience.sleep(pause_s)
 
 
-def _begun(place: Place, size_bytes: int, resource: Mapping[str, str]) -> str:
+def _begin_session(place: Place, size_bytes: int, resource: Mapping[str, str]) -> str:
     """Begin a resumable upload, and return its URL."""
     headers = {"Content-Type": "application/json; charset=UTF-8"}
     headers |= {"X-Upload-Content-Length": str(size_bytes), "X-Upload-Content-Type": _KIND}
-    answer = _checked(_sent(place, "POST", place.url("resumable"), json.dumps(resource).encode(), headers))
+    answer = _check_status(
+        _send(place, "POST", place.url("resumable"), json.dumps(resource).encode(), headers)
+    )
     return answer.headers["Location"]
 
 
-def _asked_how_far(place: Place, session: str, size_bytes: int) -> int | None:
-    answer = _sent(place, "PUT", session, b"", {"Content-Range": f"bytes */{size_bytes}"})
-    return _came_to(answer, size_bytes)
+def _query_progress(place: Place, session: str, size_bytes: int) -> int | None:
+    answer = _send(place, "PUT", session, b"", {"Content-Range": f"bytes */{size_bytes}"})
+    return _parse_progress(answer, size_bytes)
 
 
-def _came_to(answer: requests.Response, size_bytes: int) -> int | None:
-    """Return how many bytes the server has; None if it has forgotten the upload. Raises what else it answers."""
+def _parse_progress(answer: requests.Response, size_bytes: int) -> int | None:
+    """Return how many bytes the server has; None if it no longer knows the upload. Raises for any other answer."""
     if answer.status_code in _GONE:
         return None
     if answer.status_code != _RESUME:
-        _checked(answer)
+        _check_status(answer)
         return size_bytes
     found = _RANGE.fullmatch(answer.headers.get("Range", ""))
     return int(found[1]) + 1 if found else 0
@@ -176,7 +177,7 @@ def _content_range(offset: int, size_bytes: int) -> dict[str, str]:
     return {"Content-Range": f"bytes {offset}-{size_bytes - 1}/{size_bytes}", "Content-Type": _KIND}
 
 
-def _sent(
+def _send(
     place: Place, method: str, url: str, body: "_Body | bytes", headers: Mapping[str, str]
 ) -> requests.Response:
     answer: requests.Response = place.session.request(
@@ -185,13 +186,13 @@ def _sent(
         data=body,
         headers=dict(headers),
         timeout=CALL_TIMEOUT_S,
-        # No answer to an upload redirects it; 308 means something else here.
+        # Uploads are never redirected; 308 means something else here.
         allow_redirects=False,
     )
     return answer
 
 
-def _checked(answer: requests.Response) -> requests.Response:
+def _check_status(answer: requests.Response) -> requests.Response:
     if answer.status_code not in _DONE:
         raise api_exceptions.from_http_response(answer)
     return answer

@@ -12,7 +12,7 @@ _MOUNTINFO: Final = Path("/proc/self/mountinfo")
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{1,220}[a-z0-9]")
 _NO_BUCKETS: Final = frozenset({"gcsfuse", "fuse", "none"})
-"""Sources of mounts that show all buckets as folders, or that say nothing."""
+"""Sources of mounts that show all buckets as folders, or that name no bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Mount:
     """One mount of this process."""
 
     root: str
-    """The folder of the file system that is mounted: not '/' for a bind mount, as a volume's subPath makes one."""
+    """The folder of the file system that is mounted: not '/' for a bind mount, such as a volume's subPath."""
 
     mount_point: str
     fstype: str
@@ -28,7 +28,7 @@ class Mount:
 
 
 def read_mountinfo() -> str:
-    """Read what this process has mounted; nothing on a system that doesn't say."""
+    """Read the mounts of this process; nothing on a system that doesn't list them."""
     try:
         return _MOUNTINFO.read_text(errors="surrogateescape")
     except OSError:
@@ -36,7 +36,7 @@ def read_mountinfo() -> str:
 
 
 def mount_of(text: str, path: PurePosixPath) -> Mount | None:
-    """Find the mount that `path`, absolute and without links, is on: the last one that was made there or above."""
+    """Find the mount of `path`, which is absolute and without links: the last one that was made there or above."""
     found: Mount | None = None
     for line in text.splitlines():
         before, separator, after = line.partition(" - ")
@@ -52,9 +52,9 @@ def mount_of(text: str, path: PurePosixPath) -> Mount | None:
 
 
 def is_mount_point(text: str, path: PurePosixPath) -> bool:
-    """Tell whether something is mounted at `path`, absolute and without links.
+    """Return True if something is mounted at `path`, which is absolute and without links.
 
-    A folder of the file system above it that is mounted there counts too.
+    A bind mount of a folder of the file system above it counts too.
     """
     mount = mount_of(text, path)
     return mount is not None and mount.mount_point == str(path)
@@ -63,8 +63,8 @@ def is_mount_point(text: str, path: PurePosixPath) -> bool:
 def gcsfuse_uri(text: str, path: PurePosixPath) -> str | None:
     """Find the gs:// URI of a folder that Cloud Storage FUSE has mounted; None for any other folder.
 
-    It is as exact as the mount tells. GKE's driver mounts by itself, without a subtype: its mounts are
-    recognised by their source, the bucket's bare name.
+    It is as exact as the mount's entry. GKE's driver mounts without a subtype: its mounts are recognized by
+    their source, the bucket's bare name.
     """
     mount = mount_of(text, path)
     if mount is None:

@@ -1,4 +1,4 @@
-"""Count the bytes that this process has moved to stores, so that slow can be told from stuck."""
+"""Count the bytes that this process has moved to stores, to distinguish slow from stuck."""
 
 import mmap
 import os
@@ -24,13 +24,13 @@ class MovedBytes:
 
     @property
     def n_bytes(self) -> int:
-        """All that was counted so far. It never falls."""
+        """The count so far. It never decreases."""
         return self._n_bytes
 
     def note(self, n_bytes: int) -> None:
-        """Count bytes that a store's server or file system has taken.
+        """Count bytes that a store's server or file system has accepted.
 
-        Any number will do for other work that a save waits for: what counts is that it goes on.
+        Other work that a save waits for may count any number: only progress matters.
         """
         with self._lock:
             self._n_bytes += n_bytes
@@ -38,7 +38,7 @@ class MovedBytes:
                 _COUNT.pack_into(self._shared, 0, self._n_bytes)
 
     def share(self, fd: int) -> None:
-        """Write the count into the memory behind `fd` from now on; the caller closes `fd`."""
+        """Write the count into the memory of `fd` from now on; the caller closes `fd`."""
         shared = mmap.mmap(fd, _COUNT.size)
         with self._lock:
             self._shared = shared

@@ -19,7 +19,7 @@ _LOST_SLASH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
 
 
 def check_slashes(path: str) -> None:
-    """Check that `path` isn't what pathlib makes of a URI; it would be taken for a folder. Raises BadUriError."""
+    """Check that `path` isn't a URI that pathlib has changed; it would be taken for a folder. Raises BadUriError."""
     if _LOST_SLASH.match(path):
         scheme, _, rest = path.partition(":")
         whole = f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"
@@ -46,8 +46,8 @@ def root_uri(path: str) -> str:
     """Return the URI of a root: a folder's path, which may begin with '~', as a file:// URI, and a URI unchanged.
 
     Raises:
-        BadUriError: The path is empty, what pathlib makes of a URI ("gs:/bucket"), or in a home folder that doesn't
-            exist.
+        BadUriError: The path is empty, a URI that pathlib has changed ("gs:/bucket"), or in a home folder that
+            doesn't exist.
 
     """
     if not path:
@@ -63,14 +63,14 @@ def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:
 
     Args:
         uri: file:///…, gs://bucket/prefix, or what fsspec has a file system for.
-        unsafe_single_writer: Leave out the proof, made before the first put, that only one of two creates of
-            a name wins. fsspec's stores make it. True promises that nothing else will ever write there.
+        unsafe_single_writer: Skip the proof that only one of two creates of a name wins. fsspec's stores make
+            it before the first put. True promises that nothing else will ever write there.
 
     Returns:
         A store that many threads may use at once.
 
     Raises:
-        BadUriError: No store has this URI; the message says what to write instead.
+        BadUriError: No store has this URI; the message shows a correct one.
 
     """
     parts = urlsplit(uri)
@@ -117,9 +117,9 @@ def _open_file(uri: str, parts: SplitResult) -> PosixStore:
     bucket = gcsfuse_uri(read_mountinfo(), PurePosixPath(path.resolve()))
     if bucket is not None:
         raise BadUriError(
-            f"{uri!r} is a bucket mounted by Cloud Storage FUSE, where a file may be lost after fsync and of two "
-            f"writers of one name both win; write {bucket!r}, with the folder of the mount's option only-dir, "
-            "if it has one, behind the bucket's name"
+            f"{uri!r} is a bucket mounted by Cloud Storage FUSE, where a file may be lost after fsync, and two "
+            f"writers of one name both win; write {bucket!r}, followed by the folder of the mount's option only-dir, "
+            "if it has one"
         )
     return PosixStore(path)
 
@@ -143,7 +143,7 @@ def _open_gcs(uri: str, parts: SplitResult) -> Store:
 
 
 OPENERS: Final[dict[str, Callable[[str, SplitResult], Store]]] = {"file": _open_file, "gs": _open_gcs}
-"""What opens a URI, by its scheme, where that isn't fsspec."""
+"""The functions that open URIs without fsspec, by scheme."""
 
 
 def _open_fsspec(uri: str, parts: SplitResult, *, unsafe_single_writer: bool) -> Store:

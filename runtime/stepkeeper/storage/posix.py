@@ -50,23 +50,23 @@ class PosixStore:
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = self._root / check_path(path)
         temporary = target.with_name(f"{TEMPORARY}{target.name}-{secrets.token_hex(16)}")
-        with self._translated(target):
+        with self._converted_errors(target):
             self._write_new(temporary, [data])
             try:
                 won = self._link(temporary, target)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
-        # The put may have been applied from here on: every failure is an unknown outcome, whatever its number.
-        with self._translated(target, always=TransientStorageError):
+        # The put may have been applied from here on: every failure is an unknown outcome, whatever its errno.
+        with self._converted_errors(target, always=TransientStorageError):
             temporary.unlink(missing_ok=True)
-            # Also if another put was first: what the caller acts on next must outlive a power cut.
+            # Also if another put was first: the caller acts on that object next, so it must survive a power failure.
             self._sync_folders(target.parent)
         return won
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
         target = self._root / check_path(path)
-        with self._translated(target):
+        with self._converted_errors(target):
             try:
                 self._write_new(target, parts)
             except FileExistsError:
@@ -75,7 +75,7 @@ class PosixStore:
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         target = self._root / check_path(path)
-        with self._translated(target):
+        with self._converted_errors(target):
             for refreshed in (False, True):
                 if refreshed:
                     refresh_folder(target.parent)
@@ -93,9 +93,9 @@ class PosixStore:
         return list(itertools.islice(self._listed(prefix, start), limit))
 
     def _listed(self, prefix: str, start: str) -> Iterator[ObjectStat]:
-        """Yield the objects of that prefix from `start` on, in order. What isn't asked for isn't looked at."""
+        """Yield the objects with that prefix from `start` on, in order. Other files aren't accessed."""
         folder = prefix.rpartition("/")[0]
-        with self._translated(self._root / folder):
+        with self._converted_errors(self._root / folder):
             refresh_folder(self._root / folder)
             found = walk(self._root / folder, f"{folder}/" if folder else "")
             chosen = [each for each in found if each[0] >= start and each[0].startswith(prefix)]
@@ -106,7 +106,7 @@ class PosixStore:
 
     def delete(self, path: str) -> None:
         target = self._root / check_path(path)
-        with self._translated(target):
+        with self._converted_errors(target):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 target.unlink()
             for folder in self._folders(target.parent)[:-1]:
@@ -128,14 +128,14 @@ class PosixStore:
         return above[: above.index(self._root) + 1]
 
     def _write_new(self, target: Path, parts: Sequence[Buffer]) -> None:
-        """Write a new file durably. Raises FileExistsError. Leaves nothing behind if it fails."""
+        """Write a new file durably. Raises FileExistsError. Leaves no file if it fails."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         while True:
             try:
                 descriptor = os.open(target, flags, 0o644)
                 break
             except FileNotFoundError:
-                # The folder is new, or a deletion took it away just now because it was empty.
+                # The folder is new, or a deletion has just removed it because it was empty.
                 make_folder_beside_deletions(target.parent)
         try:
             try:
@@ -156,12 +156,12 @@ class PosixStore:
         except OSError as error:
             if error.errno not in NO_LINK:
                 raise
-            # vfat, exFAT and many a FUSE have no hard links.
+            # vfat, exFAT and many FUSE file systems have no hard links.
             return rename_no_replace(temporary, target)
         return True
 
     def _check_same(self, target: Path, parts: Sequence[Buffer]) -> None:
-        """Check that an earlier try of the same write got through.
+        """Check that an earlier try of the same write succeeded.
 
         Raises ObjectExistsError if other bytes are there.
         """
@@ -172,13 +172,13 @@ class PosixStore:
             raise ObjectExistsError(f"{target} exists with other bytes; it was not overwritten")
 
     def _sync_folders(self, folder: Path) -> None:
-        """Make the entries of every folder from `folder` to the root, and the root's own, outlive a power cut."""
+        """Make the entries of every folder from `folder` to the root, and the root's own, survive a power failure."""
         for each in self._folders(folder):
             sync_folder(each)
         try:
             sync_folder(self._root.parent)
         except PermissionError:
-            # The root can't vanish from it later: once is enough.
+            # Once is enough: the root can't disappear from it later.
             if not self._above_synced:
                 sync_file_system(self._root)
         if not self._above_synced:
@@ -186,8 +186,8 @@ class PosixStore:
             self._above_synced = True
 
     @contextlib.contextmanager
-    def _translated(self, target: Path, always: type[StorageError] | None = None) -> Iterator[None]:
-        """Convert OSErrors into StorageErrors that name `target`: into `always`, or into what their number says."""
+    def _converted_errors(self, target: Path, always: type[StorageError] | None = None) -> Iterator[None]:
+        """Convert OSErrors into StorageErrors that name `target`: into `always`, or into the class for their errno."""
         try:
             yield
         except StorageError:

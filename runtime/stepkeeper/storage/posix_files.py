@@ -31,7 +31,7 @@ __all__ = [
 NO_LINK: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 TEMPORARY: Final = ".tmp-"
 _SILLY_RENAMED: Final = ".nfs"
-"""The prefix that an NFS client gives to a file that is deleted while somebody reads it."""
+"""The prefix that an NFS client gives to a file that is deleted while a process reads it."""
 
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
@@ -42,15 +42,15 @@ _MAX_PARTS: Final = 512
 """The most buffers in one writev; IOV_MAX is 1024 on Linux."""
 
 _TRIES: Final = 3
-"""A deletion and another process that makes the folder anew don't come between that often."""
+"""Deletions and other processes that create the folder again don't interfere more often than that."""
 
 
 def make_folder_beside_deletions(folder: Path) -> None:
-    """Make a folder while deletions may take away empty ones.
+    """Create a folder while deletions may remove empty ones.
 
     Raises:
-        TransientStorageError: A deletion took a folder above it.
-        StorageError: A folder above it is there, and takes none, as in /proc.
+        TransientStorageError: A deletion removed a folder above it.
+        StorageError: A folder above it exists, but no folder can be created in it, as in /proc.
 
     """
     for _ in range(_TRIES):
@@ -62,15 +62,15 @@ def make_folder_beside_deletions(folder: Path) -> None:
             return
         if not above.is_dir():
             raise TransientStorageError(
-                f"{folder}: a deletion took a folder above it away, which was empty yet"
+                f"{folder}: a deletion removed a folder above it, which was still empty"
             ) from refused
     raise StorageError(
-        refused.errno, f"{folder}: no folder can be made in {above}, though it is there"
+        refused.errno, f"{folder}: no folder can be created in {above}, although it exists"
     ) from refused
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder and those above it, durably where they are new."""
+    """Create the folder and those above it, durably if they are new."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -79,9 +79,9 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_above(folder: Path) -> None:
-    """Make the entries of the folders above outlive a power cut, up to the file system's root.
+    """Make the entries of the folders above survive a power failure, up to the file system's root.
 
-    The process that made them may have been killed before it synced them.
+    The process that created them may have been killed before it synced them.
     """
     device = folder.stat().st_dev
     for each in folder.parents:
@@ -97,7 +97,7 @@ def sync_above(folder: Path) -> None:
 def rename_no_replace(temporary: Path, target: Path) -> bool:
     """Rename `temporary` to `target`.
 
-    Returns False if that name was taken. Raises StorageError if there is no way.
+    Returns False if that name was taken. Raises StorageError if the file system can't do this.
     """
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
@@ -114,13 +114,13 @@ def rename_no_replace(temporary: Path, target: Path) -> bool:
         raise OSError(number, os.strerror(number))
     raise StorageError(
         number,
-        f"{target.parent} can neither link files nor rename them without replacing ({os.strerror(number)}): there is "
-        "no way to write the log so that of two writers only one wins; put the root on another file system",
+        f"{target.parent} can neither link files nor rename them without replacing ({os.strerror(number)}): the log "
+        "can't be written so that only one of two writers wins; put the root on another file system",
     )
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's entries outlive a power cut."""
+    """Make the folder's entries survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -129,9 +129,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_entry(folder: Path) -> None:
-    """Make the folder's own entry outlive a power cut.
+    """Make the folder's own entry survive a power failure.
 
-    Where the folder above may not be read, it can't be synced alone: the whole file system is.
+    If the folder above may not be read, the whole file system is synced: that folder can't be synced alone.
     """
     try:
         sync_folder(folder.parent)
@@ -140,7 +140,7 @@ def sync_entry(folder: Path) -> None:
 
 
 def sync_file_system(folder: Path) -> None:
-    """Make all that was written to the folder's file system outlive a power cut. It may take long."""
+    """Make everything on the folder's file system survive a power failure. It may take long."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
@@ -155,11 +155,11 @@ def sync_file_system(folder: Path) -> None:
 def refresh_folder(folder: Path) -> None:
     """Ask a network file system's server whether the folder has changed.
 
-    An NFS client answers for a minute by what it has seen: by a listing, and by names that weren't there.
+    An NFS client caches listings, and names that didn't exist, for a minute.
     """
     if (statx := _find_statx()) is not None:
         found = ctypes.create_string_buffer(_STATX_BYTES)
-        # A folder that isn't there has nothing to forget.
+        # A missing folder has no cached listing.
         statx(_AT_FDCWD, os.fsencode(folder), _AT_STATX_FORCE_SYNC, _STATX_BASIC_STATS, found)
 
 
@@ -170,7 +170,7 @@ def _find_statx() -> Callable[..., int] | None:
 
 
 def write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
-    """Write all bytes of `parts`, joined. Many bytes go past the page cache where the file allows it."""
+    """Write all bytes of `parts`, joined. Large data bypasses the page cache if the file allows it."""
     if write_past_cache(descriptor, parts):
         return
     waiting = [memoryview(part).cast("B") for part in parts if joined_size_bytes([part])]
@@ -203,14 +203,14 @@ def read_range(descriptor: int, offset: int, length: int | None) -> bytes:
 def walk(folder: Path, prefix: str, *, below: bool = False) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield all files below `folder`, with `prefix` before their paths. A folder that doesn't exist has none.
 
-    Temporary files, and folders below that may not be read are left out. `below` is True in the recursive calls.
+    Temporary files, and folders below that may not be read, are left out. `below` is True in the recursive calls.
     """
     try:
         entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return
     except PermissionError:
-        # Folders below that may not be read (a volume's lost+found) hold nothing of ours; the one asked for may.
+        # Folders below that may not be read (a volume's lost+found) hold no objects; `folder` itself may.
         if below:
             return
         raise
@@ -224,7 +224,7 @@ def walk(folder: Path, prefix: str, *, below: bool = False) -> Iterator[tuple[st
 
 
 def describe(path: str, entry: os.DirEntry[str]) -> ObjectStat | None:
-    """Return what is known of the object at `path`; None if it was deleted meanwhile."""
+    """Return the stat of the object at `path`; None if it was deleted meanwhile."""
     try:
         stat = entry.stat()
     except FileNotFoundError:

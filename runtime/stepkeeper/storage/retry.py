@@ -1,4 +1,4 @@
-"""Ask a store again after pauses that grow."""
+"""Retry requests to a store, after pauses that grow."""
 
 import math
 import random
@@ -20,19 +20,19 @@ _LONGEST_PAUSE_S: Final = 8.0
 _TRIES_S: Final = 60.0
 """The seconds that all tries together may take beyond the pauses."""
 
-_TOLD_AFTER_S: Final = 5.0
-_TOLD_EVERY_S: Final = 30.0
+_WARN_AFTER_S: Final = 5.0
+_WARN_EVERY_S: Final = 30.0
 """The seconds between two warnings, however many threads wait for an answer."""
 
 _JITTER: Final = random.Random()  # noqa: S311  # no secret
-"""A generator of our own: a training that draws from the module's must not draw others because a store was asked."""
+"""A separate generator: retries must not change the numbers that a training draws from the module's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """A limit to how long an answer is waited for. The jitter is equal, so that many ranks don't come back at once.
+    """A limit on the retries of a request. Pauses have a jitter, so that many ranks don't retry at the same time.
 
-    Tries that take long by themselves (requests that get stuck) are given up a minute later.
+    If the tries themselves take long (stuck requests), retrying ends up to a minute later.
     """
 
     total_s: float = 90.0
@@ -49,9 +49,9 @@ class Patience:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def retry(self, operation: Callable[[], T]) -> T:
-        """Call `operation`, again after each TransientStorageError, and return what it returns.
+        """Call `operation`, again after each TransientStorageError, and return its result.
 
-        Raises TransientStorageError once patience is at an end, and every other error at once. What lasts is warned of.
+        Raises TransientStorageError once patience runs out, and every other error at once. Long outages are logged.
         """
         begun_s = time.monotonic()
         for pause_s in self.pauses_s():
@@ -67,15 +67,15 @@ class _Warnings:
     """Warn of a store that gives no answer for a while. Two threads at once may both warn."""
 
     def __init__(self) -> None:
-        self._told_s = -math.inf
+        self._warned_s = -math.inf
 
     def warn(self, error: TransientStorageError, waited_s: float, total_s: float) -> None:
         now_s = time.monotonic()
-        if waited_s < _TOLD_AFTER_S or now_s - self._told_s < _TOLD_EVERY_S:
+        if waited_s < _WARN_AFTER_S or now_s - self._warned_s < _WARN_EVERY_S:
             return
-        self._told_s = now_s
+        self._warned_s = now_s
         _log.warning(
-            "the store gives no answer for %.0f s, and is asked again for up to %.0f s: %s",
+            "the store has given no answer for %.0f s; retrying for up to %.0f s: %s",
             waited_s,
             total_s,
             error,

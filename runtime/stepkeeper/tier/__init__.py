@@ -1,7 +1,7 @@
-"""Keep a local disk between a trainer and a slow root: saves are staged there, and copies of commits are read back.
+"""Use a local disk between a trainer and a slow root: saves are staged there, and copies of commits are read back.
 
-Only a root decides what is committed. Whatever is on the disk may be missing, half written or wrong: it is
-verified, or read at the root.
+Only the root decides what is committed. Data on the disk may be missing, half written or wrong: it is verified, or read
+from the root instead.
 """
 
 from stepkeeper.tier.cached_store import CachedStore

@@ -1,4 +1,4 @@
-"""Read a root from a local disk where that has a copy. Whoever reads has to verify."""
+"""Read a root, from a local disk where that has a copy. Callers have to verify the bytes."""
 
 import threading
 from collections.abc import Collection, Sequence
@@ -12,7 +12,7 @@ __all__ = ["CachedStore"]
 class CachedStore:
     """A root with copies on a local disk.
 
-    Only the root tells what is there. It isn't asked for bytes that the local disk can give.
+    Only the root defines which objects exist. Bytes come from the local disk if it has them.
     """
 
     def __init__(self, root: Store, tier: LocalTier) -> None:
@@ -61,9 +61,9 @@ class CachedStore:
         return self._tier.list_held(prefix) - self._distrusted
 
     def distrust(self, path: str) -> bool:
-        """Read the object at the root from here on, and drop its copy.
+        """Read the object from the root from here on, and drop its copy.
 
-        Returns True if the copy was read until now.
+        Returns True if the copy was read before.
         """
         with self._lock:
             was_given = path in self._given and path not in self._distrusted

@@ -1,4 +1,4 @@
-"""Keep one root's copies in a folder on a local disk. Nothing in it is durable, and nobody may depend on it."""
+"""Keep copies of one root's objects in a folder on a local disk. None of them is durable."""
 
 import errno
 import hashlib
@@ -26,7 +26,7 @@ _TEMPORARY: Final = ".tmp-"
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9]+")
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _SPARED: Final = 20
-"""The part of the file system that is left free, as a divisor: what else is on the host needs its disk too."""
+"""The part of the file system that is left free, as a divisor: other programs on the host need the disk too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,33 +34,30 @@ class TierPlace:
     """The place where a process keeps its tier."""
 
     folder: str
-    """A folder for any number of roots, jobs and processes of this host."""
+    """A folder for all roots, jobs and processes of this host."""
 
     most_bytes: int | None = None
-    """The most bytes of one process's objects of one root. None: as much as the disk has."""
+    """The most bytes of one process's objects of one root; None sets no limit."""
 
 
 @final
 class LocalTier:
     """Hold copies of a root's bulk objects under their paths. Many threads and processes may use it at once.
 
-    Names never come back in a root (each save has a nonce of its own), so a copy is of its object, or bad.
+    Names in a root are never reused, since each save has its own nonce, so a copy is either right or corrupt.
     """
 
     def __init__(self, place: TierPlace, uri: str) -> None:
-        """Keep copies of the root with this URI; those of other roots are elsewhere.
-
-        Nothing is read or written yet.
-        """
+        """Prepare the copies of the root with this URI. Nothing is read or written yet."""
         self._place = place
         self._folder = Path(place.folder) / _name_of(uri)
         self._files = PosixStore(self._folder)
         self._is_ours = False
 
     def make_room(self, folder: str, rank: int, size_bytes: int) -> None:
-        """Make room for the share of `rank` in the save in `folder`. Of other saves at most the last used one stays.
+        """Make room for the share of `rank` in the save in `folder`. At most one other save stays, the last used one.
 
-        Raises OSError if there is no room, or the disk is no place for it.
+        Raises OSError if there is no room, or the folder can't be used.
         """
         self._make_folder()
         others = [each for each in self._saves() if each != folder]
@@ -72,16 +69,17 @@ class LocalTier:
         room_bytes = self._room_bytes(rank)
         if size_bytes > room_bytes:
             raise OSError(
-                errno.ENOSPC, f"{self._folder} has room for {max(room_bytes, 0)} bytes, not for {size_bytes}"
+                errno.ENOSPC,
+                f"{self._folder} has room for {max(room_bytes, 0)} bytes, {size_bytes} are needed",
             )
 
     def put(self, path: str, parts: Sequence[Buffer]) -> None:
-        """Put a whole copy, as far as this process can tell. Raises OSError; then there is none."""
+        """Put a copy, without a guarantee of durability. Raises OSError; then there is no copy."""
         target = self._folder / check_path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f"{_TEMPORARY}{target.name}-{secrets.token_hex(16)}")
         try:
-            # Not fsynced: after a power cut checksums tell whether it is whole.
+            # Not fsynced: after a power cut, checksums detect an incomplete copy.
             with temporary.open("xb") as file:
                 if not write_past_cache(file.fileno(), parts):
                     for part in parts:
@@ -93,7 +91,7 @@ class LocalTier:
             raise
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | None:
-        """Read that range of a copy, to be verified; None if there is no copy, or it can't be read."""
+        """Read a range of a copy, unverified; None if there is no copy, or it can't be read."""
         if not self._may_be_read():
             return None
         try:
@@ -105,7 +103,7 @@ class LocalTier:
             return None
 
     def list_held(self, prefix: str) -> set[str]:
-        """List the objects with this prefix that there are copies of."""
+        """List the objects with this prefix that have copies."""
         if not self._may_be_read():
             return set()
         try:
@@ -114,7 +112,7 @@ class LocalTier:
             return set()
 
     def map_copy(self, path: str) -> memoryview:
-        """Map all of a copy that this process has put, to be verified. Raises OSError."""
+        """Map a whole copy that this process has put, unverified. Raises OSError."""
         with (self._folder / check_path(path)).open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
             return memoryview(
@@ -122,12 +120,12 @@ class LocalTier:
             )
 
     def forget(self, path: str) -> None:
-        """Delete the copy of that object, if possible."""
+        """Delete the copy of an object, if possible."""
         with suppress(StorageError):
             self._files.delete(path)
 
     def drop(self, folder: str) -> None:
-        """Delete all copies of the save in `folder`, if possible, and what killed puts have left there."""
+        """Delete all copies of the save in `folder`, if possible, and leftovers of killed puts."""
         where = self._folder / folder
         with suppress(OSError):
             for file in list(where.iterdir()):
@@ -137,15 +135,14 @@ class LocalTier:
             where.parent.rmdir()
 
     def mark_used(self, folder: str) -> None:
-        """Mark the save in `folder` as used: others are dropped before it."""
+        """Mark the save in `folder` as used, so that others are dropped before it."""
         with suppress(OSError, StopIteration):
             os.utime(next((self._folder / folder).iterdir()))
 
     def _saves(self) -> list[str]:
         """List the folders of saves, the last used one first.
 
-        Their files tell the time: a process that is dropping files changes the folder, which would be the
-        newest then.
+        The times are those of their files: a process that drops files changes the folder's own time.
         """
         found: list[tuple[int, str]] = []
         for path in (each for step in _entries(self._folder) for each in _entries(step)):
@@ -164,18 +161,18 @@ class LocalTier:
         return min(free_bytes, self._place.most_bytes - sum(each.size_bytes for each in held))
 
     def _make_folder(self) -> None:
-        """Make the folder. Raises OSError if it can't be made, or isn't this user's alone."""
+        """Make the folder. Raises OSError if that fails, or if other users may write to it."""
         for folder, mode in ((self._folder.parent, 0o777), (self._folder, 0o700)):
-            # Folders above are not made: if the disk isn't mounted, they would be made on another one.
+            # Folders above are not made: if the disk isn't mounted, they would be on another one.
             folder.mkdir(mode, exist_ok=True)
         if not self._may_be_read():
             raise PermissionError(
                 errno.EPERM,
-                f"{self._folder} is another user's, or others may write to it; take another folder",
+                f"{self._folder} belongs to another user, or others may write to it; use another folder",
             )
 
     def _may_be_read(self) -> bool:
-        """Tell whether nobody else can have put there what this process would take for its own."""
+        """Return whether only this user can have written the files in the folder."""
         if not self._is_ours:
             with suppress(OSError):
                 found = self._folder.lstat()
@@ -188,7 +185,7 @@ class LocalTier:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """List what is in a folder; nothing if it is gone, or is no folder."""
+    """List the entries of a folder; an empty list if it is gone, or isn't a folder."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -196,7 +193,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _changed_nanos(file: Path) -> int:
-    """Return when a file was changed; 0 if it is gone."""
+    """Return a file's modification time; 0 if it is gone."""
     try:
         return file.stat().st_mtime_ns
     except FileNotFoundError:
@@ -204,6 +201,6 @@ def _changed_nanos(file: Path) -> int:
 
 
 def _name_of(uri: str) -> str:
-    """Make a folder's name for a root: the end of its URI for people, and a digest."""
+    """Make a folder's name for a root: the readable end of its URI, and a digest."""
     readable = _NO_NAME.sub("-", uri).strip("-")[-40:].strip("-")
     return f"{readable}-{hashlib.sha256(uri.encode()).hexdigest()[:16]}"

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""Stage saves on a local disk: first all of a save goes there, then from there to the root.
+"""Stage saves on a local disk: a save is first written there as a whole, then uploaded to the root.
 
 Only the root is durable.
 """
@@ -25,7 +25,7 @@ __all__ = ["LocalStaging"]
 
 _STREAMS: Final = 8
 _AT_ONCE: Final = Patience(total_s=0.0)
-"""No retries: a share that the disk can't take now goes to the root without it."""
+"""No retries: a share that the disk can't hold now is written to the root directly."""
 
 
 @final
@@ -37,17 +37,17 @@ class LocalStaging:
         self._tier = tier
         self._patience = patience
         self._unfinished: str | None = None
-        """The folder of a save that was staged and isn't at the root."""
+        """The folder of a save that was staged but isn't at the root."""
 
     def stage(self, order: SaveOrder, data: memoryview, *, cache: LayoutCache | None = None) -> Manifest:
-        """Write all that is ordered to the local disk, so that `data` is needed no more. Nothing is durable.
+        """Write the whole order to the local disk, so that `data` isn't needed any more. It isn't durable.
 
-        Raises OSError if that fails; then nothing of it is left there.
+        Raises OSError if that fails; then nothing is left there.
         """
         size_bytes = sum(size_in_bytes(each.dtype, each.sizes) for each in order.tensors)
         size_bytes += sum(each.length_bytes for each in order.values)
         if self._unfinished is not None:
-            # That save came to nothing. Copies of what was committed before it are worth more.
+            # That save failed. Copies of earlier commits are worth more.
             self._tier.drop(self._unfinished)
         self._unfinished = order.folder
         self._tier.make_room(order.folder, order.rank, size_bytes)
@@ -60,13 +60,13 @@ class LocalStaging:
             raise
 
     def upload(self, manifest: Manifest) -> None:
-        """Upload the staged objects durably, then the manifest. It can be tried again.
+        """Upload the staged objects durably, then the manifest. The upload can be retried.
 
         Rank 0's manifest isn't uploaded here: it is written last, once all ranks' objects are durable.
 
         Raises:
-            SaveError: The disk doesn't hold what was put there.
-            StorageError: The root gave no answer, or refused.
+            SaveError: The disk doesn't return the bytes that were put there.
+            StorageError: The root didn't answer, or refused.
 
         """
         streams = self._root.streams if isinstance(self._root, StreamedStore) else _STREAMS
@@ -82,23 +82,25 @@ class LocalStaging:
         try:
             data = self._tier.map_copy(path)
         except OSError as error:
-            raise SaveError(f"{path} can't be read back from the local disk: {error}") from error
+            raise SaveError(f"reading {path} back from the local disk failed: {error}") from error
         if data.nbytes != record.size_bytes or block_crcs([data], BLOCK_BYTES) != record.blocks:
-            raise SaveError(f"{path} on the local disk is not what was put there: the disk is at fault")
+            raise SaveError(
+                f"{path} on the local disk differs from the bytes that were put there: the disk is faulty"
+            )
         self._patience.retry(lambda: self._root.write(path, [data]))
 
 
 class _StagingStore(CachedStore):
     """Write objects to the local disk, not to the root.
 
-    Write no manifests: they prove that objects are at the root, where these aren't yet.
+    Manifests are not written: they prove that objects are at the root, where these aren't yet.
     """
 
     def __init__(self, root: Store, tier: LocalTier) -> None:
         super().__init__(root, tier)
         self.staged: list[str] = []
         if isinstance(root, StreamedStore):
-            # Its objects are as many and as large as the root wants them.
+            # The number and size of its objects follow the root's streams.
             self.streams = root.streams
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:

@@ -1,1 +1,1 @@
-"""Decide and do what happens between two training steps: save, stop, or go on."""
+"""Decide between two training steps whether to save, stop or continue."""

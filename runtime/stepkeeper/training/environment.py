@@ -1,4 +1,4 @@
-"""Read who this process is and what the operator asks of it, in a container that the operator made."""
+"""Read this process's identity and settings, in a container that the operator made."""
 
 import os
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ _log: Final = logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodPaths:
-    """Paths of the files and folders that the operator gives a pod; tests put them elsewhere."""
+    """Paths of the operator's files and folders in a pod. Tests use other paths."""
 
     settings_folder: Path = Path(SETTINGS_FOLDER)
     notice_file: Path = Path(NOTICE_FILE)
@@ -63,12 +63,12 @@ class Environment:
     def local_tier(self) -> Path | None:
         """Folder of the volume that the job's template mounts for the local tier; None if it mounts none."""
         folder = self.places.local_tier_folder
-        # An image may have such a folder too, on the node's system disk.
+        # An image may also have such a folder, on the node's system disk.
         return folder if is_mount_point(read_mountinfo(), PurePosixPath(folder.resolve())) else None
 
     @property
     def report_target(self) -> ReportTarget | None:
-        """Address and credentials for this job's reports; None if nobody wants any."""
+        """Address and credentials for this job's reports; None if there is no endpoint."""
         endpoint = self.settings.endpoint
         if endpoint is None:
             return None
@@ -80,10 +80,10 @@ class Environment:
 
 
 def read_environment(places: PodPaths | None = None) -> Environment:
-    """Read what the operator told this container.
+    """Read the identity and settings that the operator gave this container.
 
     Args:
-        places: Paths of the pod's files; by default those that the operator and the template say.
+        places: Paths of the pod's files; by default those of the operator and the template.
 
     Raises:
         NotInPodError: No operator made this container.
@@ -92,7 +92,7 @@ def read_environment(places: PodPaths | None = None) -> Environment:
     """
     if not Identity.present(os.environ):
         raise NotInPodError(
-            f"{Identity.variable('job_uid')} is not set: this process is in no container of a "
+            f"{Identity.variable('job_uid')} is not set: this process is not in a container of a "
             "CheckpointedTrainingJob. Without the operator, write "
             "stepkeeper.CheckpointManager('gs://bucket/run', save=500) instead of from_env()"
         )
@@ -103,13 +103,13 @@ def read_environment(places: PodPaths | None = None) -> Environment:
         text = path.read_bytes()
     except OSError as error:
         raise NotInPodError(
-            f"the job's settings can't be read from {path}: {error}. The operator mounts them from a ConfigMap; "
-            "a template must not mount anything over that folder"
+            f"reading the job's settings from {path} failed: {error}. The operator mounts them from a ConfigMap: "
+            "do not mount anything over that folder in the template"
         ) from error
     environment = Environment(identity=identity, settings=Settings.from_json(text), places=places)
     if unknown := Settings.list_unknown(text):
         _log.warning(
-            "the operator is newer than this stepkeeper %s, which passes over parts of %s: %s",
+            "the operator is newer than this stepkeeper %s, which ignores parts of %s: %s",
             __version__,
             path,
             "; ".join(unknown),
@@ -118,16 +118,16 @@ def read_environment(places: PodPaths | None = None) -> Environment:
 
 
 def check_world_size(environment: Environment, group: dist.ProcessGroup | None) -> None:
-    """Check that the hosts of the job can talk to each other: the process group has at least one rank for each host.
+    """Check that the process group has at least one rank for each host of the job.
 
     Raises:
-        ProcessGroupError: The group is smaller. Each host would take itself for the whole job and fence the others.
+        ProcessGroupError: The group is smaller. Each host would train as the whole job and fence the others.
 
     """
     n_hosts, n_ranks = environment.identity.n_hosts, world_size_of(group)
     if n_ranks < n_hosts:
         raise ProcessGroupError(
-            f"the job has {n_hosts} hosts, the process group {n_ranks} ranks; call "
+            f"the job has {n_hosts} hosts, but the process group has {n_ranks} ranks; call "
             "stepkeeper.distributed.init() on all of them before CheckpointManager.from_env()"
         )
 
@@ -149,7 +149,7 @@ def build_open_request(
     """Build the first message to a companion process. Without an operator it asks for no reports.
 
     Args:
-        environment: What the operator told this process, if there is an operator.
+        environment: The operator's identity and settings, if there is an operator.
         rank_group: The ranks that save together.
         uri: The root.
         keep: The policy that selects which commits stay; None deletes nothing.

@@ -1,4 +1,4 @@
-"""Remember the last finished step until it is saved: a training that ends well saves it."""
+"""Remember the last finished step until it is saved. A training that ends well saves it."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,36 +17,36 @@ from stepkeeper_planners.state.whole import Whole
 __all__ = ["LastStep"]
 
 _MOST_TENSORS: Final = 16
-"""So many tensors of a state are compared."""
+"""Number of a state's tensors that are compared."""
 
 _VISITS: Final = 100
-"""So many containers, objects and tensors of a state are looked at."""
+"""Number of a state's containers, objects and tensors that are visited."""
 
 _ENTRIES: Final = 200
-"""So many entries of a container are looked through."""
+"""Number of a container's entries that are visited."""
 
 _PARAMETERS: Final = 4
-"""So many parameters of a module, and groups of an optimizer, are compared."""
+"""Number of a module's parameters, and of an optimizer's groups, that are compared."""
 
 _HELD_BYTES: Final = 4 << 20
-"""A tensor that a save has read is held until the next one if it has at most so many bytes."""
+"""The largest tensor, in bytes, that is held from one save to the next."""
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class LastStep:
-    """Hold the request of the last finished step, and notice if its state has changed since.
+    """Hold the request of the last finished step, and detect changes of its state.
 
-    The state is the training's own, and isn't copied. A step that was trained after it, but not finished, or weights
-    that were loaded for an evaluation, would be saved under the wrong number. So some of the tensors are compared:
-    the train loop waits for this at every step, and an optimizer's step changes all that it trains.
+    The state is the training's own and isn't copied. An unfinished later step, or weights that were loaded for an
+    evaluation, would be saved under the wrong number. So some of the tensors are compared. A few are enough, as an
+    optimizer's step changes all of them, and the train loop waits for this at every step.
     """
 
     def __init__(self) -> None:
         self._request: SaveRequest | None = None
         self._marks: list[ChangeMark] = []
         self._read: Sequence[torch.Tensor] = ()
-        """Some of the tensors that the last save has read, of a state in which none can be seen."""
+        """Some of the tensors that the last save read, for a state whose tensors can't be found."""
 
     @property
     def request(self) -> SaveRequest | None:
@@ -55,7 +55,7 @@ class LastStep:
 
     @property
     def has_changed(self) -> bool:
-        """True if the state isn't that of the step any more."""
+        """True if the state has changed since the step."""
         if self._request is None:
             return False
         now = self._mark(self._request.state)
@@ -64,11 +64,13 @@ class LastStep:
         )
 
     def note_finished(self, request: SaveRequest) -> None:
-        """Note that `request` is the last step that was finished."""
+        """Record that `request` is the last finished step."""
         self._request, self._marks = request, self._mark(request.state)
 
     def follow_save(self, request: SaveRequest) -> SaveRequest:
-        """Forget the step, if it is the one to save, and return the request of a save, which notes what it reads."""
+        """Forget the step if it is the one to save, and return the save's request, which records the tensors that it
+        reads.
+        """
         if self._request is not None and self._request.step != request.step:
             return request
         self.forget()
@@ -85,13 +87,15 @@ class LastStep:
         self._request, self._marks = None, []
 
     def _mark(self, state: GivenState) -> list[ChangeMark]:
-        """Mark tensors of the state, without calling anything; those that it had last, where none can be seen."""
+        """Mark tensors of the state, without calling the program's functions. If none are found, mark those of the last
+        save.
+        """
         tensors = list(islice(_find_tensors(state), _MOST_TENSORS))
         return list(map(mark_changes, tensors or self._read))
 
 
 def _find_tensors(state: GivenState) -> Iterator[torch.Tensor]:
-    """Yield tensors in the containers, modules and optimizers of a state. What is near its top comes first."""
+    """Yield tensors in the containers, modules and optimizers of a state, those near its top first."""
     queue: deque[Any] = deque([state])
     for _ in range(_VISITS):
         if not queue:
@@ -125,5 +129,5 @@ def _without_scalars(items: Iterable[Any]) -> list[Any]:
 
 
 def _spread(items: list[Any]) -> list[Any]:
-    """Return so many of the items as are compared, evenly spread."""
+    """Return the items to compare, evenly spread."""
     return items[:: -(-len(items) // _MOST_TENSORS) or 1]

@@ -17,12 +17,12 @@ __all__ = ["SaveConditions", "SaveDecider"]
 _SAVE: Final = "save"
 _POLICY: Final = "policy"
 _REMEMBERED: Final = 64
-"""The number of requests that are remembered: one that is repeated after so many others is carried out again."""
+"""The number of remembered requests. A request that is repeated after more others is carried out again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveConditions:
-    """The state of the saves in rank 0. It may differ between ranks at the same step, so rank 0 alone decides by it."""
+    """The state of the saves in rank 0. It may differ between ranks at the same step, so only rank 0 decides by it."""
 
     saving: bool = False
     """True if a save is in flight."""
@@ -35,10 +35,10 @@ class SaveConditions:
 
 
 class SaveDecider:
-    """Decide by the save policy, and by the requests to save or stop that came up in any rank.
+    """Decide by the save policy, and by the requests to save or stop of any rank.
 
-    A request is made from any thread; all ranks then carry it out at the same step. The train thread asks for the
-    decisions, after each step.
+    Any thread may make a request; all ranks then carry it out at the same step. The train thread calls the decisions
+    after each step.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SaveDecider:
             rank_group: The ranks that save together.
             read_conditions: Returns the state of the saves; called in rank 0, by the train thread.
             waits: Ends the waits for other ranks.
-            on_met: Called in a thread of several ranks when all of them have come to the training.
+            on_met: Called in a thread, once all of several ranks have started to train.
 
         """
         self._policy = policy
@@ -64,7 +64,7 @@ class SaveDecider:
         self._read_conditions = read_conditions
         self._agreement = StepAgreement(rank_group, waits, on_met)
         self._answered: deque[str] = deque(maxlen=_REMEMBERED)
-        """Requests that all ranks have come to. Hosts may ask for the same one, each when it hears of the reason."""
+        """Requests that all ranks have reached. Several hosts may make the same one, each when it gets the reason."""
 
         self._asked_step: int | None = None
         self._stop_step: int | None = None
@@ -74,22 +74,22 @@ class SaveDecider:
 
     @property
     def stop_step(self) -> int | None:
-        """The step at which all ranks stop; None until they have reached it."""
+        """The stop step; None until this rank has reached it."""
         return self._stop_step
 
     @property
     def stop_is_agreed(self) -> bool:
-        """True if all ranks have agreed on a step to stop at, and this one hasn't come to it yet."""
+        """True if all ranks have agreed on a stop step that this one hasn't reached."""
         return self._agreement.agreed_stop is not None
 
     @property
-    def heard_early_stop(self) -> bool:
-        """True if another rank was asked to stop before all had come to the training."""
-        return self._agreement.heard_early_stop
+    def received_early_stop(self) -> bool:
+        """True if another rank got a notice before all ranks had started."""
+        return self._agreement.received_early_stop
 
     @property
     def kills(self) -> bool | None:
-        """True if a process is killed for what all ranks have agreed to stop for; None while they haven't agreed."""
+        """True if a process is killed after the agreed stop; None while no stop is agreed."""
         return kills_for(self._due_stops | {self._agreement.agreed_stop})
 
     def start(self) -> None:
@@ -100,7 +100,7 @@ class SaveDecider:
         """Make all ranks stop at one step. Any thread may call this.
 
         Args:
-            asked: True if nobody kills a process for what they stop for.
+            asked: True if no process is killed after the stop.
 
         """
         if self._stop_step is None:
@@ -110,10 +110,10 @@ class SaveDecider:
         """Make all ranks save one step for a request. Any thread may call this.
 
         Args:
-            request: Identifies the request: one that is repeated is carried out once.
+            request: The request's id. A repeated request is carried out once.
 
         Returns:
-            True if it is a new one.
+            True if it is new.
 
         """
         wish = f"{_SAVE}/{request}"
@@ -127,13 +127,13 @@ class SaveDecider:
 
         Raises:
             PeerLostError: A rank is lost.
-            NoticeDeadlineError: The time of a notice was over before all ranks had agreed.
+            NoticeDeadlineError: A notice's deadline came before all ranks had agreed.
 
         Ranks:
             All ranks call this after each step.
 
         """
-        # At the stop step itself nothing new can come up, and the other ranks may be gone already.
+        # At the stop step itself there are no new wishes, and the other ranks may be gone already.
         if step != self._stop_step:
             for wish in self._agreement.pass_step(step):
                 if wish in STOPS:
@@ -157,19 +157,19 @@ class SaveDecider:
             All ranks call this after each step.
 
         """
-        # Without clocks and saves in flight, every rank comes to the same answer by itself.
+        # Without clocks and saves in flight, every rank gets the same answer by itself.
         if step == self._asked_step or self._policy.due(Moment(step=step, stopping=stopping)):
             return True
         if self._rank_group.rank != 0 or not self._policy.due(self._moment(step)):
             return False
         if self._rank_group.world_size == 1:
             return True
-        # These differ between ranks: rank 0's count, and all save at a step that they agree on.
+        # These differ between ranks. Rank 0's values count, and all ranks agree on the step to save.
         self._agreement.wish(self._policy_request)
         return False
 
     def on_save_started(self) -> None:
-        """Restart the policy's clock, and take the request to save as carried out.
+        """Restart the policy's clock, and mark the request to save as carried out.
 
         Ranks:
             All ranks call this at the same steps.
@@ -181,16 +181,15 @@ class SaveDecider:
 
     @property
     def _policy_request(self) -> str:
-        """The policy's request: its name tells after how many saves it was made."""
+        """The policy's request. Its name has the number of saves before it."""
         return f"{_POLICY}/{self._n_begun}"
 
     def _is_past(self, wish: str) -> bool:
-        """Return True if `wish` is answered: a request that came before, or the policy's from before the last save.
+        """Return True if `wish` is answered: an earlier request, or the policy's from before the last save.
 
         That save restarted the policy's clock.
 
-        All ranks return the same: a wish is due at the same step in all of them, and all have started the same number
-        of saves before that step.
+        All ranks return the same value: a wish is due at the same step in all of them, after the same number of saves.
         """
         if wish.startswith(f"{_POLICY}/"):
             return wish != self._policy_request
@@ -207,7 +206,7 @@ class SaveDecider:
         )
 
     def await_stops(self, timeout_s: float) -> None:
-        """Wait until all ranks have come to the step that they stop at. Raises as `StepAgreement.await_stops` does."""
+        """Wait until all ranks have reached the stop step. Raises the errors of `StepAgreement.await_stops`."""
         self._agreement.await_stops(timeout_s)
 
     def close(self, timeout_s: float) -> None:

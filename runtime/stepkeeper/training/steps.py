@@ -24,7 +24,7 @@ _log: Final = logger(__name__)
 
 
 class TrainSteps:
-    """Bring the save policy and the operator's requests to the train loop."""
+    """Apply the save policy and the operator's requests in the train loop."""
 
     def __init__(
         self,
@@ -38,24 +38,24 @@ class TrainSteps:
         waits: Waits,
         on_met: Callable[[], None] = lambda: None,
     ) -> None:
-        """Record no step yet.
+        """Start without a recorded step.
 
         Args:
             policy: Decides which steps are saved.
             rank_group: The ranks that save together.
             saver: Makes the saves.
-            progress: Gets each step, for reports.
-            companion: The companion, which knows of earlier disruptions once it has claimed the root.
+            progress: Receives each step, for reports.
+            companion: The companion, which knows earlier disruptions once it has claimed the root.
             saves_on_notice: True if a notice makes all ranks save one step and stop.
-            waits: End the waits for other ranks.
-            on_met: Called in a thread of several ranks when all of them have come to the training.
+            waits: Ends the waits for other ranks.
+            on_met: Called in a thread, once all of several ranks have started to train.
 
         Raises:
             ValueError: `policy` saves on preemption, but `saves_on_notice` is False.
 
         """
         if OnPreemption() in parts_of(policy) and not saves_on_notice:
-            raise ValueError("OnPreemption() and stop_on_notice=False contradict each other")
+            raise ValueError("OnPreemption() contradicts stop_on_notice=False: remove one of them")
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
         self._saver = saver
         self._progress = progress
@@ -77,27 +77,29 @@ class TrainSteps:
         return self.decider.is_save_due(step, stopping=stopping and not saved)
 
     def has_saved(self, step: int) -> bool:
-        """Return True if the newest save is of `step`; if it failed, only on several ranks, which learn of it apart."""
+        """Return True if the newest save is of `step`. A failed one counts on several ranks, which notice it at
+        different times.
+        """
         newest = self._saver.newest_save
         return newest is not None and newest.step == step and not (self._is_alone and newest.failed)
 
     def start_save(self, request: SaveRequest) -> InFlight:
         """Start a save and restart the policy's clock."""
         self.decider.on_save_started()
-        # If it can't be started the caller gets the error, and the end doesn't try it again.
+        # If it can't be started, the caller gets the error, and the training's end doesn't retry it.
         return self._saver.start_save(self.last_step.follow_save(request))
 
     def follow_save_request(self, directive: Directive) -> None:
-        """Ask all ranks for the save that the operator wants, if it wants one. Any thread may call this."""
+        """Request the save that the operator asks for, if any, from all ranks. Any thread may call this."""
         if directive.checkpoint_now is None or not self.decider.request_save(directive.checkpoint_now):
             return
         left_s = directive.save_within_s
         left = "" if left_s is None else f" within {left_s} s"
         why = "" if directive.save_reason is None else f": {directive.save_reason}"
-        _log.warning("the operator asks for a save%s%s", left, why)
+        _log.warning("the operator requests a save%s%s", left, why)
 
     def _read_conditions(self) -> SaveConditions:
-        """Return the state of the saves, by which rank 0's policy decides."""
+        """Return the state of the saves, for rank 0's policy."""
         claimed = self._companion.claimed_root
         past = None if claimed is None else claimed.past
         return SaveConditions(
@@ -110,17 +112,17 @@ class TrainSteps:
 
 
 class DisruptionHistory:
-    """Count the disruptions of a training. Each hour without one counts too."""
+    """Count the disruptions of a training and the time without any."""
 
     def __init__(self) -> None:
         self._claim: int | None = None
         self._since_s = 0.0
 
     def count_until_now(self, claim: int, past: RestartHistory) -> Disruptions:
-        """Add the time since `claim`, a log slot, to the past that was read at that claim.
+        """Add the time since `claim`, a log slot, to the history at that claim.
 
         Returns:
-            The disruptions so far; none if restarts are known but their times aren't.
+            The disruptions so far; zero if restarts are known but their times aren't.
 
         """
         if claim != self._claim:

@@ -1,4 +1,4 @@
-"""Simulate the Job controller for Indexed Jobs without retries, as it was seen on a real control plane."""
+"""Simulate the Job controller for Indexed Jobs without retries, with the behavior of a real control plane."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,8 +15,8 @@ Raw = dict[str, Any]
 class FakeBatchJobController:
     """Make and delete the pods of Jobs, and count their ends.
 
-    A Job takes its finalizer off a pod when it asks for the pod's deletion: how such a pod ends counts for
-    nothing. A failure that it has not seen yet is not forgotten when it is suspended.
+    A Job removes its finalizer from a pod when it deletes the pod, and then ignores how the pod ends. A failure that
+    it has not noticed yet is not forgotten when it is suspended.
     """
 
     def __init__(self, objects: OwnedObjects, *, choose_node: Callable[[int], str]) -> None:
@@ -24,10 +24,10 @@ class FakeBatchJobController:
         self._choose_node = choose_node
         self._made = 0
         self.most_pods: int | None = None
-        """As many pods as a quota allows at a time; None: any number."""
+        """The most pods at a time, as by a quota; None for any number."""
 
     def sync(self, job: Raw) -> None:
-        """Do for one Job what one reconcile does."""
+        """Reconcile one Job once."""
         pods = self._objects.list_owned("pods", job)
         if "deletionTimestamp" in job["metadata"]:
             self._delete(job, pods)
@@ -39,7 +39,7 @@ class FakeBatchJobController:
             self._run(job, pods)
 
     def note_failure(self, job: Raw) -> bool:
-        """See which pods have failed, and do nothing about it yet. Return True if the Job has failed."""
+        """Note which pods have failed, without acting on it. Return True if the Job has failed."""
         tracked = [pod for pod in self._objects.list_owned("pods", job) if pod["metadata"].get("finalizers")]
         failed = [pod for pod in tracked if pod["status"]["phase"] == "Failed"]
         if condition_of(job, "FailureTarget"):

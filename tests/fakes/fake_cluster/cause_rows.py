@@ -1,4 +1,4 @@
-"""Make rows of tables of causes: how pods and Jobs ended, and what is judged of that."""
+"""Make rows of tables of causes: how pods and Jobs ended, and the verdict on that."""
 
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ FAILURE: Final = "ApplicationError"
 KUBELET: Final = "TerminationByKubelet"
 EVICTION: Final = "EvictionByEvictionAPI"
 TOLD: Final[dict[str, Any]] = {"deadline": 430.0}
-"""A pod whose deletion was asked for at 400, when the others end."""
+"""A pod whose deletion was requested at 400, when the others end."""
 
 EARLIER: Final[dict[str, Any]] = {"deadline": 399.0}
 NODES: Final = {
@@ -64,13 +64,13 @@ def find(*pods: Pod, jobs: tuple[BatchJob, ...] = (), **known: Any) -> Verdict:
 
 
 def word(code: int, **more: Any) -> dict[str, Any]:
-    """Make the field of a pod with the last words of its training."""
+    """Make the field of a pod with the termination message of its training."""
     return {"termination": Termination(code=code, **more)}
 
 
 def side(code: int, reason: str = "Error", said: str = "") -> dict[str, Any]:
-    """Make the fields of a pod of which another container than the trainer failed."""
-    end = ContainerEnd(name="side", code=code, reason=reason, finished_at=401.0, last_words=said)
+    """Make the fields of a pod with a failed container other than the trainer."""
+    end = ContainerEnd(name="side", code=code, reason=reason, finished_at=401.0, log_tail=said)
     return {"phase": "Failed", "other_failure": end}
 
 
@@ -95,7 +95,7 @@ def failure(name: str, *pods: Pod, **more: Any) -> Any:
 
 
 def stop(name: str, *pods: Pod, **more: Any) -> Any:
-    """Make a row of an end that somebody requested."""
+    """Make a row of a requested end."""
     return case(name, "Requested", *pods, **more)
 
 

@@ -20,9 +20,9 @@ _T = TypeVar("_T")
 
 
 def _copy(raw: _T) -> _T:
-    """Copy an object. What is plain data throughout is copied ten times as fast as others are."""
+    """Copy an object. Plain data is copied ten times faster."""
     try:
-        # What is not plain raises ValueError.
+        # Other data raises ValueError.
         copied: _T = marshal.loads(marshal.dumps(raw))  # type: ignore[arg-type]  # our own bytes
     except ValueError:
         return copy.deepcopy(raw)
@@ -55,7 +55,7 @@ class FakeCluster(Cluster):
         """Numbers of get, list (in one namespace) and LIST (in all), by plural."""
 
         self.refusals: dict[tuple[str, str], ApiError] = {}
-        """By verb and plural: the error that such a write gets until it is removed here."""
+        """The errors of writes by verb and plural, until they are removed here."""
         self.admission: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda _plural, body: body
         """The mutating webhook that every new object passes."""
         self.on_change: Callable[[str, RawObject, bool], None] = lambda _plural, _raw, _deleted: None
@@ -211,7 +211,7 @@ class FakeCluster(Cluster):
             self.mark_deleted(resource.plural, namespace, name, grace_s=0)
 
     def put(self, plural: str, raw: RawObject) -> RawObject:
-        """Store the object under its name with a new version, and tell its watchers."""
+        """Store the object under its name with a new version, and notify its watchers."""
         body = _copy(dict(raw))
         meta = body["metadata"]
         self.version += 1
@@ -246,12 +246,12 @@ class FakeCluster(Cluster):
             self.put(plural, {**raw, "metadata": raw["metadata"] | when})
 
     def release_pod(self, namespace: str, name: str) -> None:
-        """Let the pod go as far as its kubelet is concerned: only its Job's finalizer still keeps it."""
+        """Release the pod from its kubelet: only its Job's finalizer still keeps it."""
         raw = self.objects[("pods", namespace, name)]
         self.put("pods", {**raw, "metadata": raw["metadata"] | {"deletionGracePeriodSeconds": 0}})
 
     def remove(self, plural: str, namespace: str | None, name: str) -> None:
-        """Remove the object, and tell its watchers."""
+        """Remove the object, and notify its watchers."""
         raw = self.objects.pop((plural, namespace, name), None)
         if raw is not None:
             self.version += 1

@@ -1,4 +1,4 @@
-"""Simulate what runs around an operator: JobSet, the Job controller, kubelets and the garbage collector.
+"""Simulate the controllers around an operator: JobSet, the Job controller, kubelets and the garbage collector.
 
 Every rule is read from the manifest that the operator made; none is assumed.
 """
@@ -23,8 +23,8 @@ _MAX_STEPS = 40
 class FakeControllers:
     """Run the controllers.
 
-    `sync` brings everything to rest, `step` lets each do one thing. Pods end by `end_pod`, or when they are told
-    to: after `kubelets.stop_s` seconds with `kubelets.stop_code`.
+    `sync` runs them until nothing changes, `step` lets each do one thing. Pods end by `end_pod`, or
+    `kubelets.stop_s` seconds after a request to stop, with `kubelets.stop_code`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class FakeControllers:
         self.disrupt = self.kubelets.disrupt
 
     def sync(self) -> None:
-        """Let all controllers do all that there is to do at this time."""
+        """Run all controllers until nothing is left to do at this time."""
         for _ in range(_MAX_STEPS):
             before = self._cluster.version
             self.step()
@@ -62,12 +62,12 @@ class FakeControllers:
         self._collect_garbage()
 
     def notice_failures(self) -> None:
-        """Let Jobs see which of their pods have failed, and do nothing about it yet."""
+        """Let Jobs note which of their pods have failed, without acting on it."""
         for job in self._cluster.list_objects("jobs"):
             self.jobs.note_failure(job)
 
     def delete_job(self, name: str) -> None:
-        """Delete a Job as `kubectl delete job` does: it is gone at once, and its pods end afterwards."""
+        """Delete a Job as `kubectl delete job` does: it is gone at once, and its pods end later."""
         self._cluster.remove("jobs", "default", name)
 
     def _choose_node(self, index: int) -> str:

@@ -20,7 +20,7 @@ from stepkeeper_operator.training_jobs.observed import Observed, View
 ON_MACHINES: Final[dict[str, Any]] = {
     "placement": {"tpu": {"accelerator": "v5p", "topology": "2x2x1", "queuedResourceName": "tpu"}}
 }
-"""What the spec of a job says that has one host, on the machines of a QueuedResource."""
+"""The spec of a job with one host on the machines of a QueuedResource."""
 
 
 def make_job(
@@ -108,7 +108,7 @@ def make_jobset(**more: Any) -> JobSet:
         "number": 0,
         "template_hash": "t1",
         "machines_hash": "",
-        "born_suspended": False,
+        "created_suspended": False,
         "suspend": False,
         "suspended": False,
         "resumed_at": None,
@@ -124,19 +124,19 @@ def make_jobset(**more: Any) -> JobSet:
 
 
 def make_unedited_jobset(job: CheckpointedTrainingJob | None = None, **more: Any) -> JobSet:
-    """Make the first JobSet of a job, by default `make_job()`, of whose template nothing was changed since."""
+    """Make the first JobSet of a job, by default `make_job()`, with an unchanged template."""
     return make_jobset(**({"template_hash": template_hash(job or make_job())} | more))
 
 
 def make_observed(*pods: Pod, jobs: tuple[BatchJob, ...] = (), **more: Any) -> Observed:
-    """Make what is observed of a job of which these pods and failed Jobs were seen. Its template is unedited."""
+    """Make the observed facts of a job with these pods and failed Jobs. Its template is unedited."""
     evidence = AttemptEvidence(ordinal=(0, 0), pods=pods, failed_batch_jobs=jobs)
     base: dict[str, Any] = {"evidence": (evidence,), "pods": pods, "jobset": make_unedited_jobset()}
     return Observed(**(base | more))
 
 
 def make_view(job: CheckpointedTrainingJob, observed: Observed, *, now: float = 1000.0) -> View:
-    """Make what a rule judges, with the operator's default settings."""
+    """Make the input of a rule, with the operator's default settings."""
     return View(job=job, observed=observed, settings=OperatorSettings(identity="operator-1"), now=now)
 
 

@@ -1,4 +1,4 @@
-"""Make jobs on the machines of a QueuedResource, and let these change."""
+"""Make jobs on the machines of a QueuedResource, and change the machines."""
 
 from typing import Any, Final
 
@@ -89,6 +89,6 @@ async def running(*, restarts: dict[str, Any] | None = None, **resource: Any) ->
 
 
 async def change(world: World, **resource: Any) -> None:
-    """Let the machines be so from now on, and the operator see it."""
+    """Change the machines, and let the operator observe it."""
     world.cluster.put("queuedresources", machines(**resource))
     await world.run_until_settled()

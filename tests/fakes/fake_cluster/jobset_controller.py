@@ -1,4 +1,4 @@
-"""Simulate the JobSet controller 0.12, as it was seen on a real control plane."""
+"""Simulate the JobSet controller 0.12, with the behavior of a real control plane."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ class FakeJobSetController:
         self._objects = objects
 
     def sync(self, jobset: Raw) -> None:
-        """Do for one JobSet what one reconcile does."""
+        """Reconcile one JobSet once."""
         jobs = self._objects.list_owned("jobs", jobset)
         if "deletionTimestamp" in jobset["metadata"]:
             self._delete(jobset, jobs)
@@ -53,7 +53,7 @@ class FakeJobSetController:
         self._suspend_or_resume(jobset, [job for job in current if not _is_finished(job)])
 
     def _suspend_or_resume(self, jobset: Raw, active: list[Raw]) -> None:
-        """Suspend or resume the Jobs, and say so at once: their pods need time to stop."""
+        """Suspend or resume the Jobs, and report it at once: their pods need time to stop."""
         suspend = jobset["spec"]["suspend"]
         for job in active:
             if job["spec"].get("suspend", False) != suspend:

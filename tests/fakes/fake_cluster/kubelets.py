@@ -1,4 +1,4 @@
-"""Simulate kubelets, the controllers that delete pods from nodes that went silent, and what trainers report."""
+"""Simulate kubelets, the controllers that delete pods from silent nodes, and the reports of trainers."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -16,25 +16,25 @@ Raw = dict[str, Any]
 
 
 class FakeKubelets:
-    """Start pods, and end them when they are told to."""
+    """Start pods, and end them on request."""
 
     def __init__(self, cluster: FakeCluster, objects: OwnedObjects, clock: Callable[[], float]) -> None:
         self._cluster = cluster
         self._objects = objects
         self._clock = clock
         self.stuck: set[str] = set()
-        """Nodes whose kubelet does nothing any more."""
+        """Nodes whose kubelet has stopped."""
         self.gone: set[str] = set()
-        """Nodes that aren't there: pods that are meant for them wait."""
+        """Nodes that do not exist: pods for them wait."""
         self.stop_s = 0.0
-        """Seconds that trainers take to end once they are told."""
+        """Seconds that trainers take to end after a request to stop."""
         self.stop_code = 143
-        """The exit code of trainers that are told to end."""
+        """The exit code of trainers after a request to stop."""
         self.stop_message = ""
         """Their termination message."""
 
     def sync(self) -> None:
-        """Let every kubelet do what it has to do now."""
+        """Let every kubelet do its work."""
         for pod in self._cluster.list_objects("pods"):
             node = pod["spec"].get("nodeName")
             if "deletionTimestamp" in pod["metadata"]:
@@ -78,7 +78,7 @@ class FakeKubelets:
         self._objects.change("pods", pod, "status", **status)
 
     def _end_deleted(self, pod: Raw, *, silent: bool) -> None:
-        """End a pod that was told to, and let its object go once it has ended and its Job has counted it."""
+        """End a pod whose deletion was requested, and remove its object once its Job has counted it."""
         meta, phase = pod["metadata"], pod["status"]["phase"]
         over = phase in {"Failed", "Succeeded"}
         if silent and meta["deletionGracePeriodSeconds"] > 0:
@@ -86,7 +86,7 @@ class FakeKubelets:
         if over or silent:
             if not meta.get("finalizers"):
                 self._objects.remove("pods", pod)
-        elif phase == "Pending":  # nobody but the garbage collector of pods ends one that no kubelet has
+        elif phase == "Pending":  # only the garbage collector of pods ends a pod without a kubelet
             self._set_status(pod, phase="Failed")
         else:
             asked_at = (parse_time(meta["deletionTimestamp"]) or 0.0) - meta["deletionGracePeriodSeconds"]
@@ -94,7 +94,7 @@ class FakeKubelets:
                 self.end_pod(pod, self.stop_code, message=self.stop_message)
 
     def _evict_unreachable(self, pod: Raw) -> None:
-        """Evict a pod from a node that has been silent for as long as the pod tolerates it."""
+        """Evict a pod from a node that has been silent for longer than the pod tolerates."""
         node = self._cluster.objects.get(("nodes", None, pod["spec"]["nodeName"]))
         ready = {} if node is None else condition_of(node, "Ready")
         since = parse_time(ready.get("lastTransitionTime"))
@@ -106,7 +106,7 @@ class FakeKubelets:
 
 
 def _compute_stay_s(tolerations: Iterable[Raw]) -> float | None:
-    """Compute how long the first toleration that fits lets a pod stay on an unreachable node. None: for ever."""
+    """Compute how long the first toleration that fits lets a pod stay on an unreachable node; None for ever."""
     for each in tolerations:
         if each.get("key") in {_UNREACHABLE, None, ""} and each.get("effect") in {"NoExecute", None, ""}:
             limit_s: float | None = each.get("tolerationSeconds")

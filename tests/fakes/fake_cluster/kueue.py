@@ -1,4 +1,4 @@
-"""Simulate Kueue, as far as JobSets can tell: its webhook, and the controller that admits and evicts them."""
+"""Simulate Kueue's effects on JobSets: its webhook, and the controller that admits and evicts them."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class FakeKueue:
         self.default_queue: str | None = None
         self.quota = True
         self.undone: list[str] = []
-        """What somebody else did to a JobSet that Kueue manages, and Kueue took back."""
+        """Changes by others to JobSets that Kueue manages, which Kueue reverted."""
 
     def install(self, *, default_queue: str | None, quota: bool = True) -> None:
         """Install Kueue; with a default LocalQueue it takes every JobSet."""
@@ -31,14 +31,14 @@ class FakeKueue:
         self._cluster.admission = self._admit_creation
 
     def evict(self, reason: str, message: str) -> None:
-        """Evict the Workloads that have quota: somebody needs it more."""
+        """Evict the Workloads that have quota, as for a more important one."""
         self.quota = False
         for workload in self._cluster.list_objects("workloads"):
             if condition_of(workload, "QuotaReserved").get("status") == "True":
                 self._objects.set_condition("workloads", workload, "Evicted", reason, message=message)
 
     def sync(self) -> None:
-        """Do what one reconcile of each JobSet does."""
+        """Reconcile each JobSet once."""
         if not self.installed:
             return
         jobsets = [raw for raw in self._cluster.list_objects("jobsets") if _queue_of(raw)]

@@ -9,7 +9,7 @@ from stepkeeper_operator.facts.raw import condition_of, render_time
 __all__ = ["OwnedObjects"]
 
 _TRACKING_FINALIZER: Final = "batch.kubernetes.io/job-tracking"
-"""The Job controller takes it off a pod once it has counted the pod's end, or never wants to."""
+"""The Job controller removes it from a pod once it has counted the pod's end, or will not count it."""
 
 _OWNERS: Final = {"jobs": "JobSet", "pods": "Job", "workloads": "JobSet"}
 
@@ -89,17 +89,17 @@ class OwnedObjects:
         self.change(plural, raw, "status", conditions=conditions)
 
     def delete(self, plural: str, raw: Raw, *, grace_s: int = 0) -> None:
-        """Ask for the object's deletion."""
+        """Request the object's deletion."""
         if self.read(plural, raw) is not None:
             meta = raw["metadata"]
             self._cluster.mark_deleted(plural, meta["namespace"], meta["name"], grace_s=grace_s)
 
     def delete_pod(self, pod: Raw) -> None:
-        """Ask for the pod's deletion, with the time that it has to end."""
+        """Request the pod's deletion with a grace period."""
         self.delete("pods", pod, grace_s=pod["spec"].get("terminationGracePeriodSeconds", 30))
 
     def stop_tracking(self, pod: Raw) -> None:
-        """Take the Job's finalizer off the pod."""
+        """Remove the Job's finalizer from the pod."""
         present = self.read("pods", pod)
         if present is not None and present["metadata"].get("finalizers"):
             self._cluster.put("pods", present | {"metadata": present["metadata"] | {"finalizers": []}})

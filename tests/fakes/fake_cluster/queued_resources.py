@@ -18,7 +18,7 @@ from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.cloud_tpu.request import build_request, hash_spec
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
-from stepkeeper_operator.queued_resources.decide.answers import book
+from stepkeeper_operator.queued_resources.decide.answers import update_status
 from stepkeeper_operator.queued_resources.decide.queued_resource import decide_queued_resource
 from stepkeeper_operator.queued_resources.decision import Decision
 from stepkeeper_operator.queued_resources.observed import Observed
@@ -144,7 +144,7 @@ def noted(resource: QueuedResource, **changes: Any) -> QueuedResource:
     if "removing" in changes:
         since = changes.pop("removing_since", 0)
         changes["removal"] = RemovalStatus(reason=changes.pop("removing"), start_time=since)
-    return resource.model_copy(update={"status": book(resource.status, **changes)})
+    return resource.model_copy(update={"status": update_status(resource.status, **changes)})
 
 
 def with_status(resource: QueuedResource, **changes: Any) -> QueuedResource:

@@ -1,4 +1,4 @@
-"""Play what happens to a job in a world, and check what its status then shows: stories in words, as rows of tables."""
+"""Play stories: steps in words that change a job's world, and checks of its status, as rows of tables."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -31,12 +31,12 @@ Step = Callable[..., object]
 
 
 def table(names: str, rows: Mapping[str, tuple[object, ...]]) -> pytest.MarkDecorator:
-    """Parametrize a test by rows, each under what it is about."""
+    """Parametrize a test by rows, each with its id."""
     return pytest.mark.parametrize([name.strip() for name in names.split(",")], rows.values(), ids=rows)
 
 
 def stories(rows: Mapping[str, str]) -> pytest.MarkDecorator:
-    """Parametrize a test by stories, each under what it is about."""
+    """Parametrize a test by stories, each with its id."""
     return pytest.mark.parametrize("story", rows.values(), ids=rows)
 
 
@@ -49,31 +49,31 @@ async def run_job(*, spot: bool = False, **spec: Any) -> World:
 
 
 def fail(world: World, code: int = 1, *, index: int = 0, said: int | None = None, error: str = "") -> None:
-    """End a pod with that code. Its training may have said another one, and an error."""
+    """End a pod with that code. Its training may have reported another code, and an error."""
     message = termination_message(said or code, error=error) if said or error else ""
     world.controllers.end_pod(world.pods[index], code, message=message)
 
 
-def end_pods(world: World, code: int, **last_word: object) -> None:
-    """End all pods with that code, after these last words of their trainings if any are given."""
-    message = termination_message(code, **last_word) if last_word else ""
+def end_pods(world: World, code: int, **reported: object) -> None:
+    """End all pods with that code, and with termination messages of these fields if any are given."""
+    message = termination_message(code, **reported) if reported else ""
     for pod in world.pods:
         world.controllers.end_pod(pod, code, message=message)
 
 
 def disrupt(world: World, reason: str = "EvictionByEvictionAPI") -> None:
-    """Disrupt the first pod, which dies of the signal."""
+    """Disrupt the first pod, which the signal kills."""
     world.controllers.disrupt(world.pods[0], reason)
     world.controllers.end_pod(world.pods[0], 143)
 
 
 def mark_deleted(world: World, plural: str, name: str = "lm", grace_s: float = 0) -> None:
-    """Ask for the deletion of an object, as kubectl would."""
+    """Request the deletion of an object, as kubectl would."""
     world.cluster.mark_deleted(plural, "default", name, grace_s=int(grace_s))
 
 
 def delete_pods(world: World, grace_s: float = 0) -> None:
-    """Ask for the deletion of all pods."""
+    """Request the deletion of all pods."""
     for pod in world.pods:
         mark_deleted(world, "pods", pod["metadata"]["name"], grace_s)
 
@@ -103,7 +103,7 @@ async def play(world: World, story: str, **own: Step) -> World:
 
 
 def same(found: object, wanted: object) -> None:
-    """Check what a step expects."""
+    """Check the expected value of a step."""
     assert found == wanted, f"it is {found!r}"
 
 
@@ -165,7 +165,7 @@ ANY_STEPS: Final[dict[str, Step]] = {
     "events": lambda world, reason, count: same(world.events.count(reason), int(count)),
     "rests": _rest,
 }
-"""What can happen to objects of every kind, and what can be checked."""
+"""The steps and checks for objects of every kind."""
 
 STEPS: Final[dict[str, Step]] = ANY_STEPS | {
     "run": lambda world, rounds="12": world.run_until_settled(rounds=int(rounds)),
@@ -212,4 +212,4 @@ STEPS: Final[dict[str, Step]] = ANY_STEPS | {
     "suspended": lambda world: same(world.jobset["spec"]["suspend"], True),
     "resumed": lambda world: same(world.jobset["spec"]["suspend"], False),
 }
-"""What can happen to a job, and what can be checked of it."""
+"""The steps and checks for a job."""

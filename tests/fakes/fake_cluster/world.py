@@ -122,15 +122,15 @@ class World:
             self._record_change(*self._delayed.pop(0))
 
     def stop_operator(self) -> None:
-        """Stop the operator: it watches nothing any more."""
+        """Stop the operator with its watches."""
         self.cluster.on_change = lambda _plural, _raw, _deleted: None
 
     async def reconcile(self) -> float | None:
-        """Reconcile once. Return in how many seconds the operator wants to look again."""
+        """Reconcile once. Return the seconds after which the operator reconciles again."""
         return await self.reconciler.reconcile(_KEY)
 
     async def sweep(self) -> frozenset[ObjectKey]:
-        """Look for objects that are gone unnoticed. Return the keys of what they concern."""
+        """Look for objects that disappeared unnoticed. Return the keys of the affected objects."""
         found = [
             await forget_deleted_objects(self.cluster, self.cache, kind) for kind in self._kinds.values()
         ]
@@ -145,14 +145,14 @@ class World:
         await self.reconcile()
 
     async def record_writes(self, *, rounds: int = 1) -> list[str]:
-        """Reconcile so many times and return the writes. There are none in a cluster at rest."""
+        """Reconcile that many times and return the writes. There are none in a cluster at rest."""
         self.cluster.writes.clear()
         for _ in range(rounds):
             await self.reconcile()
         return [f"{write.verb} {write.plural}" for write in self.cluster.writes]
 
     def receive_report(self, report: Report, *, rank: int = 0) -> None:
-        """Receive a report from the pod of that rank in the present attempt. None is told to end."""
+        """Receive a report from the pod of that rank in the present attempt, which is not terminating."""
         jobset = self.cache.get_jobset(_KEY)
         present = [pod for pod in self.pods if "deletionTimestamp" not in pod["metadata"]]
         pods = [pod["metadata"]["uid"] for pod in present]
@@ -211,7 +211,7 @@ class World:
         return next(((c.status, c.reason) for c in self.status.conditions if c.type == kind), None)
 
     def message(self, kind: str) -> str:
-        """Return the message of a condition that is there."""
+        """Return the message of an existing condition."""
         return next(c.message for c in self.status.conditions if c.type == kind)
 
     @property

@@ -1,5 +1,6 @@
 """One of several ranks that restore: python restoring.py RANK WORLD_SIZE FOLDER SCENARIO."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,23 @@ def one_does_not_fit() -> None:
             fits["more"] = torch.zeros(2)
         assert manager.restore(fits) is not None
         assert (fits["w"].sum(), fits["n"]) == (4, 7)
+        logged: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("stepkeeper_planners.loading.differences").addHandler(handler)
+        some: dict[str, Any] = {"w": torch.zeros(4), f"new{RANK}": torch.zeros(2)}
+        if RANK == 1:
+            some["n"] = 0
+        assert manager.restore(some, strict=False) is not None
+        assert (some["w"].sum(), some.get("n", 7)) == (4, 7)
+        assert logged == (
+            []
+            if RANK
+            else [
+                "strict=False: 2 not in the checkpoint, left as they were: new0 (on rank 0), new1 (on rank 1)",
+                "strict=False: 1 not in the state, not restored: more",
+            ]
+        )
         assert manager.steps() == [1]
 
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
@@ -19,10 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stepkeeper import prime_optimizer
 from stepkeeper.dcp import StorageReader
+from stepkeeper_planners import SPMDSavePlanner
 from stepkeeper_planners.errors import UnsupportedValueError
 from stepkeeper_planners.state.tree import flatten_state
 from stepkeeper_testing.trainer import join, open_manager
 
+RANK, WORLD_SIZE, FOLDER, SCENARIO = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -75,20 +79,45 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
 
 
-def main() -> None:
-    rank, world_size, folder, scenario = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-    join(rank, world_size, folder)
-    root = (folder / scenario).as_uri()
-    model = WRAPS[scenario]()
+def make_optimizer(model: nn.Module, lr: float, *, is_reversed: bool = False) -> torch.optim.Optimizer:
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters[:: -1 if is_reversed else 1], lr=lr)
+    if SCENARIO == "fsdp2":
+        # A DTensor among the options of a group.
+        optimizer.param_groups[0]["anchor"] = torch.full_like(parameters[0].detach(), lr)
+    return optimizer
+
+
+def of_two_stages() -> None:
+    """Each rank has another module and another optimizer."""
+    model = nn.Sequential()
+    model.add_module(f"layer{RANK}", nn.Linear(4, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.25)
+    step(model, optimizer)
+    state = {"state": {"model": model, f"optimizer{RANK}": optimizer}}
+    save(state, checkpoint_id=FOLDER / SCENARIO, planner=SPMDSavePlanner())
+    names = FileSystemReader(FOLDER / SCENARIO).read_metadata().state_dict_metadata
+    for rank in range(WORLD_SIZE):
+        assert f"state.optimizer{rank}.param_groups.layer{rank}.weight.lr" in names
+    wanted = whole(model, optimizer)
+    other = torch.optim.AdamW(model.parameters(), lr=0.5)
+    theirs = {"state": {f"optimizer{RANK}": get_optimizer_state_dict(model, other, options=FLAT)}}
+    load(theirs, checkpoint_id=FOLDER / SCENARIO)
+    torch.testing.assert_close(theirs["state"][f"optimizer{RANK}"], wanted, rtol=0, atol=0)
+
+
+def of_wrapped_modules() -> None:
+    root = (FOLDER / SCENARIO).as_uri()
+    model = WRAPS[SCENARIO]()
+    optimizer = make_optimizer(model, 0.25)
     step(model, optimizer)
     wanted = whole(model, optimizer)
     with open_manager(root) as manager:
         manager.save(1, {"optimizer": optimizer, "model": model}).result()
-    other = WRAPS[scenario]()
+    other = WRAPS[SCENARIO]()
     # FSDP1 flattens the parameters together, and DCP primes its optimizer.
-    is_split = not scenario.startswith("fsdp1")
-    back = torch.optim.AdamW(list(other.parameters())[:: -1 if is_split else 1], lr=0.5)
+    is_split = not SCENARIO.startswith("fsdp1")
+    back = make_optimizer(other, 0.5, is_reversed=is_split)
     if is_split:
         prime_optimizer(back)
     with open_manager(root) as manager:
@@ -98,18 +127,23 @@ def main() -> None:
     for without in () if is_split else ({}, {"inner": model.module}):
         with pytest.raises(UnsupportedValueError, match="have no names"):
             flatten_state({"optimizer": optimizer, **without})
+    for more in () if is_split else ({"part": model.module[0]}, {"again": model}):
+        names = flatten_state({"optimizer": optimizer, "model": model, **more}).tree["optimizer"]["state"]
+        theirs: Any = get_optimizer_state_dict(model, optimizer)
+        assert names.keys() == theirs["state"].keys()
     # torch's own code reads it under its own names.
-    third = WRAPS[scenario]()
-    last = torch.optim.AdamW(third.parameters(), lr=0.5)
+    third = WRAPS[SCENARIO]()
+    last = make_optimizer(third, 0.5)
     assert restored is not None
     state = {"optimizer": get_optimizer_state_dict(third, last, options=FLAT)}
     load(state, storage_reader=StorageReader(restored.uri))
     torch.testing.assert_close(gathered(state["optimizer"]), wanted, rtol=0, atol=0)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    main()
+    join(RANK, WORLD_SIZE, FOLDER)
+    of_two_stages() if SCENARIO == "stages" else of_wrapped_modules()
+    dist.barrier()
+    dist.destroy_process_group()

@@ -62,7 +62,7 @@ class Setting:
     meets: tuple[int, ...] = ()
     """So many steps passed, all ranks meet, as for a save that the training waits for."""
 
-    heeds_stop: bool = True
+    respects_stop: bool = True
     """False: the training is told of the stop and goes on."""
 
     saves_at_stop: bool = True
@@ -203,7 +203,7 @@ def act(world: World, action: Action, setting: Setting) -> World:
         case "train":
             return _with(world, rank, _train(world, rank, setting))
         case "fail":
-            ending = state.ending.hear_save("it failed", may_retry=True)
+            ending = state.ending.on_save_finished("it failed", may_retry=True)
             world = world._replace(failures=world.failures - 1)
             return _with(world, rank, _come(state._replace(ending=ending)))
         case _:
@@ -217,7 +217,7 @@ def _train(world: World, rank: int, setting: Setting) -> RankState:
         # It waits for its own saves only, and a loss ends the wait.
         return state._replace(ending=state.ending.end_stop())
     if state.ending.move is Move.CLOSE:
-        return state._replace(ending=state.ending.hear_closed())
+        return state._replace(ending=state.ending.on_closed())
     if state.failed and state.ending.move is not Move.SAVE_STOP:
         return _come(state._replace(ending=state.ending.fail(PeerLostError("a rank is lost"))))
     if state.ending.move is not None:
@@ -231,7 +231,7 @@ def _train(world: World, rank: int, setting: Setting) -> RankState:
     view, due = state.view.pass_step(step)
     acted = (*state.acted, (step, due)) if due else state.acted
     ending = state.ending if set(STOPS).isdisjoint(due) else state.ending.reach(step)
-    ending = ending.stop() if ending.stop_step == step and setting.heeds_stop else ending
+    ending = ending.stop() if ending.stop_step == step and setting.respects_stop else ending
     return _come(state._replace(view=view, at=state.at + 1, acted=acted, ending=ending))
 
 
@@ -240,13 +240,13 @@ def _end(world: World, rank: int, setting: Setting) -> Ending:
     ending, states = world.ranks[rank].ending, world.ranks
     match ending.move:
         case Move.MEET:
-            return ending.hear_met()
+            return ending.on_ranks_met()
         case Move.SAVE_STOP:
             all_came = all(_key(states[rank]) in state.came_to for state in states)
-            return ending.hear_save(None if all_came else "not all ranks came")
+            return ending.on_save_finished(None if all_came else "not all ranks came")
         case Move.AGREE:
             stops = any(state.ending.ends_itself for state in states)
-            return ending.hear_end(saves=setting.is_last_unsaved, stops=stops)
+            return ending.on_end_agreed(saves=setting.is_last_unsaved, stops=stops)
         case _:
             return ending.close_with(ExitCode.DONE)
 
@@ -324,22 +324,22 @@ def _move(world: World, rank: int) -> World:
         case Open(_, name) if not state.begun:
             found, begun = found._replace(name=found.name or name), True
         case Listen() | Open():
-            view = view.hear_wish(found.name)
+            view = view.receive_wish(found.name)
         case Answer(_, passed) if not state.begun:
             known = found.passed or (None,) * len(world.ranks)
             found = found._replace(passed=(*known[:rank], passed, *known[rank + 1 :]))
             begun = rank == 0
-            view = view if begun else view.hear_answers(())
+            view = view if begun else view.receive_answers(())
         case Answer():
-            view = view.hear_answers(tuple(each for each in found.passed if each is not None))
+            view = view.receive_answers(tuple(each for each in found.passed if each is not None))
         case Conclude(_, beyond):
             found = found._replace(beyond=beyond)
-            view = view.hear_conclusion(beyond)
+            view = view.receive_conclusion(beyond)
         case Await() if not state.begun:
             begun = True
         case Await():
             assert found.beyond is not None
-            view = view.hear_conclusion(found.beyond)
+            view = view.receive_conclusion(found.beyond)
     rounds[move.number] = found
     if found == _Round():
         rounds = list(world.rounds)

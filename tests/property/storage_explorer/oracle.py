@@ -66,7 +66,7 @@ def check_data(objects: Mapping[str, bytes], commit: Mapping[str, Any]) -> None:
 
 
 def _check_forgetful(reading: Reading, claim: int, own: Collection[int]) -> None:
-    """Raises ViolationError if a process that restored nothing goes on from HEAD with a step that HEAD has passed.
+    """Raises ViolationError if a process that restored nothing continues from HEAD with a step that HEAD has passed.
 
     `claim` is its first claim, `own` are all of them. Nor may it have deleted what HEAD was because of such steps.
     """
@@ -80,7 +80,9 @@ def _check_forgetful(reading: Reading, claim: int, own: Collection[int]) -> None
         while oldest in mine:
             oldest = reading.bodies[oldest].get("parent")
         if oldest is not None and step_of[slot] <= step_of[found]:
-            raise ViolationError(f"commit {slot}, of a process that restored nothing, goes on from {oldest}")
+            raise ViolationError(
+                f"commit {slot}, of a process that restored nothing, continues from {oldest}"
+            )
     for slot, by, gone in reading.deletions:
         if by not in own or gone in mine:
             continue
@@ -185,16 +187,16 @@ class _Log:
         if not self.branching:
             self.head = entry["begin"].get("base")
         elif {"base", "legacy", "scratch"} & set(entry["begin"]):
-            raise ViolationError(f"slot {slot} begins a branch, and goes on from something")
+            raise ViolationError(f"slot {slot} begins a branch, but also continues from a base")
         self.by_hand = entry["begin"]["host"].startswith("stepkeeper rm on ")
         if self.head in self.gone:
-            raise ViolationError(f"slot {slot} goes on from commit {self.head}, which is gone")
+            raise ViolationError(f"slot {slot} continues from commit {self.head}, which is gone")
 
     def commit(self, slot: int, entry: Any) -> None:
         body = entry["commit"]
         parent = None if self.branching else self.head
         if body.get("parent") != parent:
-            raise ViolationError(f"slot {slot} has parent {body.get('parent')}, and goes on from {parent}")
+            raise ViolationError(f"slot {slot} has parent {body.get('parent')}, but continues from {parent}")
         if body["folder"] in self.commits:
             raise ViolationError(f"slot {slot} commits {body['folder']} again")
         self.parents[slot], self.head = parent, slot

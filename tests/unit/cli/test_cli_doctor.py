@@ -48,7 +48,7 @@ def test_a_good_root(run: Run, root: SmallRoot) -> None:
 @pytest.mark.parametrize(
     ("path", "data", "check", "says", "todo"),
     [
-        *((slot_path(slot), None, "log", f"{slot:08d}.json is gone", "put it back") for slot in range(3)),
+        *((slot_path(slot), None, "log", f"{slot:08d}.json is gone", "restore it from") for slot in range(3)),
         (slot_path(2), None, "log", "00000002.json is gone", "stepkeeper repair {url}"),
         (slot_path(3), b"", "log", "it is empty", "stepkeeper repair {url}"),
         (slot_path(3), b"{}", "log", "00000003.json", "stepkeeper repair {url}"),
@@ -111,7 +111,7 @@ def test_a_store_where_two_creates_win(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(store, "put_if_absent", overwriting)
     (bad,) = [finding for finding in probe_store(store, IMPATIENT) if finding.verdict == "bad"]
-    assert (bad.check, "both could win" in bad.says) == ("conditional-write", True)
+    assert (bad.check, "could both succeed" in bad.summary) == ("conditional-write", True)
     assert store.bucket.objects == {}
 
 

@@ -71,7 +71,7 @@ def test_a_commit_becomes_safetensors(run: Run, root: SmallRoot, tmp_path: Path)
     result = run("export", root.url, file)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "1 values of" in result.stderr
-    assert "are none: step. Pass --leave-out-values" in result.stderr
+    assert "aren't tensors: step. Pass --leave-out-values" in result.stderr
     assert run("export", root.url, file, "--leave-out-values").stdout.endswith(f"to {file}; left out 1\n")
     assert torch.equal(load_file(file)["model.w"], rows(25))
     result = run(
@@ -123,7 +123,10 @@ def test_what_was_deleted_while_it_was_exported_is_not_torn(
 
     monkeypatch.setattr(CommitFiles, "__init__", overtaken)
     result = run("export", root.url, tmp_path / "out.pt", "--step", 10)
-    assert (result.exit_code, result.stderr) == (1, "stepkeeper: step 10 (sequence 1) was deleted just now\n")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "stepkeeper: step 10 (sequence 1) has just been deleted\n",
+    )
 
 
 def test_a_root_is_left_to_its_job(run: Run, tmp_path: Path) -> None:
@@ -153,8 +156,8 @@ def test_a_root_is_left_to_its_job(run: Run, tmp_path: Path) -> None:
         ("export {root} {tmp}", 4, "is a folder"),
         ("import {tmp}/nothing.pt {tmp}/c", 1, "nothing.pt"),
         ("import {tmp}/nothing.safetensors {tmp}/c", 1, "nothing.safetensors"),
-        ("import {tmp}/text.pt {tmp}/c", 1, "text.pt is no torch.save file"),
-        ("import {tmp}/text.pt {tmp}/c --as safetensors", 1, "text.pt is no safetensors file"),
+        ("import {tmp}/text.pt {tmp}/c", 1, "text.pt isn't a torch.save file"),
+        ("import {tmp}/text.pt {tmp}/c --as safetensors", 1, "text.pt isn't a safetensors file"),
         ("import {tmp}/text.pt {tmp}/c --prefix model", 2, "--prefix is for safetensors"),
         ("import {tmp}/text.pt", 2, "FOLDER"),
     ],

@@ -156,7 +156,7 @@ def test_verify_goes_on_to_the_other_commits(run: Run, root: SmallRoot) -> None:
     result = run("verify", root.url, 15, 10)
     assert result.exit_code == 1
     assert "3 objects" in result.stdout.splitlines()[-1]
-    assert "notes.txt is no object of this commit" in result.stdout
+    assert "notes.txt isn't an object of this commit" in result.stdout
     assert run("verify", root.url, 10).exit_code == 0
 
 
@@ -212,7 +212,7 @@ def test_a_store_that_refuses_is_one_line_and_code_3(run: Run, tmp_path: Path) -
             "torch",
             "export",
             2,
-            "this needs torch, which isn't installed: pip install 'stepkeeper[cli,torch]'\n",
+            "this command needs torch, which isn't installed: pip install 'stepkeeper[cli,torch]'\n",
         ),
         ("torch", "path", 0, ""),
     ],

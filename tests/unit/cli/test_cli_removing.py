@@ -53,7 +53,7 @@ def test_a_root_that_a_job_may_be_writing_to_is_left_alone(run: Run, root: Small
     before = root.contents()
     result = run("rm", root.url, 15, "--yes")
     assert (result.exit_code, result.stdout) == (4, "")
-    assert "claim 3 of default/lm may be writing still" in result.stderr
+    assert "claim 3 of default/lm may still be writing" in result.stderr
     assert root.contents() == before
     root.save(40)
 
@@ -88,7 +88,7 @@ def test_the_claim_of_this_command_is_over_with_it_the_stale_job_stops_and_its_n
     [
         (["--sequence", 5, "--force", "--yes"], 4, "is the latest commit"),
         (["--sequence", 1, "--force", "--yes"], 4, "is the newest commit on the latest line that was ever"),
-        ([20, "--force", "--yes"], 4, "name one by --sequence, of 4, 7"),
+        ([20, "--force", "--yes"], 4, "select one with --sequence: 4, 7"),
         ([15, "--force"], 4, "--yes"),
         ([15, "--force", "--json"], 4, "--yes"),
     ],
@@ -133,7 +133,7 @@ def test_pinned_data_waits_for_a_collection(run: Run, root: SmallRoot) -> None:
 
 
 def test_pins_are_listed_with_their_holders(run: Run, root: SmallRoot) -> None:
-    assert run("gc", root.url, "--pins").stdout == "no pins: nobody keeps any data from being deleted\n"
+    assert run("gc", root.url, "--pins").stdout == "no pins: no data is protected from deletion\n"
     put_pin(
         root.store, Pin(slot=5, nonce="b" * 32, holder="follow by 7", host="eval-0", seen=3, reason="follow")
     )
@@ -146,7 +146,7 @@ def test_pins_are_listed_with_their_holders(run: Run, root: SmallRoot) -> None:
     assert fork == [name, "2", "15", "ml/fork", "-", fork[5], "none", "-"]
     assert follower[1:5] == ["5", "30", "follow by 7", "eval-0"]
     assert follower[6:] == [f"current, {root.log.refresh().tail - 3} entries behind", "follow"]
-    assert unread[2:4] == ["deleted", "a holder that can't be read"]
+    assert unread[2:4] == ["deleted", "an unreadable holder"]
     documents = json.loads(run("gc", root.url, "--pins", "--json").stdout)["pins"]
     assert [each["lease"] for each in documents] == ["none", "current", "none"]
     renewed_unix_s = documents[1].pop("renewed_unix_s")
@@ -168,9 +168,7 @@ def test_a_pin_whose_lease_is_over_is_listed_so_and_goes_with_a_collection(
     assert run("gc", root.url, "--pins").stdout.splitlines()[1].rstrip().endswith(" over   -")
     assert json.loads(run("gc", root.url, "--pins", "--json").stdout)["pins"][0]["lease"] == "over"
     assert json.loads(run("gc", root.url, "--dry-run", "--json").stdout)["pins_over"] == [pin.path]
-    assert (
-        f"collected {pin.path}: nobody has renewed this pin for a whole lease\n" in run("gc", root.url).stdout
-    )
+    assert f"collected {pin.path}: this pin was not renewed for a whole lease\n" in run("gc", root.url).stdout
     assert json.loads(run("gc", root.url, "--pins", "--json").stdout)["pins"] == []
 
 
@@ -185,10 +183,7 @@ def test_one_pin_is_removed_by_its_name(run: Run, root: SmallRoot) -> None:
     assert f"has no pin '00000002-b'; its pins: {', '.join(names)}" in refused.stderr
     run("rm", root.url, 15, "--force", "--yes")
     removed = run("gc", root.url, "--pins", "--remove", mine.name.text)
-    assert (
-        removed.stdout
-        == f"removed pin {mine.name.text} of ml/eval-3; its data goes with the next collection\n"
-    )
+    assert removed.stdout == f"removed pin {mine.name.text} of ml/eval-3; the next gc deletes its data\n"
     assert "collected 15/" in run("gc", root.url).stdout
     found = json.loads(run("gc", root.url, "--pins", "--remove", names[1], "--json").stdout)
     assert found["removed"]["holder"] == "follow by 7"

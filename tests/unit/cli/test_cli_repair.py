@@ -79,7 +79,7 @@ def test_without_yes_it_only_tells(run: Run, root: SmallRoot) -> None:
     ):
         assert line.startswith(first)
         assert all(part in line for part in parts), line
-    assert "stop the job and say --yes --force" in result.stderr
+    assert "stop the job and pass --yes --force" in result.stderr
     assert root.contents() == before
 
 
@@ -96,9 +96,11 @@ def test_a_healthy_log_and_an_empty_root_need_none(run: Run, root: SmallRoot, tm
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        pytest.param("now", "a job may be saving to {url} still", id="just now"),
-        pytest.param("by a slow clock", "a job may be saving to {url} still", id="the store's clock counts"),
-        pytest.param("never", "the store doesn't tell when it was written to", id="a store without times"),
+        pytest.param("now", "a job may still be saving to {url}", id="just now"),
+        pytest.param("by a slow clock", "a job may still be saving to {url}", id="the store's clock counts"),
+        pytest.param(
+            "never", "the store doesn't report when it was last written", id="a store without times"
+        ),
         pytest.param("long ago", "", id="an hour ago"),
     ],
 )

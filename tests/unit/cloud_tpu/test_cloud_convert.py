@@ -1,4 +1,4 @@
-"""The values of the operator and the messages of the Cloud TPU API say the same, in both versions."""
+"""The values of the operator and the messages of the Cloud TPU API are equivalent, in both versions."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every error of google's client becomes one of ours, which says what it means for the request."""
+"""Every error of Google's client is converted to a CloudTPUError of the right kind."""
 
 from typing import Any
 

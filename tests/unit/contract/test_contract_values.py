@@ -40,8 +40,8 @@ def report(**more: object) -> str:
         (Report, report(root="r" * 65), r"Report\.root: expected at most 64 characters, got 65"),
         (Report, report(head=HEAD | {"uri": "x" * 2049}), r"Report\.head\.uri: expected at most 2048"),
         (Report, report(commits=[COMMIT | {"time_unix_s": 253_402_300_800}]), r"commits\[0\]\.time_unix_s"),
-        (Report, report(notice="\ud800"), r"Report\.notice: a half of a surrogate pair"),
-        (Report, report(metrics={"loss": "\ud800"}), r"Report\.metrics\.loss: a half of a surrogate pair"),
+        (Report, report(notice="\ud800"), r"Report\.notice: half a surrogate pair"),
+        (Report, report(metrics={"loss": "\ud800"}), r"Report\.metrics\.loss: half a surrogate pair"),
         (Report, report(metrics={str(i): "1" for i in range(17)}), "at most 16 metrics"),
         (Termination, '{"code":75,"step":-1}', "step"),
         (Termination, '{"code":-1}', "code"),
@@ -109,7 +109,7 @@ def test_an_identity_survives_the_environment() -> None:
     assert Identity.from_env(environ) == IDENTITY
     assert set(environ) == set(Identity.variables())
     assert (IDENTITY.rank, IDENTITY.n_hosts, IDENTITY.ordinal) == (7, 8, (1, 4))
-    with pytest.raises(ContractError, match="STEPKEEPER_GRACE_S='soon' is no whole number"):
+    with pytest.raises(ContractError, match="STEPKEEPER_GRACE_S='soon' is not a whole number"):
         Identity.from_env(environ | {"STEPKEEPER_GRACE_S": "soon"})
     del environ["STEPKEEPER_TERMINATION_FILE"]
     assert Identity.from_env(environ).termination_file == "/dev/termination-log", "Kubernetes' own"

@@ -1,4 +1,4 @@
-"""Test which jobs are accepted, and that what isn't known leaves what runs alone."""
+"""Test which jobs are accepted, and that unknown fields do not affect running pods."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""Test what belongs to an attempt: its pods and Jobs, its beginning and end, its machines and commits."""
+"""Test the parts of an attempt: its pods and Jobs, its beginning and end, its machines and commits."""
 
 from dataclasses import replace
 from typing import Any, Final

@@ -201,7 +201,7 @@ FAILURES: Final = (
     failure("a signal before its deletion", ended(143, at=398.0, **TOLD)),
     stop("a signal by a clock that is behind", ended(143, at=399.0, **TOLD)),
     stop("a signal at a time that is not known", ended(143, at=None, **TOLD)),
-    failure("a failure behind a shell", ended(0, **BAD), said="and its container exited 0"),
+    failure("a failure behind a shell", ended(0, **BAD), said="but its container exited 0"),
     failure("a program's code before its deletion", ended(1, at=399.5, **TOLD)),
     failure("the kubelet's own reason", ended(1, at=401.0, exit_reason="ContainerCannotRun", **TOLD)),
     failure("out of memory while it is stopped", ended(137, at=401.0, **OOM, **TOLD), **OWN_LIMITS),
@@ -227,7 +227,7 @@ FAILURES: Final = (
     lost("a pod not admitted", pod(phase="Failed", reason=NOT_ADMITTED), said=NOT_ADMITTED, guess=True),
     stop("one pod that runs and one that is done", pod(), ended(0, 1), guess=True),
     failure("lost peers", ended(78), ended(78, 1), said="lost its peers", guess=True),
-    lost("lost peers after a commit", ended(78, last_words="rank 3 left"), said=": rank 3 left", **COMMITTED),
+    lost("lost peers after a commit", ended(78, log_tail="rank 3 left"), said=": rank 3 left", **COMMITTED),
     failure(
         "lost peers in an error",
         ended(78, **word(78, error="rank 3 is gone")),

@@ -23,7 +23,7 @@ class Answer:
 
 
 class Wire(kubernetes_client.ApiClient):
-    """The package's client as far as the wire: it keeps the requests and gives the answers that it is told."""
+    """The package's client as far as the wire: it keeps the requests and returns prepared answers."""
 
     def __init__(self) -> None:
         super().__init__(kubernetes_client.Configuration(host="http://api"))

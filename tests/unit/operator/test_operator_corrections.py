@@ -213,7 +213,7 @@ def test_the_newest_end_is_corrected_with_all_that_is_known_of_it() -> None:
 
 def test_a_guess_that_was_right_gets_the_words_of_the_evidence_and_costs_no_more() -> None:
     known = history(unseen(cause=FAILURE), RUNNING, restarts_seen=1, failures=1)
-    found = correct(known, evidence(0, ended(3, last_words="x" * 2000)))
+    found = correct(known, evidence(0, ended(3, log_tail="x" * 2000)))
     first = found.attempts[0]
     assert (first.message or "").startswith("pod p0 exited with code 3: xxx")
     assert (len(first.message or ""), first.inferred) == (1024, None)

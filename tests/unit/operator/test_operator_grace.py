@@ -49,7 +49,7 @@ async def saved(world: World, *durations_s: float) -> World:
         ({"template": with_grace(0)}, 1, TOO_SHORT, "to at least 3"),
         ({"placement": GKE_SPOT}, 13, FITS, "pods have 15 s"),
         ({"placement": GKE_SPOT}, 14, TOO_SHORT, "at most 13 s"),
-        ({"placement": GKE_SPOT, "template": with_grace(600)}, 20, TOO_SHORT, "15 s whatever"),
+        ({"placement": GKE_SPOT, "template": with_grace(600)}, 20, TOO_SHORT, "15 s regardless"),
         ({"placement": GKE_SPOT, "template": with_grace(5)}, 4, TOO_SHORT, "to at least 6"),
     ],
 )
@@ -68,7 +68,7 @@ async def test_the_time_of_a_save_is_compared_with_the_time_that_pods_have(
         ({"read_back": "On"}, {"template": with_grace(60)}, 100, "to at least 102"),
         ({"read_back": "On"}, {"template": with_grace(900)}, 400, "waits 300 s"),
         ({"read_back": "Off"}, {}, 40, "to at least 42"),
-        ({"tier": {"spot": {}}}, {"template": with_grace(60)}, 20, "15 s whatever"),
+        ({"tier": {"spot": {}}}, {"template": with_grace(60)}, 20, "15 s regardless"),
     ],
 )
 async def test_machines_of_a_queued_resource_have_their_own_limits(

@@ -15,7 +15,7 @@ from stepkeeper_operator.lease import LeaseGuard
 
 
 class Time:
-    """Let time pass at once when somebody sleeps."""
+    """Let time pass at once during sleeps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -83,7 +83,7 @@ async def test_an_operator_whose_lease_was_taken_stops_acting(cluster: FakeClust
     await first.acquire()
     lease = cluster.objects["leases", "ns", "operator"]
     cluster.put("leases", lease | {"spec": lease["spec"] | {"holderIdentity": "b"}})
-    with pytest.raises(LeaseLostError, match="taken by 'b'"):
+    with pytest.raises(LeaseLostError, match="taken over by 'b'"):
         await first.keep_renewing()
     assert not first.held
     assert clock.now < 110
@@ -132,7 +132,7 @@ async def test_a_second_release_in_the_cluster_does_nothing_and_names_the_first(
 ) -> None:
     first, second = rival(cluster, "train"), rival(cluster, "another")
     await first.acquire()
-    told = "operator train-0 of lease train/operator is in this cluster already"
+    told = "operator train-0 with lease train/operator is already in this cluster"
     looks = 0
 
     async def look(seconds: float) -> None:
@@ -156,7 +156,7 @@ async def test_an_operator_that_may_not_list_leases_says_so_and_does_nothing(
     cluster.refusals["list", "leases"] = ApiError(403, "leases is forbidden")
 
     async def look(seconds: float) -> None:
-        assert first.waits_for.startswith("Leases can't be listed")
+        assert first.waits_for.startswith("cannot list the Leases of other installations")
         assert "leases is forbidden" in first.waits_for
         cluster.refusals.clear()
 

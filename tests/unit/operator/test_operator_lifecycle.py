@@ -71,13 +71,14 @@ async def test_what_has_the_name_already_is_left_alone_until_it_is_gone(
 ) -> None:
     world, (plural, name) = World(), place
     if not owners:
-        world.delay_watches("jobsets")  # no watch tells of JobSets without the operator's labels
+        world.delay_watches("jobsets")  # no watch shows JobSets without the operator's labels
     meta = {"name": name, "namespace": "default", "ownerReferences": owners}
     before = world.cluster.put(plural, {"metadata": meta, "data": {"a": "b"}, "spec": {"suspend": True}})
     await world.reconcile()
     await world.reconcile()
     assert world.condition("Accepted") == found
-    assert not owners or f"{name} of a deleted job of this name" in world.message("Running")
+    left = world.message("Running").removeprefix("a deleted job of this name left ")
+    assert not owners or left.split()[1] == f"{name}:"
     assert await world.record_writes(rounds=3) == []
     assert world.cluster.objects[plural, "default", name] == before
     world.cluster.remove(plural, "default", name)
@@ -147,7 +148,7 @@ async def test_a_job_is_complete_when_every_pod_exited_0(
             world.controllers.disrupt(pod, "EvictionByEvictionAPI")
         world.controllers.end_pod(pod, 0, message=word)
     world.now += 5
-    delete_pods(world, 30)  # those that are deleted now were not told to stop before they ended
+    delete_pods(world, 30)  # the deletion comes after their end
     await play(world, "run, phase Complete, attempts 1, rests")
 
 
@@ -198,7 +199,7 @@ async def test_a_job_whose_pods_have_exited_0_is_complete_whatever_is_changed(ch
 
 
 def end_done(world: World, index: str, side_code: str) -> None:
-    """End a pod whose trainer says that the training is done, and whose sidecar exited with that code."""
+    """End a pod whose trainer reports that the training is done, and whose sidecar exited with that code."""
     pod = world.pods[int(index)]
     world.controllers.end_pod(pod, 0, message=termination_message(ExitCode.DONE, step=1000))
     name = str(pod["metadata"]["name"])

@@ -29,7 +29,7 @@ async def test_a_job_in_back_off_asks_for_nothing_until_it_is_over() -> None:
     await play(world, "remove jobsets, act, look")
     assert {verb for verb, _ in await reads_during(world, 20)} <= {"get"}
     await reads_during(world, 200)
-    await play(world, "run, phase Running")  # it went on by its own requeue
+    await play(world, "run, phase Running")  # it continued by its own requeue
 
 
 async def test_the_wait_for_jobset_is_looked_at_ever_less_often() -> None:

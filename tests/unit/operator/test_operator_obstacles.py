@@ -1,4 +1,4 @@
-"""Test pods that aren't made, don't end, or are lost with their nodes: when each is told, and given up."""
+"""Test pods that aren't made, don't end, or are lost with their nodes: when each is reported, and given up."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -29,7 +29,10 @@ def make_pods(world: World, most: str) -> None:
 
 @pytest.mark.parametrize(
     ("n_made", "said"),
-    [(0, "0 of 2 pods run, and none was made for 30 s"), (1, "1 of 2 pods run, 1 of 2 exist, and no other")],
+    [
+        (0, "0 of 2 pods are running, and none was created in the last 30 s"),
+        (1, "1 of 2 pods are running, 1 of 2 exist, and no other"),
+    ],
 )
 async def test_a_gang_of_which_only_some_pods_are_made_says_where_to_look_after_half_a_minute(
     n_made: int, said: str
@@ -50,7 +53,7 @@ async def test_pods_that_are_made_one_after_the_other_are_no_obstacle() -> None:
         await play(
             world, f"make {n_made}, run 10, condition Running False/Starting, events NoPods 0", make=make_pods
         )
-        assert world.message("Running") == f"{n_made} of 4 pods run"
+        assert world.message("Running") == f"{n_made} of 4 pods are running"
 
 
 async def test_what_a_pod_waits_for_is_said_before_the_pods_that_are_not_made() -> None:
@@ -62,7 +65,7 @@ async def test_what_a_pod_waits_for_is_said_before_the_pods_that_are_not_made() 
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}
     world.cluster.put("pods", pod | {"status": pod["status"] | {"conditions": [unscheduled]}})
     await play(world, "wait 60, look, condition Running False/PodWaiting")
-    said = f"0 of 2 pods run; {pod['metadata']['name']} waits: Unschedulable: no node"
+    said = f"0 of 2 pods are running; {pod['metadata']['name']} is waiting: Unschedulable: no node"
     assert world.message("Running") == said
     waiting = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no image"}}}
     world.cluster.put("pods", pod | {"status": pod["status"] | {"containerStatuses": [waiting]}})
@@ -79,10 +82,11 @@ async def test_pods_that_are_done_are_counted_once_whether_they_still_exist_or_n
     for pod in [*done[kept:], missing]:
         world.cluster.remove("pods", "default", pod["metadata"]["name"])
     await play(
-        world, "look, condition Running False/Starting, wait 29, look, message Running 1 of 4 pods run"
+        world,
+        "look, condition Running False/Starting, wait 29, look, message Running 1 of 4 pods are running",
     )
     await play(world, "condition Running False/Starting, wait 1, look, condition Running False/NoPods")
-    said = f"1 of 4 pods run, {1 + kept} of 4 exist, and no other was made for 30 s"
+    said = f"1 of 4 pods are running, {1 + kept} of 4 exist, and no other was created in the last 30 s"
     assert world.message("Running").startswith(said)
 
 
@@ -133,9 +137,9 @@ NOW: Final = 10_000.0
 DYING: Final = make_pod(deadline=NOW - 10)
 SILENT: Final = Node(name="n1", uid="1", spot=False, unknown_since=NOW - 200)
 HEARD: Final = LastReport(
-    report=training_report(7, 70), ordinal=(0, 0), received_at=NOW, pod_uid="p0", heard_at={"p0": NOW - 10}
+    report=training_report(7, 70), ordinal=(0, 0), received_at=NOW, pod_uid="p0", reported_at={"p0": NOW - 10}
 )
-MOVED: Final = replace(HEARD, pod_uid="p1", heard_at={"p1": NOW - 10}, moved_at=NOW - 10)
+MOVED: Final = replace(HEARD, pod_uid="p1", reported_at={"p1": NOW - 10}, moved_at=NOW - 10)
 STOOD: Final = replace(MOVED, moved_at=NOW - 210)
 
 
@@ -152,12 +156,12 @@ LOST: Final[dict[str, dict[str, Any]]] = {
     "its node is not known": {"nodes": {}},
     "its node is gone": on_node(unknown_since=None, gone_since=NOW - 5),
     "it failed, and its kubelet has to let it go": {"pods": (make_ended_pod(1, deadline=NOW - 10),)},
-    "an earlier attempt left it": {"pods": (), "leftover": Leftover(name="pod p0", told=(DYING,))},
+    "an earlier attempt left it": {"pods": (), "leftover": Leftover(name="pod p0", terminating=(DYING,))},
     "the report is of another attempt": {"report": replace(MOVED, ordinal=(0, 1))},
     "the other pods stand still": {"report": STOOD},
     "it is not known whether the others move": {"report": replace(MOVED, moved_at=None)},
     "the others' steps are its successor's": {"report": MOVED, "evidence": beside(0)},
-    "it made a step long ago": {"report": replace(HEARD, heard_at={"p0": NOW - 310}, moved_at=NOW - 310)}
+    "it made a step long ago": {"report": replace(HEARD, reported_at={"p0": NOW - 310}, moved_at=NOW - 310)}
     | on_node(unknown_since=NOW - 1000),
 }
 KEPT: Final[dict[str, dict[str, Any]]] = {
@@ -170,7 +174,7 @@ KEPT: Final[dict[str, dict[str, Any]]] = {
     "its training makes steps with a newer pod of another host": {"report": MOVED, "evidence": beside(1)},
     "half of all nodes are silent": {"n_unknown_nodes": 5},
     "the operator has just started": {"operator_started_at": NOW - 50},
-    "it made a step lately": {"report": replace(HEARD, heard_at={"p0": NOW - 290}, moved_at=NOW - 290)}
+    "it made a step lately": {"report": replace(HEARD, reported_at={"p0": NOW - 290}, moved_at=NOW - 290)}
     | on_node(unknown_since=NOW - 1000),
 }
 
@@ -220,8 +224,8 @@ def test_reports_show_which_pods_live_and_whether_the_training_moves() -> None:
     assert receive(5, 20).moved_at is None
     assert receive(6, 30).moved_at == 30
     assert receive(6, 40, pod="p1").moved_at == 30
-    assert receive(None, 50).heard_at == {"p0": 50, "p1": 40}
-    assert receive(6, 60, attempt=2).heard_at == {"p0": 60}
+    assert receive(None, 50).reported_at == {"p0": 50, "p1": 40}
+    assert receive(6, 60, attempt=2).reported_at == {"p0": 60}
     assert receive(6, 70, attempt=2).moved_at is None
 
 

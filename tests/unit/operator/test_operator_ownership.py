@@ -80,7 +80,7 @@ async def test_no_second_gang_is_made_while_a_jobs_or_pods_of_the_first_are_ther
     for _ in range(3):
         assert await world.reconcile() == 5
         world.now += 5
-    await play(world, "gone, message Running Job lm-w-0 of an earlier JobSet is still there")
+    await play(world, "gone, message Running an earlier JobSet left Job lm-w-0")
     await play(world, "wait 3600, rests")  # pods whose Job is there are that one's to delete
     await play(world, "remove jobs lm-w-0, look, gone, rests")
     for pod in world.pods:
@@ -105,5 +105,5 @@ async def test_no_second_gang_is_made_beside_one_that_no_watch_has_told_of() -> 
     for pod in pods:
         world.cluster.remove("pods", "default", pod["metadata"]["name"])
     await play(world, "look, wait 5, look, wait 5, look, gone")
-    await play(world, "message Running a Pod that no watch has reported yet")
+    await play(world, "message Running an earlier JobSet left a Pod that no watch has reported yet")
     await play(world, "deliver, remove pods later, run 4, phase Running")

@@ -106,7 +106,7 @@ def test_a_jobset_gets_a_number_of_its_own() -> None:
     assert make(known, made).history.operator == next_one
     assert make(known, evidence=(AttemptEvidence(ordinal=(0, 2)),)).history.operator == next_one
     waiting = make(history(EVICTED), STOPPED)
-    assert (waiting.actions, waiting.waiting) == ((), "it is suspended")
+    assert (waiting.actions, waiting.waiting) == ((), "the job is suspended")
 
 
 BEGUN: Final = history(FAILED, SECOND, failures=1)

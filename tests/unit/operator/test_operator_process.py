@@ -162,8 +162,8 @@ async def test_what_is_to_stay_in_the_cloud_could_not_be_deleted_without_the_ope
     cluster.mark_deleted("queuedresources", "ml", "v5e", grace_s=0)
     status, text = await check(cluster)
     assert status == OBSTACLE
-    assert "ml/kept: nothing in the cloud is known yet (Active, deletionPolicy Retain)" in text
-    assert "ml/v5e: nothing in the cloud is known yet (being deleted, deletionPolicy Delete)" in text
+    assert "ml/kept: no known cloud resource (Active, deletionPolicy Retain)" in text
+    assert "ml/v5e: no known cloud resource (being deleted, deletionPolicy Delete)" in text
     check_remedies(text, "kept")
 
 

@@ -1,4 +1,4 @@
-"""Test condition Progressing: a training that makes no steps is seen and explained, and nothing is ended for it."""
+"""Test condition Progressing: a training that makes no steps is noticed and explained, and no pod is ended."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -59,7 +59,7 @@ def check(world: World, word: str) -> None:
 
 
 async def tell(story: str, world: World | None = None, **spec: Any) -> World:
-    """Tell a story of reports of a job that runs."""
+    """Play a story of reports of a running job."""
     return await play(
         world or await run_job(**({"totalSteps": 10_000} | spec)),
         story,

@@ -30,7 +30,7 @@ RAW: dict[str, Any] = {"metadata": {"name": "slice", "namespace": "default", "ui
 
 
 class Recorder:
-    """A controller that keeps what it is asked, and answers what it is told."""
+    """A controller that keeps its calls, and returns prepared answers."""
 
     def __init__(self, answer: float | Exception | None = None) -> None:
         self.answer = answer

@@ -54,10 +54,10 @@ async def test_fields_of_a_newer_crd_hold_up_nothing_and_are_reported() -> None:
             "spec.restarts.fatalExitCodes[1]",
             True,
         ),
-        "all": ({"placement": "here"}, "spec.placement: is no object. Correct it", False),
+        "all": ({"placement": "here"}, "spec.placement: is not an object. Fix the spec", False),
         "an unknown member": (
             {"checkpoint": AT | {"interval": {"minutes": 5}}},
-            "doesn't know minutes. Correct it",
+            "doesn't know minutes. Fix the spec",
             False,
         ),
         "two members": (

@@ -8,7 +8,7 @@ from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.stories import end_pods, fail, play, run_job, table
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint, Head, Report, ReportPhase
-from stepkeeper_operator.facts.pod import pick_last_words
+from stepkeeper_operator.facts.pod import summarize_log
 
 
 async def test_an_edit_of_the_checkpoint_settings_restarts_nothing() -> None:
@@ -98,10 +98,10 @@ GOES_ON = "a\nTraceback (most recent call last):\n  File\nKeyError: 'x'\nbye\n"
     },
 )
 def test_of_a_log_the_line_that_says_most_comes_first(log: str, begins: str) -> None:
-    found = pick_last_words(log)
+    found = summarize_log(log)
     assert found.startswith(begins)
     assert begins or not found
-    assert len(pick_last_words("x" * 5000 + "\n" + "y" * 5000)) == 500
+    assert len(summarize_log("x" * 5000 + "\n" + "y" * 5000)) == 500
 
 
 @table(
@@ -123,7 +123,7 @@ DECISION = "at step 120, 6.9 s are left: only the one in flight is finished"
 
 
 async def stopping_slowly() -> World:
-    """Run a job whose trainers save for 20 s once they have to stop, and say what they chose to save."""
+    """Run a job whose trainers save for 20 s once they have to stop, and report their decision whether to save."""
     world = await play(await run_job(), "stop 20 75")
     message = termination_message(75, notice="sigterm", step=120, decision=DECISION)
     world.controllers.kubelets.stop_message = message

@@ -1,4 +1,4 @@
-"""Test when the next start may be: the bound on starts that commit nothing, back-offs, and what else is waited for."""
+"""Test when the next start may be: the bound on starts that commit nothing, back-offs, and other waits."""
 
 import itertools
 from collections.abc import Callable

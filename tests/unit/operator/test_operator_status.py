@@ -125,7 +125,7 @@ def test_an_estimate_beyond_all_bounds_is_one_that_the_api_keeps() -> None:
 
 
 def fail(world: World, committed: str = "", root: str = "r") -> None:
-    """End all trainers with code 1; their last words name a commit of theirs."""
+    """End all trainers with code 1; their termination messages name a commit of theirs."""
     point = CommitPoint(sequence=int(committed), step=10 * int(committed)) if committed else None
     for pod in world.pods:
         message = termination_message(1, root=root, committed=point, error="ValueError: x", step=999)
@@ -144,7 +144,7 @@ async def test_a_job_whose_reports_never_arrive_lives_as_long_as_its_last_words_
 
 
 async def test_a_commit_that_turned_out_to_be_bad_is_not_shown_again() -> None:
-    # The last words name commit 7, step 120.
+    # The termination messages name commit 7, step 120.
     world = await play(await run_job(spot=True), "report 5 100, look, preempt, run, latest 7 120")
     older = Head(sequence=5, step=100, uri="gs://b/5", size_bytes=1)
     world.receive_report(training(tail=9, head=older, step=101, restored=CommitPoint(sequence=5, step=100)))

@@ -57,7 +57,7 @@ def test_the_operator_refuses_to_see_losses_later_than_they_explain_failures(
     OperatorSettings(cloud_tpu_enabled=True, cloud_tpu_idle_poll_s=idle_s, reattribution_s=least_s)
     with pytest.raises(ValidationError, match=f"at least {least_s}"):
         OperatorSettings(cloud_tpu_enabled=True, cloud_tpu_idle_poll_s=idle_s, reattribution_s=least_s - 1)
-    OperatorSettings(cloud_tpu_idle_poll_s=idle_s, reattribution_s=0)  # nobody looks at a cloud
+    OperatorSettings(cloud_tpu_idle_poll_s=idle_s, reattribution_s=0)  # no cloud is read
 
 
 def test_the_schema_of_the_values_knows_every_value() -> None:

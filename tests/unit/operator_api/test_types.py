@@ -1,4 +1,4 @@
-"""Test the types of both kinds: what they read, what they keep, and what they say of a topology."""
+"""Test the types of both kinds: what they read, what they keep, and the hosts of a topology."""
 
 from pathlib import Path
 from typing import Any, Final

@@ -37,9 +37,9 @@ def naming(folder: Path, name: str) -> Path:
 
 
 ODD_PLACES = {
-    "a folder": ("below", "[nw]: .* is no file: .*Is a directory"),
-    "no character in a name": ("\0", "[nw]: .* is no file: embedded null byte"),
-    "a file that is gone": ("gone", r"[nw]: .*/gone is missing; the checkpoint isn't whole"),
+    "a folder": ("below", "[nw]: .* isn't a file: .*Is a directory"),
+    "no character in a name": ("\0", "[nw]: .* isn't a file: embedded null byte"),
+    "a file that is gone": ("gone", r"[nw]: .*/gone is missing; the checkpoint is incomplete"),
     "a path": ("below/x", "w: .* names below/x, which isn't a file in this folder"),
 }
 
@@ -97,7 +97,7 @@ def test_a_file_that_contradicts_itself_or_is_cut_off_is_refused(data: bytes, tm
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
     with pytest.raises(
-        SourceError, match=f"^{re.escape(str(path))} is no safetensors file, damaged or cut off"
+        SourceError, match=f"^{re.escape(str(path))} isn't a safetensors file, or is damaged or cut off"
     ):
         safetensors_to_checkpoint(path, tmp_path / "c")
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.safetensors"]
@@ -129,7 +129,7 @@ def test_elements_may_start_anywhere(tmp_path: Path) -> None:
 INDICES = {
     "no tensor": ({"weight_map": {}}, "the weight_map names no tensor"),
     "deep": (b"[" * 200_000, "no weight_map"),
-    "the folder": ({"weight_map": {"a": ".."}}, r"has \.\. for a, which is no file beside it"),
+    "the folder": ({"weight_map": {"a": ".."}}, r"has \.\. for a, which isn't a file beside it"),
     "a file that is missing": (
         {"weight_map": {"a": "gone.safetensors"}},
         r"/gone\.safetensors is missing",

@@ -188,5 +188,5 @@ def test_a_file_may_be_larger_than_memory_and_a_pipe_is_refused(tmp_path: Path) 
     os.truncate(large, 8 + len(header) + n_bytes)
     assert open_safetensors(large)["w"].shape == (n_bytes,)
     os.mkfifo(tmp_path / "pipe.safetensors")
-    with pytest.raises(SourceError, match=r"pipe.safetensors is no regular file"):
+    with pytest.raises(SourceError, match=r"pipe.safetensors isn't a regular file"):
         open_safetensors(tmp_path / "pipe.safetensors")

@@ -94,7 +94,7 @@ def test_what_stock_saved_is_converted(tmp_path: Path) -> None:
     }
     save(state, storage_writer=FileSystemWriter(tmp_path / "checkpoint"), no_dist=True)
     # Stored transposed: C's order of its elements isn't that of the file.
-    with pytest.raises(SourceError, match=r"^model\.t: .* in another order or form than C's"):
+    with pytest.raises(SourceError, match=r"^model\.t: .* don't hold the elements in C order"):
         checkpoint_to_torch_save(tmp_path / "checkpoint", tmp_path / "after.pt")
     del state["model"]["t"]  # type: ignore[attr-defined]
     save(state, storage_writer=FileSystemWriter(tmp_path / "second"), no_dist=True)
@@ -133,8 +133,8 @@ def wrong_sources(folder: Path) -> dict[str, Path]:
     ("kind", "message"),
     [
         ("cut", "damaged or cut off"),
-        ("empty", "no torch.save file"),
-        ("text", "no torch.save file"),
+        ("empty", "isn't a torch.save file"),
+        ("text", "isn't a torch.save file"),
         ("legacy", r"before 1\.6.* torch\.save\(torch\.load\(old, weights_only=True\), new\)"),
         ("zip", "no data.pkl"),
         ("list", "holds a list"),
@@ -155,7 +155,7 @@ def test_a_wrong_source_is_named_and_nothing_written(kind: str, message: str, tm
 def test_damaged_checkpoints_are_refused_and_nothing_written(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(5000), "v": [1]}, tmp_path / "a.pt")
     folder = tmp_path / "checkpoint"
-    with pytest.raises(SourceError, match=r"no \.metadata"):
+    with pytest.raises(SourceError, match=r"without \.metadata"):
         checkpoint_to_torch_save(tmp_path / "nowhere", tmp_path / "b.pt")
     torch_save_to_checkpoint(tmp_path / "a.pt", folder)
     (data,) = folder.glob("*.distcp")

@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[Callable[[DeviceMesh], Any], str]] = {
         lambda mesh: placed(
             torch.ones(3, 2), mesh, Replicate(), Shard(0), shape=torch.Size((5, 2)), stride=(2, 1)
         ),
-        r"rank 1 has a part of shape \(3, 2\), where the placements say \(2, 2\)",
+        r"rank 1 holds a part of shape \(3, 2\), but the placements imply \(2, 2\)",
     ),
     "ranks that don't ascend": (
         lambda _: placed(torch.ones(3), DeviceMesh("cpu", [2, 1]), Shard(0)),

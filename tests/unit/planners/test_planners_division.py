@@ -180,7 +180,7 @@ def test_a_rank_with_other_rules_is_named_with_them(
     _, second = proposed(monkeypatch, 1)
     monkeypatch.setattr(proposals, name, other)
     _, third = proposed(monkeypatch, 2)
-    with pytest.raises(ReleasesDifferError, match="run one release") as caught:
+    with pytest.raises(ReleasesDifferError, match="run the same release") as caught:
         coordinator.create_global_plan([first, second, third])
     text = str(caught.value)
     assert f"Ranks 0, 1: {first.planner_data.rules}; rank 2: {third.planner_data.rules}" in text
@@ -188,7 +188,7 @@ def test_a_rank_with_other_rules_is_named_with_them(
 
 def test_a_plan_of_another_planner_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator, first = proposed(monkeypatch, 0, 2)
-    with pytest.raises(WrongRanksError, match="ranks 1 plan with another planner"):
+    with pytest.raises(WrongRanksError, match="ranks 1 use another planner"):
         coordinator.create_global_plan([first, SavePlan(items=[])])
 
 

@@ -148,12 +148,12 @@ def test_a_tensor_outside_of_its_storage_is_refused(pickled: bytes) -> None:
 def test_zip_tricks_are_refused() -> None:
     value = (torch.zeros(1000), 1)
     tricks = {
-        "a record of it is compressed": changed(1, "nothing", bytes, compression=zipfile.ZIP_DEFLATED),
+        "records is compressed": changed(1, "nothing", bytes, compression=zipfile.ZIP_DEFLATED),
         "compressed or encrypted": encrypted(saved(value)),
-        "more than the whole": overlapping(),
+        "larger than the file": overlapping(),
         "isn't little-endian": changed(value, "byteorder", lambda _: b"big"),
-        "as long as it should be": changed(value, "data/0", lambda content: content[:-4]),
-        "it is no archive": saved(value)[:-1],
+        "has the wrong size": changed(value, "data/0", lambda content: content[:-4]),
+        "it isn't an archive": saved(value)[:-1],
         "can't be read": saved(value)[100:],
         "it has no data": b"x" * 10 + b"PK\5\6" + b"\0" * 18,
     }
@@ -222,7 +222,7 @@ HAND_MADE = {
         + text("conj")
         + ENDLESS
         + b"stR.",
-        "beside its elements",
+        "more than its elements",
     ),
     "a name of a field without end": (
         NEW_DTYPE + b"(K\3" + text("<") + b"N" + ENDLESS + b"\x85}K\4K\4K\0tb.",

@@ -164,7 +164,7 @@ def test_cast_keeps_the_kind(of: str, to: str, allowed: bool) -> None:
     uncast = refused(wanted, StoredState(tensors={"w": stored(of)}))
     assert ("cast=True" in str(uncast)) is allowed
     if not allowed:
-        assert f"only {of} can say" in differences.mismatched["w"]
+        assert f"only {of} can represent" in differences.mismatched["w"]
 
 
 def test_tied_tensors_are_read_once_under_any_of_their_names() -> None:
@@ -214,7 +214,7 @@ def test_each_rank_reads_its_own_or_all_to_make_one() -> None:
 
 def test_what_is_per_rank_on_one_side_only_is_said() -> None:
     mine = LoadRequest(layouts=[], per_rank={"loader": None})
-    assert "Load it without PerRank" in str(refused(mine, checkpoint(values=["loader"])))
+    assert "Load it once without PerRank" in str(refused(mine, checkpoint(values=["loader"])))
     plain = LoadRequest(layouts=[], values={"loader": ("loader",)})
     error = refused(plain, checkpoint(values=["loader@0/1"]))
     assert error.mismatched.keys() == {"loader"}

@@ -170,11 +170,11 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Any], object], str]] = {
     "a gap": (lambda m: m.state_dict_metadata["w"].chunks.pop(), r"w: .*6 of 12"),
     "a chunk that lies nowhere": (
         lambda m: m.storage_data.pop(stock.MetadataIndex("w", (2, 0))),
-        r"where w at \(2, 0\) lies",
+        r"it doesn't locate w at \(2, 0\)",
     ),
     "a value that lies nowhere": (
         lambda m: m.storage_data.pop(stock.MetadataIndex("step")),
-        "where step lies",
+        "it doesn't locate step",
     ),
 }
 

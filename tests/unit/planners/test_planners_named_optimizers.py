@@ -196,8 +196,8 @@ def frozen(net: Net, make: Make) -> Optimizer:
         pytest.param(ABCD, lambda net: frozen(net, ABCD), "prime first, then freeze", id="frozen, then primed"),
         pytest.param(ABCD, lambda net: AdamW(p(net, "bcd")), "s.optimizer.state.a.weight.exp_avg", id="left out"),
         pytest.param(lambda net: AdamW(p(net, "bcd")), ABCD, "s.optimizer.state.a.weight.exp_avg", id="unfrozen"),
-        pytest.param(TWO, ABCD, "several, with different values: 0.5, 0.25", id="merged"),
-        pytest.param(RATES, ABCD, "several, with different values: tensor(0.5000), tensor(0.2500)", id="merged rates"),
+        pytest.param(TWO, ABCD, "several groups, with different values: 0.5, 0.25", id="merged"),
+        pytest.param(RATES, ABCD, "with different values: tensor(0.5000), tensor(0.2500)", id="merged rates"),
         pytest.param(
             lambda net: AdamW(p(net, "abcd"), lr=torch.tensor(0.5)),
             ABCD,
@@ -208,7 +208,7 @@ def frozen(net: Net, make: Make) -> Optimizer:
         pytest.param(
             lambda net: with_options(TWO(net), near=[(torch.tensor(1.0),), (torch.tensor(1.0 + 1e-7),)]),
             ABCD,
-            "several, with different values: (tensor(1.),)",
+            "several groups, with different values: (tensor(1.),)",
             id="tensors that look alike",
         ),
         pytest.param(
@@ -220,7 +220,7 @@ def frozen(net: Net, make: Make) -> Optimizer:
         pytest.param(
             JOINT,
             lambda net: LBFGS(p(net, "acb")),
-            "have state together, in their order",
+            "share state in their order",
             id="one state for all",
         ),
         pytest.param(
@@ -321,7 +321,7 @@ def test_positions_are_restored_by_position_and_shape(
     for group, numbers in zip(odd["param_groups"], ([0, 2], [1, 3]), strict=True):
         group["params"] = numbers
     write(tmp_path / "odd", model=net, optimizer=odd)
-    assert "numbers are no positions" in refusal(tmp_path / "odd", model=other, optimizer=back)
+    assert "numbers aren't positions" in refusal(tmp_path / "odd", model=other, optimizer=back)
     numbered, again = nn.ParameterList(net.parameters()), nn.ParameterList(other.parameters())
     assert NUMBERS in refusal(tmp_path, SPMDLoadPlanner(exclude=["s.model"]), model=again, optimizer=back)
     write(tmp_path / "numbers", model=numbered, optimizer=optimizer)

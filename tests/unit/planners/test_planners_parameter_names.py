@@ -59,5 +59,5 @@ def test_names_are_those_of_the_modules_in_the_state() -> None:
     optimizer = AdamW(net.parameters())
     optimizer.state.update({"a.weight": {"mine": 1}})  # type: ignore[dict-item]
     prime_optimizer(optimizer)
-    with pytest.raises(DuplicateNameError, match=r"a\.weight: a parameter's name"):
+    with pytest.raises(DuplicateNameError, match=r"a\.weight: a parameter has the same name"):
         flatten_state({"net": net, "o": optimizer})

@@ -280,7 +280,7 @@ def test_sparse_gradients_without_state_of_a_step() -> None:
         (torch.optim.LBFGS, r"LBFGS\.step\(\) failed.*'closure'"),
         (torch.optim.SparseAdam, r"SparseAdam\.step\(\) failed.*dense gradients"),
         (Scaled, r"Scaled\.step\(\) makes other state with a found_inf than without one"),
-        (lambda _: Holder(3), "int is no torch.optim.Optimizer"),
+        (lambda _: Holder(3), "int isn't a torch.optim.Optimizer"),
         (
             lambda p: MasterWeights(p, decay_name="shrink"),
             r"MasterWeights's state\['master'\] of a parameter of shape \(4, 3\)",

@@ -222,7 +222,7 @@ def test_what_this_process_has_no_devices_for_is_told(
     use(monkeypatch, None if kind == "cuda" else Accelerator(1), kind)
     with caplog.at_level(logging.WARNING):
         load({"random": RandomState()}, saved)
-    assert "random numbers of accelerator don't go on" in caplog.text
+    assert "the random number generators of accelerator were not restored" in caplog.text
     assert draw() == expected
 
 

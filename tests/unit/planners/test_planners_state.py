@@ -103,9 +103,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an object deep in a tuple": ((1, [{"deep": Counter(1)}]), r"m\.a.* tuple; use a list"),
     "a value of each rank in a tuple": ((PerRank(1),), r"m\.a.* tuple; use a list"),
     "a lazy parameter": (torch.nn.UninitializedParameter(), r"m\.a: a lazy parameter"),
-    "a list that holds itself": (ENDLESS, "holding itself"),
-    "a tuple that holds itself": (ENDLESS[1], "holding itself"),
-    "what holds one that holds itself": ([ENDLESS], "holding itself"),
+    "a list that holds itself": (ENDLESS, "contains itself"),
+    "a tuple that holds itself": (ENDLESS[1], "contains itself"),
+    "what holds one that holds itself": ([ENDLESS], "contains itself"),
 }
 
 

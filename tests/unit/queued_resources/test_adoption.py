@@ -50,7 +50,9 @@ def lose_status(world: ResourceWorld) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "blocks"), [(FORMER, True), (THEIRS, False), ({}, False)], ids=["a former's", "theirs", "none"]
+    ("labels", "blocks"),
+    [(FORMER, True), (THEIRS, False), ({}, False)],
+    ids=["a previous's", "theirs", "none"],
 )
 def test_under_a_later_id_a_former_objects_alone_blocks(labels: dict[str, str], *, blocks: bool) -> None:
     decision = decide(make_resource(), observe(made(labels, cloud_id="team-v5e-r2")))
@@ -81,7 +83,7 @@ def test_an_annotation_that_names_nothing_there_is_told(adopt: str, *, exists: b
 def test_other_machines_than_the_spec_asks_for_are_not_taken_over(field: str, spec: dict[str, Any]) -> None:
     decision = decide(make_resource(adopt="team-v5e", **spec), observe(made(), nodes=[make_node(made())]))
     assert decision.actions == ()
-    check(decision, "Accepted", "False/SpecMismatch", f"{field}: asked for ")
+    check(decision, "Accepted", "False/SpecMismatch", f"{field}: the spec has ")
 
 
 async def retained(preemptions: int, **spec: Any) -> ResourceWorld:

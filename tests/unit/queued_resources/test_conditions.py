@@ -44,7 +44,7 @@ def slices(resource: QueuedResource, **changes: Any) -> list[CloudNode]:
 def judge(
     resource: QueuedResource, *members: Node, nodes: list[CloudNode] | None = None, now: float = NOW
 ) -> Decision:
-    """Decide about an active one, with nodes that are as its spec says, or are these."""
+    """Decide about an active one, with nodes as in its spec, or with these."""
     shown = slices(resource) if nodes is None else nodes
     cloud = make_cloud_resource(resource, "ACTIVE")
     return decide(resource, observe(cloud, nodes=shown, members=members), now=now)
@@ -87,7 +87,13 @@ TWO_HOSTS: dict[str, Any] = {"n_hosts": 2, "addresses": ("10.0.0.0", "10.0.0.1")
         "one known by its address": ((BY_ADDRESS,), {}, 0, "1/1 True/AllHostsJoined", ""),
         "of an unknown number none": ((), UNCOUNTED, 0, "0/? Unknown/HostsUnknown", "team-v5e"),
         "of an unknown number one": ((HOST,), UNCOUNTED, 0, "1/? Unknown/HostsUnknown", "team-v5e"),
-        "late, of an unknown number": ((), UNCOUNTED, LATE_S, "0/? False/JoinTimeout", "say how many hosts"),
+        "late, of an unknown number": (
+            (),
+            UNCOUNTED,
+            LATE_S,
+            "0/? False/JoinTimeout",
+            "report its number of hosts",
+        ),
         "a cordoned one": ((CORDONED,), {}, 5000, "0/1 False/Cordoned", "kubectl uncordon host-0"),
         "a cordoned one beside none": (
             (CORDONED,),
@@ -316,7 +322,7 @@ def test_each_window_is_told_by_an_event_of_its_own_and_its_end_by_none() -> Non
     ]
     second = announce(ONGOING, AHEAD, before=first)
     assert len([event for event in second.events if "team-v5e-1" in event.message]) == 1
-    assert "team-v5e-0 has maintenance now" in find(second, "MaintenanceScheduled").message
+    assert "maintenance of team-v5e-0 is ongoing" in find(second, "MaintenanceScheduled").message
     shown = second.status.slices[1].upcoming_maintenance
     assert shown is not None
     assert (shown.status, shown.type) == ("Pending", "Scheduled")

@@ -1,4 +1,4 @@
-"""Test the rows of the truth table that people ask about: what happens, what is said, when it is looked at again."""
+"""Test the rows of the truth table that people ask about: actions, conditions and the next reconcile."""
 
 from dataclasses import replace
 from typing import Any
@@ -247,7 +247,7 @@ def test_nothing_is_asked_of_the_cloud_before_the_finalizer_is_seen() -> None:
     [
         ({"stepkeeper-cluster": "other", "stepkeeper-uid": "uid-9"}, "uid-9"),
         ({"stepkeeper-cluster": "cluster-uid", "stepkeeper-uid": "uid-2"}, "uid-2"),
-        ({}, "carries no label"),
+        ({}, "has no label"),
     ],
     ids=["another cluster's", "another object's", "unlabelled"],
 )

@@ -207,7 +207,7 @@ def test_a_blocked_deletion_is_a_problem_until_it_is_accepted(kind: ErrorKind, r
     assert (degraded.status, degraded.reason) == ("True", "DeletionBlocked")
     assert "PERMISSION_DENIED: the words" in degraded.message
     assert "costs money" in degraded.message
-    # To retain it lets go of a deleted object's resource; one that is made anew would be deleted all the same.
+    # To retain it releases a deleted object's resource; a recreated one would be deleted all the same.
     assert ("Retain" in degraded.message) is (resource.metadata.deletion_timestamp is not None)
     accepted = Outcome(verb=Verb.DELETE, at=NOW + 5, operation="op")
     seen = observe(removed[1], pods=(), outcome=accepted)

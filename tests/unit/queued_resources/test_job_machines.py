@@ -13,7 +13,7 @@ GUARANTEED: dict[str, Any] = {"guaranteed": {}}
 
 
 def read_graces(world: World) -> tuple[int, int]:
-    """Return the grace period of the pods, and the part of it that their trainers are told to count on."""
+    """Return the grace period of the pods, and the part of it that their trainers may use."""
     spec = world.pods[0]["spec"]
     env = {variable["name"]: variable.get("value") for variable in spec["containers"][0]["env"]}
     return spec["terminationGracePeriodSeconds"], int(env["STEPKEEPER_GRACE_S"])
@@ -22,19 +22,19 @@ def read_graces(world: World) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("resource", "reason", "words"),
     [
-        (None, "QueuedResourceNotFound", "doesn't exist in namespace default"),
-        (machines(namespace="other"), "QueuedResourceNotFound", "only one of its own namespace"),
+        (None, "QueuedResourceNotFound", "does not exist in namespace default"),
+        (machines(namespace="other"), "QueuedResourceNotFound", "only a QueuedResource of its own namespace"),
         (machines(deleting=True), "QueuedResourceDeleting", "being deleted"),
         (
             machines(active=False, joined=False, state="WaitingForResources", message="in the queue"),
             "WaitingForQueuedResource",
-            "is WaitingForResources now: in the queue",
+            "is WaitingForResources: in the queue",
         ),
         (machines(joined=False, message="1 of 2 hosts"), "WaitingForNodes", "1 of 2 hosts"),
         (
             machines(joined=False, message="1 of 2 hosts", missing_since=1_800_000_000.0),
             "WaitingForNodes",
-            "have until 2027-01-15T08:15:00Z: 1 of 2 hosts",
+            "deadline 2027-01-15T08:15:00Z): 1 of 2 hosts",
         ),
         (
             machines(joined=False, join_timed_out=True, message="look at the script"),
@@ -158,7 +158,7 @@ async def test_a_lost_node_of_preempted_machines_is_a_preemption_also_once_they_
 async def test_a_training_that_ends_by_itself_when_its_maintenance_begins_has_ended_for_it(
     begins_in_s: int, notice: str, cause: str
 ) -> None:
-    """Autocheckpoint tells the processes, no pod is deleted, and the resource stays active: the machines come back."""
+    """Autocheckpoint notifies the processes; no pod is deleted, and the resource stays active."""
     world = await running()
     await change(world, maintenance_at=(world.now + begins_in_s,))
     end_pods(world, 75, notice=notice, step=10)

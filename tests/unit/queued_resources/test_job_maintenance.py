@@ -29,7 +29,7 @@ def last_request(world: World) -> SaveRequest:
 
 
 class Training:
-    """A training of which a report is heard 2 s after the one before it, and what it was asked."""
+    """A training that reports every 2 s, and the request that it got."""
 
     def __init__(self, world: World) -> None:
         self.world = world

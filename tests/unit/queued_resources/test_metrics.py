@@ -48,7 +48,7 @@ async def test_state_and_hosts_are_shown_and_go_with_the_object() -> None:
 async def test_requests_are_counted_by_method_and_code() -> None:
     world = ResourceWorld()
     world.cloud.inject_error("ListNodes", "UNAVAILABLE", 1, message="down")
-    for _ in range(20):  # its creation is looked at before the cloud goes on
+    for _ in range(20):  # its creation is looked at before the cloud continues
         await world.reconcile()
         world.now += 1
     await world.run(12)
@@ -98,6 +98,6 @@ async def test_what_has_no_object_any_more_in_this_cluster_is_counted_logged_onc
     with caplog.at_level(logging.WARNING):
         await world.run(12, seconds=60)
     assert read(world)["stepkeeper_queued_resource_orphans"] == {PLACE: len(orphans)}
-    told = [record for record in caplog.records if "whose object is gone" in record.message]
+    told = [record for record in caplog.records if "has no QueuedResource" in record.message]
     assert [vars(record)["resource"].rpartition("/")[2] for record in told] == orphans
     assert "team-old" in [each.id for each in world.cloud.resources.values()]

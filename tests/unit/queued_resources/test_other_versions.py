@@ -1,4 +1,4 @@
-"""Test QueuedResources of another version: a status is read as far as it can be, and an unreadable spec is told."""
+"""Test QueuedResources of another version: a status is read as far as it can be, and an unreadable spec is reported."""
 
 from typing import Any
 

@@ -34,7 +34,7 @@ async def test_a_refused_deletion_of_a_node_is_told_with_what_to_do(
     world = await active(hosts_per_node=2)
     world.cluster.refusals["delete", "nodes"] = refusal
     end(world, deleted=deleted)
-    # Nothing is made anew beside what is left.
+    # Nothing is recreated beside the leftovers.
     await tell(
         world,
         "run 20, exists, ours, condition Degraded True/NodeDeletionRefused, events NodeDeletionRefused 1",
@@ -99,7 +99,7 @@ def unschedulable(world: ResourceWorld) -> list[bool]:
 
 
 async def draining(**spec: Any) -> ResourceWorld:
-    """Make one of two slices with a pod that saves on the first; somebody else has cordoned the second's node."""
+    """Make one of two slices with a pod that saves on the first; a user has cordoned the second's node."""
     world = await active(slices={"count": 2}, **spec)
     theirs = world.cluster.objects["nodes", None, "team-v5e-1-w0"]
     world.cluster.put("nodes", {**theirs, "spec": {"unschedulable": True}})

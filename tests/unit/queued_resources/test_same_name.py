@@ -26,13 +26,13 @@ async def delete_and_apply(world: ResourceWorld, *, rounds: int) -> None:
 async def test_an_object_that_is_made_again_at_once_has_the_name_and_machines_of_its_own(
     rounds: int, n_refusals: int
 ) -> None:
-    """The API may say for a while that the name is taken."""
+    """The API may report for a while that the name is taken."""
 
     world = ResourceWorld()
     await delete_and_apply(world, rounds=rounds)
     if n_refusals:
         refused = "fail CreateQueuedResource ALREADY_EXISTS 3, look, look, look, condition Accepted False/AlreadyExists"
-        await tell(world, f"{refused}, message Accepted The name of a deletion just now is free again soon")
+        await tell(world, f"{refused}, message Accepted After a recent deletion the name will be free soon")
     await tell(world, f"run 12, state Active, ours team-v5e, there team-v5e, {JOINED}, recreations 0")
     labels = [raw["metadata"]["labels"] for raw in world.cluster.list_objects("nodes")]
     assert {each[QUEUED_RESOURCE_UID_LABEL] for each in labels} == {"uid-2"}

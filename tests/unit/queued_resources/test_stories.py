@@ -80,7 +80,7 @@ async def test_while_nothing_is_requested_the_conditions_show_nothing_of_the_las
     await world.run(20)
     assert world.status.next_try_time is not None
     assert world.condition("Accepted") == ("Unknown", "NotAnswered")
-    assert world.message("Accepted") == "nothing is requested now: condition Active has the reason"
+    assert world.message("Accepted") == "no request is pending: see condition Active for the reason"
     assert "removed" not in world.message("Active")
 
 
@@ -90,7 +90,7 @@ async def test_of_what_was_deleted_and_stays_gone_nothing_is_said_to_cost_money(
     world.cloud.nodes.clear()
     await world.run(20)
     assert world.condition("Degraded") == ("True", "Gone")
-    assert "Nothing of it is left" in world.message("Degraded")
+    assert "Nothing is left in the cloud" in world.message("Degraded")
     assert "money" not in world.message("Degraded")
 
 

@@ -171,7 +171,7 @@ def test_ranks_that_do_not_fit_together_are_no_checkpoint() -> None:
     half = write_checkpoint(
         store, replace(save, nonce="cd" * 16, structure=Structure(tensors=save.tensors[1:])), data
     )
-    with pytest.raises(ManifestError, match="'w' has 48 elements, its 1 chunks at 1 places have 32"):
+    with pytest.raises(ManifestError, match="'w' has 48 elements, but its 1 chunks at 1 offsets have 32"):
         finish_checkpoint(store, replace(own, nonce="cd" * 16), [half.make_ref()])
 
 

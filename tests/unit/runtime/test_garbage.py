@@ -1,4 +1,4 @@
-"""Deletion and garbage: the log first, pins then, and nothing that isn't ours."""
+"""Test deletion and garbage: the log goes first, pins hold, and other writers' files stay."""
 
 import pytest
 from store_parts.behind import Behind

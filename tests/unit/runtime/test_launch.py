@@ -34,7 +34,7 @@ BOTH = (True, False)
 
 
 @pytest.mark.parametrize(
-    ("code", "last_word", "was_told", "meant"),
+    ("code", "last_word", "was_asked_to_stop", "meant"),
     [
         *((1, ended(each), BOTH, each) for each in (75, 77, 78, 3)),
         (137, ended(75), BOTH, 75),
@@ -53,10 +53,10 @@ BOTH = (True, False)
     ],
 )
 def test_the_training_has_the_last_word_where_its_launcher_fails(
-    code: int, last_word: Termination | None, was_told: Collection[bool], meant: int
+    code: int, last_word: Termination | None, was_asked_to_stop: Collection[bool], meant: int
 ) -> None:
-    for each in was_told:
-        assert choose_exit_code(code, last_word, was_told=each) == meant
+    for each in was_asked_to_stop:
+        assert choose_exit_code(code, last_word, was_asked_to_stop=each) == meant
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_sigterm_goes_to_the_ranks_and_to_the_command_once_they_have_ended() -> 
     script = f"""
 command = "trap 'echo command; exit 7' TERM; $0 -c \\"$RANK\\" $PPID; while :; do sleep 0.05; done"
 child = Child(["sh", "-c", command, sys.executable], os.environ | {{"RANK": {_RANK!r}}}, folder, 600)
-print(child.wait(lambda: False), child.was_told)
+print(child.wait(lambda: False), child.was_asked_to_stop)
 """
     assert run_script(script) == (0, "rank\ncommand\n7 True\n")
 
@@ -165,7 +165,7 @@ def test_a_command_ends_by_the_signal(
 ) -> None:
     script = f"""{ranks}
 child = Child(["sh", "-c", {_TRAPS.format(name=signal)!r}], os.environ, folder, {grace_s})
-print(child.wait(lambda: {may_leave}), child.was_told)
+print(child.wait(lambda: {may_leave}), child.was_asked_to_stop)
 """
     assert run_script(script) == (0, f"{ends}\n")
 
@@ -211,7 +211,7 @@ FIRST_POD = pod_environ(pod_identity())
 @pytest.mark.parametrize(
     ("environ", "on_tpu", "launcher"),
     [
-        ({}, False, Launcher.NOBODY),
+        ({}, False, Launcher.NONE),
         (FIRST_POD, False, Launcher.OPERATOR),
         (TORCHRUN, False, Launcher.TORCHRUN),
         (FIRST_POD | TORCHRUN, False, Launcher.TORCHRUN),
@@ -229,7 +229,7 @@ def test_the_launcher_nearest_to_the_process_counts(
 @pytest.mark.parametrize("missing", sorted(TORCHRUN))
 def test_a_variable_that_a_launcher_left_out_is_named(missing: str) -> None:
     environ = {name: value for name, value in TORCHRUN.items() if name != missing}
-    with pytest.raises(ProcessGroupError, match=f"but {missing} is not: set all of"):
+    with pytest.raises(ProcessGroupError, match=f"but {missing} is not. Set all of"):
         choose_launcher(environ, on_tpu=False)
 
 

@@ -1,4 +1,4 @@
-"""A local disk before a root: what is there is used, and whatever is wrong with it nothing comes of it."""
+"""Test a local disk before a root: its copies are used, and no fault of it does any harm."""
 
 import errno
 import os
@@ -82,7 +82,7 @@ class Disk:
         return sorted({path.parent.parent.name for path in self.copies()})
 
     def overwrite(self) -> None:
-        """Replace what is there by zeros."""
+        """Overwrite the bytes with zeros."""
         for copy in self.copies():
             copy.write_bytes(bytes(copy.stat().st_size))
 
@@ -153,7 +153,7 @@ def test_only_what_is_bad_at_the_root_is_torn(disk: Disk) -> None:
 def test_a_disk_that_holds_something_else_by_then_uploads_nothing_of_it(disk: Disk) -> None:
     manifest = disk.stage()
     disk.overwrite()
-    with pytest.raises(SaveError, match="not what was put there"):
+    with pytest.raises(SaveError, match="differs from the bytes that were put there"):
         disk.staging.upload(manifest)
     assert f"{manifest.folder}/{disk.copies()[0].name}" not in disk.root.bucket.objects
 

@@ -1,4 +1,4 @@
-"""What HEAD is after the entries of a log, which commits are live, and which begins are refused."""
+"""Test the state of a log: its HEAD, its live commits, and the begins that are refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Opening the log: what it costs, bytes that are bad, and what is not taken for an entry."""
+"""Test opening the log: its cost, bad bytes, and objects that are no entries."""
 
 import base64
 import json
@@ -73,7 +73,7 @@ class Unpaged:
 def test_a_tail_is_found_page_by_page_and_a_gap_before_it_is_refused(
     bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch, n_slots: int, milestone: int
 ) -> None:
-    """A gap in the middle could be a lost entry; one at the start is what rules that delete old objects make."""
+    """A gap in the middle may be a lost entry; a gap at the start is caused by rules that delete old objects."""
     monkeypatch.setattr(tail, "PAGE", 4)
     monkeypatch.setattr(tail, "_MILESTONE", milestone)
     for slot in range(n_slots):
@@ -85,13 +85,13 @@ def test_a_tail_is_found_page_by_page_and_a_gap_before_it_is_refused(
         assert tail.find_tail(Unpaged(bucket), DEFAULT_PATIENCE) == n_slots - 1
     for missing in {0, 1, 6, n_slots - 2} & {*range(n_slots - 1)}:
         taken = bucket.objects.pop(slot_path(missing))
-        with pytest.raises(LogGapError, match=rf"{missing:08d}\.json is gone, later slots are there"):
+        with pytest.raises(LogGapError, match=rf"{missing:08d}\.json is gone, but later slots exist"):
             tail.find_tail(MemoryStore(bucket), DEFAULT_PATIENCE)
         bucket.objects[slot_path(missing)] = taken
 
 
 def sealed(entry: bytes) -> bytes:
-    """The entry with the checksum that its bytes have."""
+    """The entry with the checksum of its bytes."""
     content = entry.rpartition(b',"crc32c":')[0]
     return content + b',"crc32c":%d}' % crc32c(content)
 
@@ -99,10 +99,10 @@ def sealed(entry: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"format":3', b'"format":4', "has format 4, this stepkeeper knows 3"),
+        (b'"format":3', b'"format":4', "has format 4, this stepkeeper reads 3"),
         (b'"kind":"void"', b'"kind":"vote"', "is of the unknown kind 'vote'; known: begin, "),
         (b'"after"', b'"afterwards"', "unknown key 'afterwards'"),
-        (b'"claim":0,"index"', b'"claim":1,"index"', "slot 1 says"),
+        (b'"claim":0,"index"', b'"claim":1,"index"', "slot 1 records"),
         (b"{", b"[", "is no entry of the log"),
     ],
 )
@@ -152,7 +152,7 @@ def committed(log: Log, commit: CommitStep) -> None:
 @pytest.mark.parametrize(
     ("how", "fault"),
     [
-        ("flipped", "another checksum"),
+        ("flipped", "don't match its checksum"),
         ("cut", "end with its checksum"),
         ("half", "end with its checksum"),
         ("empty", "it is empty"),

@@ -1,4 +1,4 @@
-"""Which process may append what to the log, what becomes of a put without an answer, and what no entry may say."""
+"""Test which process may append to the log, puts without an answer, and entries that are refused."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -70,7 +70,7 @@ def test_a_later_begin_fences_the_earlier_claim(log: Log, bucket: MemoryBucket, 
         lambda: Log(MemoryStore(bucket)).resume(claim),
     ):
         with pytest.raises(
-            FencedError, match=f"claim {claim.slot} is stale: slot {later.slot} .*; end one of the two"
+            FencedError, match=f"claim {claim.slot} is stale: slot {later.slot} .*; stop one of the two"
         ):
             act()
     assert other.refresh().tail == later.slot
@@ -179,7 +179,7 @@ def test_a_refusal_is_no_unknown_outcome(log: Log, bucket: MemoryBucket, commit:
 def test_asked_again_for_the_same_begin_it_is_put_once(
     log: Log, bucket: MemoryBucket, commit: CommitStep, *, applied: bool, restarted: bool
 ) -> None:
-    """Also by the process that follows a lost one: it isn't fenced by what that has put."""
+    """Also by the successor of a lost process, which isn't fenced by its predecessor's begin."""
     claim = log.begin()
     first, second = commit(log, claim, 1), commit(log, claim, 2)
     lossy = Log(MemoryStore(bucket, hook=failing(1, applied=applied)), patience=NO_PATIENCE)
@@ -222,20 +222,20 @@ def apply_next(state: LogState, body: Body) -> LogState:
     [
         (BeginEntry(base=2), "slot 4 names commit 2, which isn't live there"),
         (BeginEntry(base=7), "slot 4 names commit 7, which isn't live there"),
-        (BeginEntry(base=1, legacy=FOREIGN), "slot 4 goes on from two things, commit 1 and "),
+        (BeginEntry(base=1, legacy=FOREIGN), "slot 4 continues from two bases, commit 1 and "),
         (
             QuarantineEntry(commit=2, reason="again"),
             "slot 4 names commit 2, which isn't live there",
         ),
         (RestoredEntry(commit=2), "slot 4 names commit 2, which isn't live there"),
-        (DeleteEntry(commits=(1, 7)), "slot 4 names commit 7, which isn't there"),
-        (BeginEntry(base=1, branch=True), "begins a branch, and goes on from something too"),
-        (BeginEntry(legacy=FOREIGN, branch=True), "begins a branch, and goes on from something too"),
-        (BeginEntry(scratch=True, branch=True), "begins a branch, and goes on from something too"),
-        (commit_entry(30, parent=2), "slot 4 has parent 2, but the log goes on from 1 there"),
+        (DeleteEntry(commits=(1, 7)), "slot 4 names commit 7, which doesn't exist"),
+        (BeginEntry(base=1, branch=True), "begins a branch, but also continues from a base"),
+        (BeginEntry(legacy=FOREIGN, branch=True), "begins a branch, but also continues from a base"),
+        (BeginEntry(scratch=True, branch=True), "begins a branch, but also continues from a base"),
+        (commit_entry(30, parent=2), "slot 4 has parent 2, but the log continues from 1 there"),
         (
             commit_entry(30, parent=1, legacy=FOREIGN),
-            "slot 4 goes on from ForeignBase.*, but the log from None there",
+            "slot 4 continues from ForeignBase.*, but the log from None there",
         ),
     ],
 )

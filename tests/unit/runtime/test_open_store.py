@@ -1,4 +1,4 @@
-"""Roots: what URIs and paths name a store, what is said about the rest, and which mounts are buckets in disguise."""
+"""Test roots: the URIs and paths that name a store, the errors for others, and mounts that are buckets."""
 
 import os
 import sys
@@ -71,7 +71,7 @@ def test_a_file_is_no_root(tmp_path: Path, path: str) -> None:
 
 
 class OnlyRead(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no types
-    """Takes no objects, as those of GitHub and of archives."""
+    """A file system that takes no objects, as those of GitHub and of archives."""
 
     @override
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:

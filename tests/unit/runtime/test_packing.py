@@ -43,7 +43,7 @@ def order_of(shapes: list[tuple[int, ...]], values: list[int] | None = None) -> 
 
 
 def check_whole(order: SaveOrder, files: tuple[File, ...]) -> None:
-    """The pieces are all bytes, once and in order, and boxes that say where in the tensor they are."""
+    """The pieces are all bytes, once and in order, and their boxes are their places in the tensor."""
     position = 0
     for item in itertools.chain.from_iterable(file.items for file in files):
         assert item.order.start == position
@@ -118,7 +118,7 @@ def test_no_element_is_lost(shapes: list[tuple[int, ...]], values: list[int], st
 
 
 class Streamed(Behind):
-    """A store whose writes end only once as many are going on as it wants."""
+    """A store whose writes end only once a given number of them are running."""
 
     streams = 6
 
@@ -146,7 +146,7 @@ _COLUMNS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Rows of each tensor, which two ranks share evenly; what else a save is given."""
+    """Rows of each tensor, which two ranks share evenly, and the other inputs of a save."""
 
     rows: dict[str, int]
     dtype: str = "float32"
@@ -186,7 +186,7 @@ class State:
 def stored(
     state: State, step: int, world_size: int, caches: list[LayoutCache] | None = None
 ) -> dict[str, bytes]:
-    """All objects of a save; where there are caches, as companions save that were told the structures."""
+    """All objects of a save; with caches, as companions save that have received the structures."""
     store = MemoryStore()
     orders, manifests = [], []
     for rank in range(world_size):

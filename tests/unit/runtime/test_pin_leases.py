@@ -1,4 +1,4 @@
-"""Test when the lease of a pin is over, and that who renews in time, or comes back at once, loses no data unseen."""
+"""Test when the lease of a pin is over. A holder that renews in time, or returns at once, notices any loss of data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def bucket(root: SmallRoot) -> MemoryBucket:
 
 
 def after_a_pin(root: SmallRoot, bucket: MemoryBucket, *starts: int, minutes: float) -> Pin:
-    """Return a pin that is never renewed; in each start so many steps are saved after it, and earlier ones deleted."""
+    """Return a pin that is never renewed. In each start after it, steps are saved, and earlier ones deleted."""
     now_s = [1e9]
     bucket.clock = lambda: now_s[0]
     pin = put(MemoryStore(bucket), 1, root.play("begin 1"))
@@ -129,7 +129,7 @@ class Passed:
     bucket: MemoryBucket
 
     def swept(self, slot: int, hook: FaultHook | None = None) -> bool:
-        """Sweep, with the leases over of those who had read less than `slot`, and tell whether the data is gone."""
+        """Sweep, with leases over of holders that had read less than `slot`. Return True if the data is gone."""
         left = sweep(MemoryStore(self.bucket, hook=hook), [self.garbage], is_over=before(slot))
         has_data = any(path.startswith(self.garbage.folder) for path in self.bucket.objects)
         assert left == ((self.garbage,) if has_data else ())
@@ -157,7 +157,7 @@ def test_who_never_renews_holds_its_data_for_a_lease_and_no_longer(passed: Passe
 
 
 def test_who_renews_while_its_pin_is_removed_keeps_its_data(passed: Passed) -> None:
-    """The renewal finds the old name, so it is good; the collection lists once more and spares the data."""
+    """The renewal finds the old name, so it is valid; the collection lists once more and keeps the data."""
     renewed: list[Pin] = []
     hook = at("before delete", lambda: renewed.append(passed.renew()), path=passed.pin.path, times=1)
     assert not passed.swept(4, hook)

@@ -1,4 +1,4 @@
-"""A reader's pin: what it holds, that a thread renews it while it is held, and that who comes too late learns it."""
+"""Test a reader's pin: what it holds, its renewal by a thread, and the error for a pin that is too late."""
 
 import logging
 import os
@@ -51,7 +51,7 @@ def latest(state: LogState) -> CommitRecord:
 
 
 def pinned(bucket: MemoryBucket, hook: FaultHook | None = None) -> Pin | None:
-    """Pin the latest commit of step 20 by way of a store with that hook."""
+    """Pin the latest commit of step 20 through a store with that hook."""
     store = MemoryStore(bucket, hook=hook)
     log = Log(store, patience=IMPATIENT)
     pin, record = pin_commit(log, store, latest, holder="ml/eval", reason="evaluates", patience=IMPATIENT)
@@ -198,7 +198,7 @@ def test_a_pin_that_can_not_be_removed_is_named_with_the_command_that_does(
     held = hold(MemoryStore(bucket, hook=at("before delete", refused)))
     with caplog.at_level(logging.WARNING):
         held.release(LIMIT_S)
-    assert f"`stepkeeper gc memory:// --pins --remove {held._pin.name.text}` takes it" in caplog.text
+    assert f"`stepkeeper gc memory:// --pins --remove {held._pin.name.text}` removes it" in caplog.text
     assert "no storage.objects.delete" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""Repairing a log: what it says up to the damage stays, and a save without an entry counts if it is whole."""
+"""Test the repair of a log: its state up to the damage stays, and a whole save without an entry counts."""
 
 from dataclasses import replace
 
@@ -261,7 +261,7 @@ def test_an_index_that_contradicts_itself_is_not_started_from() -> None:
 
 
 def filled(hole: int, act: str) -> SmallRoot:
-    """Empty a slot of two starts, and let a process take it that lags behind: it has read those before it."""
+    """Empty a slot of two starts, and let a process take it that has read only the slots before it."""
     root = SmallRoot()
     late = Log(root.store, patience=IMPATIENT)
     for slot, word in enumerate(TWO_STARTS.split()):

@@ -1,4 +1,4 @@
-"""What a root's log tells: how often a training was disrupted, how old objects are, and steps of other writers."""
+"""Test what a root's log shows: disruptions of a training, the age of objects, and steps of other writers."""
 
 import os
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_where_the_store_says_nothing_nothing_is_known(caplog: pytest.LogCapture
     assert StoreTimes(root.store).between_s(0, 0) is None
     refusing = MemoryStore(root.store.bucket, hook=at("before list", StorageError(13, "no listing")))
     assert StoreTimes(refusing).between_s(0, 0) is None
-    assert "how long" in caplog.text
+    assert "the training time of" in caplog.text
     with pytest.raises(StorageError):
         StoreTimes(refusing).of_commits([record])
 
@@ -145,7 +145,7 @@ def test_restarts_without_times_say_nothing(root: SmallRoot, caplog: pytest.LogC
         raise MissingObjectError(2, f"no entry {slot}")
 
     assert read_restart_history(gone, StoreTimes(root.store), root.claim.slot) is None
-    assert "how often this training was restarted" in caplog.text
+    assert "the number of restarts of this training is unknown" in caplog.text
 
 
 NONCE = "a" * 32

@@ -1,4 +1,4 @@
-"""The proof before a claim: ranks as threads, stores as hosts see them, and a clock that nobody waits for."""
+"""Test the proof before a claim: ranks are threads, stores are as hosts see them, and the clock is fake."""
 
 import errno
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
 
 class Clock:
-    """A time that goes on only when somebody sleeps; each rank has its own."""
+    """A time that passes only when a thread sleeps; each rank has its own."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -67,7 +67,7 @@ class LateStore(Behind):
 def outcomes(
     stores: Sequence[Store], hosts: Sequence[str] | None = None, clocks: Sequence[Clock] | None = None
 ) -> list[StepkeeperError | None]:
-    """Return what `prove_shared` raised in each rank."""
+    """Return the error of `prove_shared` in each rank."""
     ranks_store, n_ranks = HashStore(), len(stores)
     times = clocks or [Clock() for _ in stores]
     names = hosts or [f"host-{rank}" for rank in range(n_ranks)]
@@ -97,7 +97,7 @@ def test_two_hosts_with_disks_of_their_own_are_refused_at_once_and_named(tmp_pat
     raised = outcomes(stores, ["host-a", "host-a", "host-b", "host-b"], clocks)
     assert {type(error) for error in raised} == {UnsharedRootError}
     assert len({str(error) for error in raised}) == 1
-    assert "host-a (rank 0) wrote there isn't seen by host-b (rank 2, 3: " in str(raised[3])
+    assert "host-a (rank 0) wrote is not seen by host-b (rank 2, 3: " in str(raised[3])
     assert str(tmp_path / "one") in str(raised[3])
     # The first on that host takes the name. The other may see it taken just then, and these clocks don't wait for it.
     assert min(clock.now_s for clock in clocks[2:]) < 5, "what can be taken is not waited for"
@@ -119,7 +119,7 @@ def test_what_never_shows_is_given_up_after_90_s() -> None:
     late = LateStore(MemoryStore(bucket), clocks[1], 3600)
     raised = outcomes([MemoryStore(bucket, name="x"), late], clocks=clocks)
     assert [type(error) for error in raised] == [UnsharedRootError] * 2
-    assert "host-1 (rank 1: it isn't shown there yet)" in str(raised[0])
+    assert "host-1 (rank 1: the store doesn't show it yet)" in str(raised[0])
     assert 85 <= clocks[1].now_s < 100
 
 
@@ -191,5 +191,5 @@ def test_a_proof_whose_object_a_later_claim_collected_names_that_claim(operation
     hook = at(f"before {operation}", collect, times=1)
     for raised in outcomes([MemoryStore(bucket), MemoryStore(bucket, hook=hook)]):
         assert isinstance(raised, TransientStorageError)
-        assert "another process has claimed this root" in str(raised)
+        assert "another process claimed this root" in str(raised)
     assert list(bucket.objects) == [f"{LOG_PREFIX}00000000.json"]

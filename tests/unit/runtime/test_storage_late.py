@@ -1,4 +1,4 @@
-"""A file system that shows a host what others wrote a minute late, as NFS may: nothing is lost or taken for lost."""
+"""Test a file system that shows other hosts' writes a minute late, as NFS may: nothing is lost, or counts as lost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ LATE_S: Final = 60.0
 
 @final
 class Host(Behind):
-    """A put is decided by the server at once; what another host has put is shown here after a while."""
+    """A put is decided by the server at once; other hosts' objects appear here after a while."""
 
     def __init__(self, world: "World", number: int) -> None:
         super().__init__(MemoryStore(world.bucket))
@@ -59,7 +59,7 @@ class Host(Behind):
 
 @dataclass
 class World:
-    """One server, several hosts, and a time that passes only where somebody waits."""
+    """One server, several hosts, and a time that passes only while a host waits."""
 
     bucket: MemoryBucket = field(default_factory=MemoryBucket)
     now_s: float = 0.0

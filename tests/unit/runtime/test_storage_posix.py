@@ -1,4 +1,4 @@
-"""A folder as a store: what is synced, what is left behind, and what failures mean."""
+"""Test a folder as a store: what is synced, which files remain, and the errors for failures."""
 
 import ctypes
 import errno
@@ -86,7 +86,7 @@ def test_a_folder_that_refuses_is_named() -> None:
 def test_what_another_host_has_just_made_is_looked_for_at_the_server(
     store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An NFS client answers by names and listings that it has seen, until it is told to ask again."""
+    """An NFS client answers from its cache of names and listings, until it has to ask again."""
     (root / "log").mkdir(parents=True)
     asked: list[Path] = []
 
@@ -244,7 +244,9 @@ def test_parts_go_in_however_few_a_call_takes(store: PosixStore, monkeypatch: py
 @pytest.mark.parametrize("how", ["put_if_absent", "write"])
 def test_a_root_that_takes_no_folders_is_no_passing_fault(how: str) -> None:
     store = PosixStore(Path("/proc/stepkeeper-root"))
-    with pytest.raises(StorageError, match=r"no folder can be made in /proc, though it is there") as raised:
+    with pytest.raises(
+        StorageError, match=r"no folder can be created in /proc, although it exists"
+    ) as raised:
         store.put_if_absent("a/b", b"") if how == "put_if_absent" else store.write("a/b", [b""])
     assert not isinstance(raised.value, TransientStorageError)
 

@@ -1,4 +1,4 @@
-"""How often a store is asked again, checksums, and writes past the page cache."""
+"""Test the retries of requests, checksums, and writes past the page cache."""
 
 import ctypes
 import errno
@@ -77,7 +77,7 @@ def test_a_store_that_gives_no_answer_for_a_while_is_warned_of_early_and_now_and
     assert len(caplog.messages) in (2, 3)
     waited_s = float(caplog.messages[0].partition(" for ")[2].partition(" s")[0])
     assert 5 <= waited_s < 20
-    assert caplog.messages[0].endswith("and is asked again for up to 90 s: 503 for /root/x")
+    assert caplog.messages[0].endswith("retrying for up to 90 s: 503 for /root/x")
 
 
 def test_asking_a_store_draws_no_random_numbers_of_the_training() -> None:
@@ -118,7 +118,7 @@ def store(tmp_path: Path) -> PosixStore:
 
 
 def parts() -> list[bytes | memoryview]:
-    """None begins or ends where a block does."""
+    """Parts that never begin or end at a block's border."""
     view, middle = memoryview(CONTENT), 2 * MIB + 5
     words = view[300_001:middle].cast("I")
     return [view[:1], b"", view[1:300_001], words, view[middle:]]

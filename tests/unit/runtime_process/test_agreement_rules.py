@@ -40,15 +40,15 @@ def test_alone_a_rank_acts_at_its_next_step_on_all_that_it_wishes() -> None:
 def test_a_round_goes_from_the_wish_to_the_latest_step_of_all(rank: int, waits: Conclude | Await) -> None:
     view, _ = RankView(rank=rank).pass_step(5)
     assert view.next_move() == Listen(0)
-    assert view.hear_wish(None) == view
+    assert view.receive_wish(None) == view
     assert view.wish("save/a").next_move() == Open(0, "save/a")
-    held = view.hear_wish("save/a")
+    held = view.receive_wish("save/a")
     assert held.is_held
     assert held.next_move() == Answer(0, Position(0, 5))
-    answered = held.hear_answers((Position(0, 5), Position(1, 3)))
+    answered = held.receive_answers((Position(0, 5), Position(1, 3)))
     assert answered.is_held
     assert answered.next_move() == waits
-    agreed = answered.wish("save/a").wish("save/b").hear_conclusion(Position(1, 3))
+    agreed = answered.wish("save/a").wish("save/b").receive_conclusion(Position(1, 3))
     assert not agreed.is_held
     assert agreed.agreed == (Agreed("save/a", Position(1, 3)),)
     assert agreed.next_move() == Open(1, "save/b")

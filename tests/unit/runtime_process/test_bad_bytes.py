@@ -70,7 +70,7 @@ def test_nothing_is_condemned_where_it_is_not_known_what_was_bad() -> None:
     [
         (b"0123456789", None),
         (b"01x3456789", "crc32c"),
-        (b"012", "1 bytes are there, not 4"),
+        (b"012", "it has 1 bytes, not 4"),
         (None, "it is missing"),
     ],
 )

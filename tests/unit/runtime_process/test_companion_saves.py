@@ -214,7 +214,7 @@ def test_another_structure_has_another_key_and_only_the_last_is_held(other: Stru
     assert session.shares.complete_order(replace(REQUEST, structure=None)) == first
     following = session.shares.complete_order(replace(REQUEST, structure_key=other.key, structure=other.text))
     assert following.structure == other
-    with pytest.raises(CompanionError, match="by a structure that wasn't told"):
+    with pytest.raises(CompanionError, match="names an unknown structure"):
         session.shares.complete_order(replace(REQUEST, structure=None))
 
 

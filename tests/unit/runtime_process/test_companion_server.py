@@ -243,7 +243,7 @@ def test_a_companion_that_is_closed_leaves_what_takes_too_long_to_the_next_start
     trainer.save(20)
     trainer.body(trainer.ask(Kind.CLOSE, CloseRequest(within_millis=50)))
     assert capsys.readouterr().err == (
-        "stepkeeper: closed before all was deleted that can be: the first save of the next start does that\n"
+        "stepkeeper: closed before all deletions were done: the first save of the next start does the rest\n"
     )
     assert trainer.steps == [10, 20]
     block.released.set()

@@ -75,7 +75,7 @@ def test_a_wait_that_makes_progress_goes_on_where_no_end_is_known() -> None:
 def test_a_start_that_waits_for_others_is_left_soon_after_a_notice(
     notice: Notice, rank: int, left_s: float | None
 ) -> None:
-    schedule = Schedule.of_rank(rank, grace_s=120, launcher_s=None).hear(notice)
+    schedule = Schedule.of_rank(rank, grace_s=120, launcher_s=None).with_notice(notice)
     later = replace(schedule, now_s=NOW_S)
     assert replace(later, is_starting=True).wait_left_s(0.0) == left_s
     assert later.wait_left_s(0.0) == (None if left_s is None else 120 - 1.5 - (NOW_S - notice.monotonic_s))

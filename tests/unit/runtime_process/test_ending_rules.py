@@ -1,4 +1,4 @@
-"""How a process ends, by the rules alone: each story is a sequence of what the train thread hears."""
+"""How a process ends, by the rules alone: each story is a sequence of events in the train thread."""
 
 from collections.abc import Callable
 
@@ -8,31 +8,31 @@ from stepkeeper.contract import EndKind, ExitCode
 from stepkeeper.ending.machine import Ending, Move
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 
-SAVED = Ending().reach(7).stop().hear_save(None)
+SAVED = Ending().reach(7).stop().on_save_finished(None)
 HEARD: dict[str, Callable[[Ending], Ending]] = {
     "reach": lambda ending: ending.reach(7),
     "stop": lambda ending: ending.reach(7).stop(),
-    "saved": lambda ending: ending.hear_save(None),
-    "failed": lambda ending: ending.hear_save("503", may_retry=True),
-    "hopeless": lambda ending: ending.hear_save("too late"),
+    "saved": lambda ending: ending.on_save_finished(None),
+    "failed": lambda ending: ending.on_save_finished("503", may_retry=True),
+    "hopeless": lambda ending: ending.on_save_finished("too late"),
     "late": lambda ending: ending.miss_deadline("too late"),
     "leave": lambda ending: ending.leave(),
-    "close()": lambda ending: ending.leave(heeds_stop=False),
+    "close()": lambda ending: ending.leave(respects_stop=False),
     "end-itself": lambda ending: ending.leave(ends_itself=True),
-    "met": Ending.hear_met,
-    "all-save-and-stop": lambda ending: ending.hear_end(saves=True, stops=True),
-    "all-stop": lambda ending: ending.hear_end(saves=False, stops=True),
-    "all-save": lambda ending: ending.hear_end(saves=True, stops=False),
-    "none-saves": lambda ending: ending.hear_end(saves=False, stops=False),
+    "met": Ending.on_ranks_met,
+    "all-save-and-stop": lambda ending: ending.on_end_agreed(saves=True, stops=True),
+    "all-stop": lambda ending: ending.on_end_agreed(saves=False, stops=True),
+    "all-save": lambda ending: ending.on_end_agreed(saves=True, stops=False),
+    "none-saves": lambda ending: ending.on_end_agreed(saves=False, stops=False),
     "end-stop": Ending.end_stop,
     "done": lambda ending: ending.close_with(0),
     "fenced": lambda ending: ending.close_with(77),
     "bug": lambda ending: ending.fail(ValueError()),
     "lost-rank": lambda ending: ending.fail(PeerLostError("rank 1")),
     "late-call": lambda ending: ending.fail(NoticeDeadlineError("late")),
-    "closed": Ending.hear_closed,
+    "closed": Ending.on_closed,
 }
-"""By the word for it, what the train thread hears."""
+"""The events of the train thread, by name."""
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_program_that_handles_an_error_of_its_end_can_train_and_stop_again() -
 def test_a_skip_meets_and_awaits_what_is_in_flight() -> None:
     ending = Ending(saves_at_stop=False).reach(7).stop()
     assert ending.move is Move.MEET
-    ending = ending.hear_met()
+    ending = ending.on_ranks_met()
     assert (ending.move, ending.has_state) == (Move.SAVE_STOP, False)
     assert HEARD["failed"](ending).has_stopped
 
@@ -109,5 +109,5 @@ def test_a_skip_meets_and_awaits_what_is_in_flight() -> None:
 def test_a_stop_is_reached_once_and_stopped_at_once() -> None:
     assert SAVED.reach(9) == SAVED
     assert SAVED.choice is None
-    chosen = Ending().reach(7).stop().hear_save("503", may_retry=True, choice="at step 7, both")
-    assert chosen.hear_save(None).choice == "at step 7, both"
+    chosen = Ending().reach(7).stop().on_save_finished("503", may_retry=True, choice="at step 7, both")
+    assert chosen.on_save_finished(None).choice == "at step 7, both"

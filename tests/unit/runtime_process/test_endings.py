@@ -1,6 +1,6 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""How a process ends: its exit code, its last word, and that nothing holds up its end."""
+"""The end of a process: its exit code and termination message, and that nothing delays it."""
 
 import logging
 import os
@@ -126,7 +126,7 @@ class Watched:
         self.watch.notices.close()
 
     def end_stuck(self) -> None:
-        self.watch.notices.hear(NoticeSource.SIGTERM)
+        self.watch.notices.record(NoticeSource.SIGTERM)
         with self.parts.waits.in_call():
             self.watch._on_tick()
 
@@ -177,7 +177,9 @@ def test_a_stop_says_at_which_step_and_whether_that_is_saved(
     tmp_path: Path, loss: str | None, kind: EndKind
 ) -> None:
     watched = Watched(tmp_path)
-    watched.watch.become(lambda ending: ending.reach(7).stop().hear_save(loss, choice="at step 7, both"))
+    watched.watch.become(
+        lambda ending: ending.reach(7).stop().on_save_finished(loss, choice="at step 7, both")
+    )
     said = watched.message_of(75)
     assert (said.kind, said.agreed_step, said.decision) == (kind, 7, "at step 7, both")
 
@@ -186,7 +188,7 @@ def test_a_stop_says_at_which_step_and_whether_that_is_saved(
 def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     monkeypatch.setattr(os, "_exit", found.append)
-    monkeypatch.setattr(loggers, "_TELL_S", 60.0)
+    monkeypatch.setattr(loggers, "_BRIEF_S", 60.0)
     return found
 
 
@@ -229,14 +231,14 @@ class Hanging(logging.Handler):
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
-    monkeypatch.setattr(loggers, "_TELL_S", 0.001)
+    monkeypatch.setattr(loggers, "_BRIEF_S", 0.001)
     handler, package = Hanging(), logging.getLogger("stepkeeper")
     package.addHandler(handler)
     yield handler
     handler.free.set()
     package.removeHandler(handler)
     for thread in threading.enumerate():
-        if thread.name == "stepkeeper-tells":
+        if thread.name == "stepkeeper-brief":
             thread.join(60)
 
 

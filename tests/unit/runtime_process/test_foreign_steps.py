@@ -54,7 +54,7 @@ def chosen(bucket: MemoryBucket) -> ForeignBase | None:
     ("name", "data", "said"),
     [
         (".metadata", None, "has no .metadata"),
-        (".metadata", slice(-30), "no metadata of a checkpoint"),
+        (".metadata", slice(-30), "the metadata of a checkpoint"),
         ("__0_0.distcp", None, "__0_0.distcp is missing"),
         ("__0_0.distcp", slice(-1), "__0_0.distcp is cut short"),
     ],
@@ -76,7 +76,7 @@ def test_what_is_incomplete_is_passed_over_and_said(
 def test_where_none_is_complete_nothing_is_begun(bucket: MemoryBucket) -> None:
     for step in (100, 200):
         del bucket.objects[f"step-{step}/.metadata"]
-    with pytest.raises(RestoreError, match=r"none of them is whole: step 200 .*; step 100 .*another root"):
+    with pytest.raises(RestoreError, match=r"none of them is complete: step 200 .*; step 100 .*another root"):
         chosen(bucket)
 
 
@@ -92,7 +92,7 @@ def test_where_none_is_complete_nothing_is_begun(bucket: MemoryBucket) -> None:
 def test_a_checkpoint_without_a_step_in_its_name_is_not_taken_for_nothing(path: str, said: str) -> None:
     bucket = MemoryBucket()
     bucket.objects[path] = b"?"
-    with pytest.raises(RestoreError, match=rf"no steps of it: {said}\. Give the folder"):
+    with pytest.raises(RestoreError, match=rf"aren't steps of it: {said}\. Use the folder"):
         chosen(bucket)
 
 

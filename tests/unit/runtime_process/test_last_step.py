@@ -142,7 +142,7 @@ def test_an_exception_saves_nothing(tmp_path: Path) -> None:
         ([(None, False), (None, True)], False, None),
         ([(7, False), (8, False)], False, "unsaved: 7, 8"),
         ([(7, False), (None, False)], False, "unsaved: 7"),
-        ([(7, False), (7, True)], False, "step 7, the last one, isn't saved"),
+        ([(7, False), (7, True)], False, "step 7, the last one, is not saved"),
     ],
 )
 def test_all_ranks_save_it_or_none(
@@ -207,7 +207,7 @@ def test_a_state_that_is_not_the_steps_any_more_is_not_saved(
 ) -> None:
     run(tmp_path, form, then)
     assert steps(tmp_path) == ([5, 7] if is_saved else [5])
-    assert any("step 7, the last one, isn't saved" in each for each in caplog.messages) != is_saved
+    assert any("step 7, the last one, is not saved" in each for each in caplog.messages) != is_saved
 
 
 def test_tensors_of_inference_mode_and_without_memory_are_no_obstacle() -> None:

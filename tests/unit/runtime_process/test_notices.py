@@ -62,12 +62,12 @@ def heard() -> HeardNotices:
 
 @pytest.fixture(autouse=True)
 def fresh_watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Watch signals as in a process that was never told to stop, and leave no handler to the tests after these.
+    """Watch signals as in a process without a notice, and leave no handler to later tests.
 
-    The process's own watcher may be at work, of a manager that nobody has closed: it would be handed each SIGTERM on.
+    The process's own watcher may be active, of a manager that was never closed: it would get each SIGTERM.
     """
     monkeypatch.setattr(module, "signal_watcher", SignalWatcher())
-    monkeypatch.setattr(loggers, "_TELL_S", 60.0)
+    monkeypatch.setattr(loggers, "_BRIEF_S", 60.0)
     wakeup_fd, handler = signal.set_wakeup_fd(-1), signal.signal(signal.SIGTERM, signal.SIG_DFL)
     children = signal.getsignal(signal.SIGCHLD)
     yield
@@ -97,7 +97,7 @@ def test_a_tick_that_raises_does_not_end_the_watch(heard: HeardNotices, tmp_path
     assert not heard.any.wait(0.5), "it has ticked"
     tell()
     assert heard.sources() == ["sigterm"]
-    watcher.hear(NoticeSource.CALL)
+    watcher.record(NoticeSource.CALL)
     assert watcher.first == heard.notices[-1], "the first notice counts"
     watcher.close()
 
@@ -121,7 +121,7 @@ def test_behind_the_last_watcher_sigterm_is_what_it_was(heard: HeardNotices, is_
     watcher = heard.watch()
     theirs = signal.getsignal(signal.SIGTERM)
     assert callable(theirs)
-    # Somebody wraps the handler, so that it can't be taken out any more.
+    # Other code wraps the handler, so that it can't be uninstalled.
     signal.signal(signal.SIGTERM, partial(theirs))
     second = heard.watch()
     if is_closed:
@@ -165,7 +165,7 @@ def test_sigterm_is_taken_back_from_code_in_c_that_would_end_the_process() -> No
         [sys.executable, "-c", _TAKES_SIGTERM], timeout=120, check=False, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("only the training gets it") == 1
+    assert ended.stderr.count("only the training gets SIGTERM") == 1
 
 
 def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main_one(
@@ -308,7 +308,7 @@ def test_a_maintenance_explains_an_end_only_when_it_is_near() -> None:
     assert training.announcements.cause is Cause.MAINTENANCE
     training.now_s += 100 + 3600
     assert training.announcements.cause is Cause.MAINTENANCE
-    # Nobody has withdrawn it: a server without anything to announce may answer with an error.
+    # It isn't withdrawn: a server without anything to announce may answer with an error.
     training.now_s += 1
     assert training.announcements.cause is None
     training.now_s -= 1

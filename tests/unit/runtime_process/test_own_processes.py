@@ -72,14 +72,14 @@ threading.Timer(0.5, {tell}).start()
     code, said = run(tmp_path, waits)
     assert code == 75, said
     assert "what was printed" in said
-    assert f"notice ({notice}) before there is a manager" in said
+    assert f"notice ({notice}) before a manager exists" in said
     word = message_in(tmp_path)
     assert (word.code, word.notice, word.rank) == (75, notice, 1)
 
 
 @pytest.mark.parametrize("method", ["file", "sigterm"])
 def test_a_manager_takes_notices_over(tmp_path: Path, method: str) -> None:
-    """The process isn't ended, and behind the manager it is as it was before all."""
+    """The process isn't ended, and after the manager its handlers are as before."""
     manages = f"""
 exit_at_early_notice(pod, trigger)
 watcher = Notices(Schedule(grace_s=None), trigger=trigger, on_first=Heard(), on_tick=lambda: None)

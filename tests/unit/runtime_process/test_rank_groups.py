@@ -1,4 +1,4 @@
-"""Ranks talk over a store: nothing stays in it, and a rank that ends or stands still is missed."""
+"""Ranks exchange values over a store: nothing stays in it, and a rank that ends or hangs is noticed."""
 
 import os
 import queue
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper.coordination import store_rank_group
-from stepkeeper.coordination.peer_links import PeerLinks, neighbours
+from stepkeeper.coordination.peer_links import PeerLinks, neighbors
 from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import FencedError, PeerLostError
@@ -79,8 +79,8 @@ Lost = queue.SimpleQueue[tuple[int, str]]
 
 @pytest.mark.parametrize("world_size", [1, 2, 9, 10, 75, 1000])
 def test_the_tree_has_all_ranks_and_both_ends_know_of_each_connection(world_size: int) -> None:
-    above = {rank: neighbours(rank, world_size)[0] for rank in range(world_size)}
-    below = [(rank, each) for rank in range(world_size) for each in neighbours(rank, world_size)[1]]
+    above = {rank: neighbors(rank, world_size)[0] for rank in range(world_size)}
+    below = [(rank, each) for rank in range(world_size) for each in neighbors(rank, world_size)[1]]
     assert sorted(each for _, each in below) == list(range(1, world_size))
     assert all(above[each] == rank for rank, each in below)
     assert above[0] is None
@@ -170,7 +170,7 @@ VOTE_S = 60.0
 
 
 class Clock:
-    """Goes on by itself, by as much as it is asked for."""
+    """A clock that advances by itself, by the requested time."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -201,7 +201,7 @@ def two_ranks() -> tuple[StoreRankGroup, StoreRankGroup]:
 def test_a_rank_that_stands_still_in_a_save_is_missed_soon(clock: Clock) -> None:
     first, last = two_ranks()
     last.beat(0)
-    with pytest.raises(PeerLostError, match="rank 1 stands still: it gave no sign of life for"):
+    with pytest.raises(PeerLostError, match="rank 1 hangs: it sent no heartbeat for"):
         first.gather("save/3/vote", {}, VOTE_S)
     assert GROUP_S < clock.now_s < 2 * GROUP_S
 

@@ -40,7 +40,7 @@ def test_what_changes_on_the_way_is_refused_bytes_and_where_they_belong(pair: Pa
     sent = bytearray(pair[1].recv(1000))
     sent[place] ^= 2
     pair[0].sendall(sent + bytes(8))
-    with pytest.raises(ConnectionError, match="changed on the way"):
+    with pytest.raises(ConnectionError, match="changed in transit"):
         receive_frame(pair[1], bytearray(FRAME_BYTES))
 
 
@@ -63,7 +63,7 @@ def linked(secrets: tuple[bytes, bytes]) -> tuple[Links, Links]:
 
 
 def test_who_does_not_know_the_secret_is_refused() -> None:
-    with pytest.raises(ConnectionError, match=r"can't reach rank 0.*isn't rank 0 of this training"):
+    with pytest.raises(ConnectionError, match=r"can't reach rank 0.*is not rank 0 of this training"):
         linked((b"one" * 10, b"other" * 6))
 
 
@@ -73,7 +73,7 @@ def test_another_rank_at_the_port_that_one_is_said_to_have_is_not_taken_for_it()
     for each in links:
         each.start(b"s" * 32, relayed_to=())
     address = {"hosts": ["127.0.0.1"], "port": links[1].port}
-    with pytest.raises(ConnectionError, match=r"isn't rank 0 of this training"):
+    with pytest.raises(ConnectionError, match=r"is not rank 0 of this training"):
         links[2].connect_to((0,), [address, address])
     for each in links:
         each.close()
@@ -165,7 +165,7 @@ def test_only_what_a_rank_reads_itself_makes_a_manifest_bad() -> None:
 
 def test_nothing_of_a_torn_checkpoint_stays() -> None:
     check_refilled({"a", "b"}, {"a", "b", "c"})
-    with pytest.raises(PartlyRestoredError, match=r"^b, d: filled in part"):
+    with pytest.raises(PartlyRestoredError, match=r"^b, d: partly filled"):
         check_refilled({"a", "b", "d"}, {"a", "c"})
 
 

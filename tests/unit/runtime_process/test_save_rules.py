@@ -206,7 +206,7 @@ def standing(in_flight_s: float | None, left_s: float | None, **more: bool) -> N
     [
         ([standing(None, 10.0)], 60.0, True, None),
         ([standing(3.0, None)], 60.0, True, None),
-        ([standing(3.0, 10.0)], None, True, "no save has been measured yet"),
+        ([standing(3.0, 10.0)], None, True, "no save was measured before"),
         (
             [standing(3.0, 10.0)],
             5.0,
@@ -263,7 +263,7 @@ def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pyte
     late.cancel()
     answer.set()
     assert saves.newest_save is None
-    assert "another rank gave no answer for 0.1 s" in caplog.text
+    assert "no answer for 0.1 s from the root" in caplog.text
     saves.close()
 
 

@@ -86,10 +86,10 @@ def test_equal_states_pass_whatever_is_per_rank() -> None:
         ({"position": 9}, "position", "PerRank"),
         ({"rng": torch.tensor([4], dtype=torch.uint8)}, "rng", "PerRank"),
         ({"w": torch.zeros(6)}, "w", "of another dtype, shape or placement"),
-        ({"w": 1}, "w", "a value there, a tensor on the others"),
-        ({"position": PerRank(8)}, "position", "a PerRank there, a value on the others"),
+        ({"w": 1}, "w", "a value, but a tensor on the other ranks"),
+        ({"position": PerRank(8)}, "position", "a PerRank, but a value on the other ranks"),
         ({"more": 1}, "more", "the other ranks have no such name"),
-        ({"w": None}, "w", "a value there"),
+        ({"w": None}, "w", "a value, but a tensor"),
     ],
 )
 def test_a_rank_that_differs_is_named_in_all_ranks(other: dict[str, object], name: str, reason: str) -> None:
@@ -124,7 +124,7 @@ def test_ranks_of_different_releases_are_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(consistency, "describe_rules", lambda _: next(rules))
     for error in states_outcomes([{"w": 1}, {"w": 1}]):
         assert isinstance(error, SaveError)
-        assert "run one release of stepkeeper on all" in str(error)
+        assert "run the same release of stepkeeper on all ranks" in str(error)
 
 
 class Asked:
@@ -223,7 +223,7 @@ def test_the_last_save_goes_straight_to_the_root(is_last: bool, ways: list[Kind]
 def test_what_fails_because_of_a_newer_claim_is_said_to_be_fenced_on_all_ranks(
     fails: Kind, stale_rank: int
 ) -> None:
-    """Whatever a rank has failed with itself: the exit code must say that another start goes on."""
+    """In spite of a rank's own failure, the exit code must show that another start continues."""
     store = HashStore()
     rank_groups = [StoreRankGroup(store, rank, 2) for rank in range(2)]
 

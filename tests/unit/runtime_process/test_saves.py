@@ -1,4 +1,4 @@
-"""A saver's saves, one after the other: what fails, what waits, and what hooks hear of it."""
+"""A saver's saves, one after the other: failures, waits and the reports to hooks."""
 
 import asyncio
 import threading

@@ -190,7 +190,7 @@ def test_room_is_found_out_by_halves_and_remembered() -> None:
 
 def test_a_copy_that_fails_behind_the_training_lowers_what_the_next_save_tries() -> None:
     devices = Devices(None, 2**60)
-    with pytest.raises(DevicesFullError, match="from the next one on 524288000 bytes"):
+    with pytest.raises(DevicesFullError, match="from the next one on, 524288000 bytes"):
         devices.handle_refusal(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
     assert devices.limit_bytes == 500 * MIB
     devices.handle_refusal(RuntimeError("the program was cancelled"), CUTS, NAMES)
@@ -214,7 +214,7 @@ def test_what_a_process_may_not_change_alone_is_said_to_be_set(
     devices = Devices(budget_bytes, 450 * MIB)
     with pytest.raises(SaveError, match=says) as raised:
         devices.handle_refusal(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
-    assert not raised.value.next_save_mends
+    assert not raised.value.next_save_recovers
     with pytest.raises(SaveError, match=rf"RESOURCE_EXHAUSTED.*{says}"):
         devices.make_copies({}, CUTS, NAMES)
     assert devices.limit_bytes == budget_bytes
@@ -226,7 +226,7 @@ def test_a_planner_that_gives_something_else_is_refused(other: torch.Tensor) -> 
     data = TensorWriteData(chunk, TensorProperties(dtype=torch.float32), torch.Size([5]))
     item = WriteItem(MetadataIndex("w", chunk.offsets), WriteItemType.TENSOR, tensor_data=data)
     share = Share([item], lambda _item: other)
-    with pytest.raises(SaveError, match=r"w: the planner said float32\[5\] and gave"):
+    with pytest.raises(SaveError, match=r"w: the planner planned float32\[5\], but returned"):
         share[0:20]
 
 

@@ -30,7 +30,7 @@ def test_a_slow_step_of_one_rank_has_all_ranks_dumped() -> None:
     dumper.mesh = cast(MeshHost, Others())
     for step in range(1, 4):
         dumper.see_step(step)
-    assert "nothing has followed step 3" in sent.get(timeout=PATIENCE_S)["ask"]
+    assert "no step has followed step 3" in sent.get(timeout=PATIENCE_S)["ask"]
     assert sent.get(timeout=PATIENCE_S) == {"stacks": "mine\n"}
     dumper.see_step(None)
 

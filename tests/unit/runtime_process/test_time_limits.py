@@ -1,4 +1,4 @@
-"""What a process waits for has as long as it makes progress, and stands still no longer than its speed explains."""
+"""A wait lasts as long as there is progress, and no longer without it than the speed explains."""
 
 import threading
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def test_limits_follow_the_size_of_a_share_and_the_timeout_of_the_group() -> Non
 
 
 class Clock:
-    """Goes on by what is waited."""
+    """A clock that advances by the waited time."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -102,7 +102,7 @@ class Transfer(Future[None]):
 
 
 class Told(SoloRankGroup):
-    """A rank group that notes what this rank says of its progress."""
+    """A rank group that records this rank's progress."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ def filling_of(rank_group: Reading) -> Filling:
 def test_a_restore_that_gets_nothing_ends(shared: bool, error: type[Exception]) -> None:
     free = threading.Event()
     peers = cast(Peers, SimpleNamespace(announce_failure=lambda _: free.wait(60)))
-    with pytest.raises(error, match="nothing of it has come"):
+    with pytest.raises(error, match="no bytes have come"):
         filling_of(Reading(free, moves=False)).run({0: ()}, peers if shared else None)
     assert not free.is_set()
     free.set()

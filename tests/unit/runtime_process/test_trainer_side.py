@@ -34,8 +34,9 @@ from stepkeeper_testing.pod import pod_environ, pod_identity
 
 def test_the_page_lists_each_error_that_a_manager_raises_or_what_it_is_a_case_of() -> None:
     elsewhere = (errors.ForeignStepsError, errors.PinFormatError, errors.PinLostError, errors.RefusedError)
-    rows = (Path(__file__).parents[3] / "docs/user/manager.md").read_text().split("## Errors")[1]
-    listed = set(re.findall(r"`(\w+Error)`", rows.split("## Exact rules")[0])) - {"StepkeeperError"}
+    page = (Path(__file__).parents[3] / "docs/user/manager-reference.md").read_text(encoding="utf-8")
+    rows = page.split("\n## Errors\n")[1].split("\n## ")[0]
+    listed = set(re.findall(r"`(\w+Error)`", rows)) - {"StepkeeperError"}
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, StepkeeperError) and kind is not StepkeeperError:
             cases = {each.__name__ for each in kind.__mro__}
@@ -67,37 +68,73 @@ auto: Any = save.Auto
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
-        (lambda: torch_xla(2.5), TypeError, "save_interval is a whole number, not a value of type float"),
-        (lambda: torch_xla("10"), TypeError, "save_interval is a whole number, not a value of type str"),
-        (lambda: torch_xla(0), ValueError, "save_interval is at least 1, not 0"),
-        (lambda: torch_xla(10, -1), ValueError, "max_to_keep is at least 0, not -1"),
-        (lambda: torch_xla(10, None), TypeError, "max_to_keep is a whole number"),
-        (lambda: torch_xla(10, 0, 0), ValueError, "max_pending_async is at least 1, not 0"),
-        (lambda: options(max_pending=0), ValueError, "max_pending is at least 1, not 0"),
-        (lambda: options(max_pending="2"), TypeError, "max_pending is a whole number, not .* of type str"),
-        (lambda: options(max_pending=None), TypeError, "max_pending is a whole number, not .* NoneType"),
-        (lambda: options(device_budget_bytes=-1), ValueError, "device_budget_bytes is at least 0, not -1"),
-        (lambda: options(device_budget_bytes="1G"), TypeError, "device_budget_bytes is a whole number"),
-        (lambda: options(local_tier_bytes=-5), ValueError, "local_tier_bytes is at least 1, not -5"),
-        (lambda: options(take_over=1), TypeError, "take_over is a job's namespace/name, True or .* not 1"),
-        (lambda: options(take_over=""), TypeError, "take_over is a job's namespace/name"),
-        (lambda: options(stacks_after_s=0), ValueError, "stacks_after_s is a number .* greater than 0"),
-        (lambda: options(stacks_after_s="x"), TypeError, "stacks_after_s is a number, not .* of type str"),
-        (lambda: options(local_tier=1), TypeError, "local_tier is the path of a folder, not .* of type int"),
-        (lambda: options(stop_on_notice="no"), TypeError, "stop_on_notice is True or False, not 'no'"),
-        (lambda: options(unsafe_single_writer=1), TypeError, "unsafe_single_writer is True or False, not 1"),
-        (lambda: every_n(0), ValueError, "EveryNSteps.steps is at least 1, not 0"),
-        (lambda: every_n("x"), TypeError, "EveryNSteps.steps is a whole number, not .* of type str"),
+        (
+            lambda: torch_xla(2.5),
+            TypeError,
+            "save_interval must be a whole number, not a value of type float",
+        ),
+        (lambda: torch_xla("10"), TypeError, "save_interval must be a whole number, not a value of type str"),
+        (lambda: torch_xla(0), ValueError, "save_interval must be at least 1, not 0"),
+        (lambda: torch_xla(10, -1), ValueError, "max_to_keep must be at least 0, not -1"),
+        (lambda: torch_xla(10, None), TypeError, "max_to_keep must be a whole number"),
+        (lambda: torch_xla(10, 0, 0), ValueError, "max_pending_async must be at least 1, not 0"),
+        (lambda: options(max_pending=0), ValueError, "max_pending must be at least 1, not 0"),
+        (
+            lambda: options(max_pending="2"),
+            TypeError,
+            "max_pending must be a whole number, not .* of type str",
+        ),
+        (lambda: options(max_pending=None), TypeError, "max_pending must be a whole number, not .* NoneType"),
+        (
+            lambda: options(device_budget_bytes=-1),
+            ValueError,
+            "device_budget_bytes must be at least 0, not -1",
+        ),
+        (lambda: options(device_budget_bytes="1G"), TypeError, "device_budget_bytes must be a whole number"),
+        (lambda: options(local_tier_bytes=-5), ValueError, "local_tier_bytes must be at least 1, not -5"),
+        (
+            lambda: options(take_over=1),
+            TypeError,
+            "take_over must be a job's namespace/name, True or .* not 1",
+        ),
+        (lambda: options(take_over=""), TypeError, "take_over must be a job's namespace/name"),
+        (lambda: options(stacks_after_s=0), ValueError, "stacks_after_s must be a number .* greater than 0"),
+        (
+            lambda: options(stacks_after_s="x"),
+            TypeError,
+            "stacks_after_s must be a number, not .* of type str",
+        ),
+        (
+            lambda: options(local_tier=1),
+            TypeError,
+            "local_tier must be the path of a folder, not .* of type int",
+        ),
+        (lambda: options(stop_on_notice="no"), TypeError, "stop_on_notice must be True or False, not 'no'"),
+        (
+            lambda: options(unsafe_single_writer=1),
+            TypeError,
+            "unsafe_single_writer must be True or False, not 1",
+        ),
+        (lambda: every_n(0), ValueError, "EveryNSteps.steps must be at least 1, not 0"),
+        (lambda: every_n("x"), TypeError, "EveryNSteps.steps must be a whole number, not .* of type str"),
         (lambda: at(250), TypeError, r"write AtSteps\(\(250,\)\)"),
-        (lambda: at(("3",)), TypeError, "each of AtSteps.steps is a whole number, not .* of type str"),
-        (lambda: at((3, -1)), ValueError, "each of AtSteps.steps is at least 0, not -1"),
-        (lambda: every(float("nan")), ValueError, "EverySeconds.seconds is greater than 0, not nan"),
-        (lambda: every("5m"), TypeError, "EverySeconds.seconds is a number, not a value of type str"),
-        (lambda: continuous(min_s=-1.0), ValueError, "Continuous.min_s is at least 0, not -1.0"),
-        (lambda: continuous(min_s="5"), TypeError, "Continuous.min_s is a number, not a value of type str"),
-        (lambda: auto(min_s=10.0, max_s=9.0), ValueError, "Auto.min_s=10.0 is more than Auto.max_s=9.0"),
-        (lambda: auto(max_s=True), TypeError, "Auto.max_s is a number, not a value of type bool"),
-        (lambda: auto(background_share=1.5), ValueError, "Auto.background_share is from 0 to 1, not 1.5"),
+        (lambda: at(("3",)), TypeError, "each of AtSteps.steps must be a whole number, not .* of type str"),
+        (lambda: at((3, -1)), ValueError, "each of AtSteps.steps must be at least 0, not -1"),
+        (lambda: every(float("nan")), ValueError, "EverySeconds.seconds must be greater than 0, not nan"),
+        (lambda: every("5m"), TypeError, "EverySeconds.seconds must be a number, not a value of type str"),
+        (lambda: continuous(min_s=-1.0), ValueError, "Continuous.min_s must be at least 0, not -1.0"),
+        (
+            lambda: continuous(min_s="5"),
+            TypeError,
+            "Continuous.min_s must be a number, not a value of type str",
+        ),
+        (lambda: auto(min_s=10.0, max_s=9.0), ValueError, "Auto.min_s=10.0 is greater than Auto.max_s=9.0"),
+        (lambda: auto(max_s=True), TypeError, "Auto.max_s must be a number, not a value of type bool"),
+        (
+            lambda: auto(background_share=1.5),
+            ValueError,
+            "Auto.background_share must be from 0 to 1, not 1.5",
+        ),
         (lambda: keep.LastN(0), ValueError, "at least 1"),
         (lambda: keep.EveryNSteps(0), ValueError, "at least 1"),
         (lambda: keep.EverySeconds(0), ValueError, "at least 1"),
@@ -117,22 +154,30 @@ def test_a_value_that_makes_no_sense_is_refused_at_once(
 
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "a fraction of a step": ({"save": 1.5}, TypeError, "save is a number of steps or a policy"),
-    "no steps": ({"save": 0}, ValueError, "save is at least 1, not 0"),
-    "a bool of steps": ({"save": True}, TypeError, "save is a whole number, not a value of type bool"),
+    "a fraction of a step": ({"save": 1.5}, TypeError, "save must be a number of steps or a policy"),
+    "no steps": ({"save": 0}, ValueError, "save must be at least 1, not 0"),
+    "a bool of steps": ({"save": True}, TypeError, "save must be a whole number, not a value of type bool"),
     "a class of policies": ({"save": save.EveryNSteps}, TypeError, "not <class .*EveryNSteps"),
-    "a number in a policy": ({"save": save.AnyOf((save.AtSteps((1,)), 10))}, TypeError, "save is .* not 10"),  # type: ignore[arg-type]  # what is tested
+    "a number in a policy": (
+        {"save": save.AnyOf((save.AtSteps((1,)), 10))},  # type: ignore[arg-type]  # what is tested
+        TypeError,
+        "save must be .* not 10",
+    ),
     "a policy of the other kind": ({"save": keep.LastN(5)}, TypeError, "stepkeeper.policy.save, not LastN"),
-    "a bool of commits": ({"keep": True}, TypeError, "keep is a whole number, not a value of type bool"),
-    "no commits": ({"keep": False}, TypeError, "keep is a whole number, not a value of type bool"),
-    "a class of what is kept": ({"keep": keep.LastN}, TypeError, "keep is .* not <class .*LastN"),
+    "a bool of commits": ({"keep": True}, TypeError, "keep must be a whole number, not a value of type bool"),
+    "no commits": ({"keep": False}, TypeError, "keep must be a whole number, not a value of type bool"),
+    "a class of what is kept": ({"keep": keep.LastN}, TypeError, "keep must be .* not <class .*LastN"),
     "text for a number of commits": (
         {"keep": "3"},
         TypeError,
-        "keep is a number of commits or a policy .* not '3'",
+        "keep must be a number of commits or a policy .* not '3'",
     ),
-    "no options": ({"options": None}, TypeError, "options is an Options value, not a value of type NoneType"),
-    "a dict of options": ({"options": {"max_pending": 2}}, TypeError, "options is an Options value"),
+    "no options": (
+        {"options": None},
+        TypeError,
+        "options must be an Options value, not a value of type NoneType",
+    ),
+    "a dict of options": ({"options": {"max_pending": 2}}, TypeError, "options must be an Options value"),
 }
 
 
@@ -177,7 +222,7 @@ def test_a_uri_that_lost_a_slash_is_no_folder(path: str | Path, whole: str) -> N
 def test_no_path_is_refused() -> None:
     none: Any = None
     with pytest.raises(
-        TypeError, match="path is a URI or the path of a folder, not a value of type NoneType"
+        TypeError, match="path must be a URI or the path of a folder, not a value of type NoneType"
     ):
         CheckpointManager(none)
 

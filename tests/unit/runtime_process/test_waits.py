@@ -37,7 +37,7 @@ def test_a_wait_ends_with_the_notices_time_and_says_so() -> None:
     waits = Waits()
     left_s = [3.0, 2.0, 0.0]
     waits.notice_left_s = lambda _since_s: left_s.pop(0)
-    with pytest.raises(NoticeDeadlineError, match="resumes the newest commit"):
+    with pytest.raises(NoticeDeadlineError, match="resumes from the newest commit"):
         waits.await_all([Future()])
     assert left_s == []
 
@@ -80,7 +80,7 @@ def test_the_time_of_a_notice_starts_anew_with_progress_and_with_no_further_wait
             return max(told_s, progress_s) + 22.0 - time.monotonic()
 
     silence = Silence()
-    waits.heed_notices(silence.left_s)
+    waits.limit_by_notices(silence.left_s)
     waits.check(time.monotonic())
     with pytest.raises(NoticeDeadlineError):
         waits.check(told_s)
@@ -148,7 +148,9 @@ def test_a_rank_whose_store_stands_still_waits_only_as_long_as_it_may(
 
 def test_a_store_that_gives_no_answer_at_all_is_lost(stuck: threading.Event) -> None:
     group = StoreRankGroup(HashStore(), 1, 2, limits=TimeLimits(0.01))
-    with pytest.raises(PeerLostError, match="rank 1 gets no answer from rank 0, which has the store"):
+    with pytest.raises(
+        PeerLostError, match="rank 1 gets no answer from rank 0, which holds the ranks' store"
+    ):
         group.look_for_loss()
     assert not stuck.is_set()
 
@@ -166,7 +168,7 @@ def test_a_store_that_is_stuck_is_not_waited_for_without_limit(
     wait = UpkeepWait(StoreRankGroup(HashStore(), rank, 2), Waits())
     wait.note_commit(7, Future() if rank == 0 else None)
     wait.await_newest()
-    assert "what follows the commit in slot 7 isn't done" in caplog.text
+    assert "the upkeep after the commit in slot 7 isn't done" in caplog.text
 
 
 def two_waits() -> tuple[UpkeepWait, UpkeepWait]:

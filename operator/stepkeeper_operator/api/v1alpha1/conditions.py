@@ -1,4 +1,4 @@
-"""Define conditions of both kinds, how they change, and the phase that sums up those of a job in one word."""
+"""Define the conditions of both kinds, their updates, and the phase that summarizes a job's conditions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,13 +22,13 @@ __all__ = [
 ]
 
 MAX_CONDITIONS: Final = 16
-"""Conditions that a status can hold, with those of other controllers."""
+"""Conditions that a status can hold, including those of other controllers."""
 
 _MESSAGE_LIMIT: Final = 2048
 
 
 class Phase(StrEnum):
-    """One word that sums up the conditions, for the printed column. The conditions say why."""
+    """One word that summarizes the conditions, for the printed column. The conditions have the details."""
 
     PENDING = "Pending"
     QUEUED = "Queued"
@@ -46,22 +46,22 @@ class ConditionType(StrEnum):
     """The operator can run the spec."""
 
     QUOTA_RESERVED = "QuotaReserved"
-    """Kueue has reserved the quota that the job needs. Only jobs in a queue of Kueue have this condition."""
+    """Kueue has reserved the quota that the job needs. Only jobs in a Kueue queue have this condition."""
 
     RUNNING = "Running"
     """All pods of the current attempt run."""
 
     REPORTING = "Reporting"
-    """The job's reports arrive. A False one names the likely reasons; it alone never restarts the job."""
+    """The job's reports arrive. If False, the message names the likely reasons. It never restarts the job."""
 
     PROGRESSING = "Progressing"
-    """The training makes steps. A False one names the last step and its time; it alone never restarts the job."""
+    """The training makes steps. If False, the message has the last step and its time. It never restarts the job."""
 
     GRACE_SUFFICIENT = "GraceSufficient"
-    """A save fits into the time that pods have at the end. Unknown until the first commit shows how long it takes."""
+    """A save fits into the pods' grace period. Unknown until the first commit shows how long a save takes."""
 
     POD_STUCK = "PodStuck"
-    """A pod that is to end is still there long after its grace period. Only jobs that had one have this condition."""
+    """A terminating pod still exists long after its grace period. Only jobs that had one have this condition."""
 
     SUSPENDED = "Suspended"
     """Nothing of the job runs, because the user asked for it or because a limit was reached."""
@@ -94,7 +94,7 @@ class Condition(StatusPart):
     """True, False or Unknown."""
 
     reason: Annotated[str, Field(min_length=1, max_length=128)]
-    """One word that says why, of those that docs/operations/conditions.md lists."""
+    """The reason in one word. docs/operations/conditions.md lists all of them."""
 
     message: Annotated[str, Field(max_length=_MESSAGE_LIMIT)] = ""
     """The reason in full, and what to do about it."""
@@ -103,7 +103,7 @@ class Condition(StatusPart):
     """Time of the last change of status."""
 
     observed_generation: Count | None = None
-    """Generation of the spec that the condition was found for."""
+    """Generation of the spec that the condition is about."""
 
 
 _STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
@@ -111,16 +111,16 @@ _STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None
 
 @dataclass(frozen=True, slots=True)
 class ConditionUpdate:
-    """The value that one condition gets now."""
+    """The new value of one condition."""
 
     type: StrEnum
     reason: Reason
     message: str = ""
     status: bool | None = field(kw_only=True)
-    """None: it can't be judged, which is status Unknown."""
+    """None: status Unknown."""
 
     def apply_to(self, known: Condition | None, *, generation: int | None, now: float) -> Condition:
-        """Return the condition as it is now. Its transition time changes only with the status."""
+        """Return the updated condition. Its transition time changes only with the status."""
         status = _STATUS[self.status]
         since = known.last_transition_time if known is not None and known.status is status else int(now)
         return Condition(
@@ -145,9 +145,9 @@ def merge_conditions(
     generation: int,
     now: float,
 ) -> tuple[Condition, ...]:
-    """Merge `updates` into the conditions of an object whose own conditions are `kinds`, in that order.
+    """Merge `updates` into the conditions of an object, in the order of `kinds`, the object's own conditions.
 
-    Those of other controllers come last, and have the room that the object's own leave them.
+    Conditions of other controllers come last, as far as there is room for them.
     """
     after = {condition.type: condition for condition in before}
     for update in updates:

@@ -38,7 +38,7 @@ Seconds = Annotated[int, Field(ge=60, le=31_536_000)]
 
 
 class OnEnd(StrEnum):
-    """The reaction to a cloud resource that will never be active again."""
+    """The reaction to a cloud resource that can't become active again."""
 
     RECREATE = "Recreate"
     KEEP = "Keep"
@@ -56,10 +56,10 @@ class UpdatePolicy(StrEnum):
 
 class GuaranteedTier(SpecPart):
     reserved: bool = False
-    """Take them from a reservation."""
+    """Take the machines from a reservation."""
 
     min_duration_seconds: Seconds | None = None
-    """Least time for which the machines have to be free when they are granted."""
+    """Minimum time for which the machines have to be available when they are granted."""
 
 
 class PlainTier(SpecPart):
@@ -67,23 +67,23 @@ class PlainTier(SpecPart):
 
 
 class TierSpec(SpecPart):
-    """Way in which the machines are bought: exactly one of guaranteed, spot and bestEffort."""
+    """Terms on which the machines are bought: exactly one of guaranteed, spot and bestEffort."""
 
     union: ClassVar = ("guaranteed", "spot", "bestEffort")
 
     guaranteed: GuaranteedTier | None = None
-    """Machines that aren't taken away for others. Write guaranteed: {} to leave its fields at their defaults."""
+    """Machines that aren't preempted for other requests. Write guaranteed: {} for the defaults of its fields."""
 
     spot: PlainTier | None = None
-    """Machines that the cloud can take away at any time. Write spot: {}."""
+    """Machines that the cloud can preempt at any time. Write spot: {}."""
 
     best_effort: PlainTier | None = None
-    """Machines that are given to guaranteed requests first. Write bestEffort: {}."""
+    """Machines that guaranteed requests have priority for. Write bestEffort: {}."""
 
 
 class QueueingSpec(SpecPart):
-    """Limits of the time that the request waits: validUntilSeconds, or the others. The operator removes a request
-    that has run out from the cloud.
+    """Limits of the time that the request waits: validUntilSeconds, or the others. The operator deletes an expired
+    request from the cloud.
     """
 
     union: ClassVar = ("validUntilSeconds", "validUntilTime", "validAfterTime")
@@ -93,18 +93,18 @@ class QueueingSpec(SpecPart):
     """Wait at most this long, from the creation of the request."""
 
     valid_until_time: Timestamp | None = None
-    """Wait until then."""
+    """Wait until this time."""
 
     valid_after_time: Timestamp | None = None
-    """Grant the request only from then on."""
+    """Don't grant the request before this time."""
 
     @override
     def needs_member(self) -> bool:
-        return bool(self.model_extra)  # a limit that isn't known is not the same as none
+        return bool(self.model_extra)  # an unknown limit is not the same as none
 
 
 class RecreateBackoff(SpecPart):
-    """Wait before a cloud resource is recreated. The wait doubles each time, until one has been active for an hour."""
+    """Wait before a recreation. It doubles each time, and starts over once a resource has been active for an hour."""
 
     initial_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
     """First wait."""
@@ -114,32 +114,34 @@ class RecreateBackoff(SpecPart):
 
 
 class RecreatePolicy(SpecPart):
-    """Reaction to a cloud resource that will never be active again. What remains of it eats quota until it is
-    deleted, and that happens first.
+    """Reaction to a cloud resource that can't become active again. It is deleted before the next one is requested,
+    because it uses quota until then.
     """
 
     on_suspended: OnEnd = OnEnd.RECREATE
-    """The cloud has suspended it, or a machine of it was preempted."""
+    """Reaction if the cloud has suspended the resource, or has preempted one of its machines."""
 
     on_failed: OnEnd = OnEnd.RECREATE
-    """The cloud could not provide it, or its request has run out. A failure for lack of quota is tried again anyway."""
+    """Reaction if the cloud could not provide the resource, or the request has expired. A failure for lack of quota is
+    always retried."""
 
     backoff: RecreateBackoff = RecreateBackoff()
-    """Wait before each recreation. It doubles each time, up to maxSeconds, until one has been active for an hour."""
+    """Wait before each recreation. It doubles each time, up to maxSeconds, and starts over once a resource has been
+    active for an hour."""
 
     max: Annotated[int, Field(ge=0, le=100_000)] | None = None
-    """Recreations in a row without an hour of being active in between; then the resource stays as it is. Unset: no
-    limit."""
+    """Maximum number of consecutive recreations without an hour of being active in between. After that, the resource is
+    left as it is. Unset: no limit."""
 
 
 class QueuedResourceSpec(SpecPart):
     compared: ClassVar = ("slices", "tier", "reservationName", "queueing")
 
     project: Annotated[str, Field(min_length=6, max_length=63)]
-    """Google Cloud project, by its id and not by its number. It can't be changed."""
+    """Id of the Google Cloud project, not its number. It can't be changed."""
 
     zone: Annotated[str, Field(min_length=5, max_length=32)]
-    """Zone of the machines: us-central2-b. It can't be changed."""
+    """Zone of the machines, for example us-central2-b. It can't be changed."""
 
     slices: SlicesSpec
     """The TPU slices that are requested."""
@@ -148,49 +150,48 @@ class QueuedResourceSpec(SpecPart):
     """How the machines are bought: exactly one of guaranteed, spot and bestEffort."""
 
     reservation_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Reservation that the machines come from: the name of one of this project and zone, or the path of a shared one,
+    """Reservation that the machines come from: the name of one in this project and zone, or the path of a shared one,
     projects/<project>/locations/<zone>/reservations/<name>. Set it only with tier guaranteed {reserved: true}."""
 
     queueing: QueueingSpec | None = None
     """How long the request waits. Unset: until it is granted."""
 
     recreate_policy: RecreatePolicy = RecreatePolicy()
-    """What happens to a cloud resource that will never be active again."""
+    """Reaction to a cloud resource that can't become active again."""
 
     update_policy: UpdatePolicy = UpdatePolicy.REFUSE
-    """Reaction to a change of slices, tier, reservationName or queueing, which the cloud can't change on a live
-    resource. Refuse: the API server refuses the change. Recreate: the operator deletes the cloud resource and creates
+    """Reaction to a change of slices, tier, reservationName or queueing, which the cloud can't change on an existing
+    resource. Refuse: the API server rejects the change. Recreate: the operator deletes the cloud resource and creates
     it again; jobs on it save, wait, and resume."""
 
     deletion_policy: DeletionPolicy = DeletionPolicy.DELETE
-    """With the deletion of this object, delete the cloud resource and its machines. Retain: leave both, and what they
-    cost."""
+    """What to do with the cloud resource when this object is deleted. Delete: delete it and its machines. Retain: keep
+    both; they continue to cost money."""
 
     join_timeout_seconds: Annotated[int, Field(ge=60, le=86_400)] = 900
-    """Time that all hosts have to join the cluster, from the moment that the resource is active or that one goes
-    missing again."""
+    """Time for all hosts to join the cluster, from when the resource becomes active or a host goes missing."""
 
     @property
     def autocheckpoint(self) -> bool:
-        """The setting that is asked of the cloud."""
+        """The setting in the request to the cloud."""
         return choose_autocheckpoint(
             self.slices.autocheckpoint_enabled, guaranteed=self.tier.guaranteed is not None
         )
 
 
 def choose_autocheckpoint(asked: bool | None, *, guaranteed: bool) -> bool:
-    """Return the setting that the user asks for, or its default: on where machines are guaranteed."""
+    """Return the setting of the user, or the default: on if the machines are guaranteed."""
     return guaranteed if asked is None else asked
 
 
 class QueuedResource(ApiModel):
-    """Cloud TPU VMs, requested through the queue of Cloud TPU, that join this cluster as nodes."""
+    """Cloud TPU VMs, requested through the Cloud TPU queue, that join this cluster as nodes."""
 
     api_version: Literal["stepkeeper.dev/v1alpha1"] = "stepkeeper.dev/v1alpha1"
     kind: Literal["QueuedResource"] = "QueuedResource"
     metadata: ObjectMeta
     spec: QueuedResourceSpec
-    """The machines that the user asks for."""
+    """The machines that the user requests."""
 
     status: QueuedResourceStatus = QueuedResourceStatus()
-    """The observed state of the request. The cloud is the truth; this is its mirror."""
+    """The observed state of the request, mirrored from the cloud."""

@@ -1,6 +1,6 @@
 """List the CEL rules of a QueuedResource that a schema can't express.
 
-Patterns are rules too, so that their messages say what to write instead. A rule that reads `oldSelf` is checked when
+Patterns are rules too, so that their messages can explain the valid form. A rule that reads `oldSelf` is checked when
 an object is changed.
 """
 
@@ -12,14 +12,14 @@ from stepkeeper_operator.api.cel import CelRule
 __all__ = ["NAME_MESSAGE", "NAME_PATTERN", "RULES"]
 
 NAME_PATTERN: Final = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
-"""Names of QueuedResources. They are part of ids in the cloud, which have at most 63 characters."""
+"""Names of QueuedResources. They are part of cloud ids, which have at most 63 characters."""
 
 NAME_MESSAGE: Final = (
     "use 1 to 40 lower-case letters, digits and '-', beginning with a letter and not ending with '-'; ids in the cloud"
     " and labels of nodes are made from it"
 )
 _RESERVED_PREFIX: Final = "stepkeeper-"
-"""Beginning of the labels and metadata keys that the operator sets in the cloud."""
+"""Prefix of the labels and metadata keys that the operator sets in the cloud."""
 
 
 def _pattern(at: str, pattern: str, message: str) -> CelRule:
@@ -28,15 +28,15 @@ def _pattern(at: str, pattern: str, message: str) -> CelRule:
 
 
 def _fixed(field: str, *, optional: bool) -> CelRule:
-    """Make the rule that a field of spec changes only where the cloud resource may be recreated."""
+    """Make the rule that a field of spec changes only if the cloud resource may be recreated."""
     same = f"self.{field} == oldSelf.{field}"
     if optional:  # the API server can't bound the cost of self.?field == oldSelf.?field
         same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})"
     return CelRule(
         at="spec",
         cel=f"self.updatePolicy == 'Recreate' || ({same})",
-        message=f"{field}: the cloud can't change it on a live resource; set updatePolicy: Recreate to have the"
-        " resource recreated (jobs on it save, wait and resume), or make another QueuedResource",
+        message=f"{field}: the cloud can't change it on an existing resource; set updatePolicy: Recreate to have the"
+        " resource recreated (jobs on it save, wait and resume), or create another QueuedResource",
     )
 
 
@@ -49,13 +49,13 @@ _PLACE: Final = (
     _pattern(
         "spec.project",
         "^([a-z0-9][-a-z0-9.]*[.][a-z]+:)?[a-z][-a-z0-9]{4,28}[a-z0-9]$",
-        "write the project's id: 6 to 30 lower-case letters, digits and '-', beginning with a letter; its number or its"
-        " display name won't do",
+        "use the project's id: 6 to 30 lower-case letters, digits and '-', beginning with a letter; not its number or"
+        " display name",
     ),
     _pattern(
         "spec.zone",
         "^[a-z]+-[a-z]+[0-9]+-(ai[0-9]+)?[a-z]$",
-        "write a zone, for example us-central2-b; a region won't do",
+        "use a zone, for example us-central2-b; not a region",
     ),
 )
 
@@ -63,8 +63,8 @@ _ACCELERATOR: Final = (
     CelRule(
         at="spec.slices.accelerator",
         cel="self != 'v7x'",
-        message="accelerator: there are no queued resources of v7x, which only GKE has; make a TPU node pool there, and"
-        " name it in spec.placement.tpu of the job",
+        message="accelerator: there are no queued resources of v7x, which only GKE has; create a TPU node pool there,"
+        " and set accelerator: v7x in spec.placement.tpu of the job",
     ),
     *topology_rules("spec.slices"),
 )
@@ -73,7 +73,7 @@ _HOSTS: Final = (
     _pattern(
         "spec.slices.image",
         "^[a-zA-Z0-9]([-_.a-zA-Z0-9]*[a-zA-Z0-9])?$",
-        "write the name of a TPU software version, for example tpu-ubuntu2204-base",
+        "use the name of a TPU software version, for example tpu-ubuntu2204-base",
     ),
     _pattern(
         "spec.slices.namePrefix",
@@ -83,22 +83,22 @@ _HOSTS: Final = (
     _pattern(
         "spec.slices.network.network",
         "^([-a-z0-9.:]+/)*[a-z]([-a-z0-9]*[a-z0-9])?$",
-        "write a name, or a path like projects/<project>/global/networks/<name>",
+        "use a name, or a path like projects/<project>/global/networks/<name>",
     ),
     _pattern(
         "spec.slices.network.subnetwork",
         "^([-a-z0-9.:]+/)*[a-z]([-a-z0-9]*[a-z0-9])?$",
-        "write a name, or a path like projects/<project>/regions/<region>/subnetworks/<name>",
+        "use a name, or a path like projects/<project>/regions/<region>/subnetworks/<name>",
     ),
     _pattern(
         "spec.slices.serviceAccount.email",
         "^[a-z0-9][-a-z0-9]*@([-a-z0-9]+[.])+gserviceaccount[.]com$",
-        "write the email of a service account, for example tpu@my-project.iam.gserviceaccount.com",
+        "use the email of a service account, for example tpu@my-project.iam.gserviceaccount.com",
     ),
     CelRule(
         at="spec.slices.serviceAccount.scopes",
         cel="self.all(scope, scope.matches('^https://www[.]googleapis[.]com/auth/[-a-z0-9._/]+$'))",
-        message="scopes: write whole addresses, for example https://www.googleapis.com/auth/cloud-platform",
+        message="scopes: use full URLs, for example https://www.googleapis.com/auth/cloud-platform",
     ),
     CelRule(
         at="spec.slices.tags",
@@ -134,12 +134,12 @@ _METADATA: Final = (
     CelRule(
         at="spec.slices",
         cel="!has(self.startupScriptSecretRef) || !has(self.metadata) || !('startup-script' in self.metadata)",
-        message="metadata: startup-script and startupScriptSecretRef are two ways to give one script; leave one out",
+        message="metadata: startup-script and startupScriptSecretRef both set the startup script; remove one",
     ),
     _pattern(
         "spec.slices.startupScriptSecretRef.name",
         "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
-        "write the name of a Secret in this namespace",
+        "use the name of a Secret in this namespace",
     ),
     _pattern(
         "spec.slices.startupScriptSecretRef.key",
@@ -152,14 +152,14 @@ _DISKS: Final = (
     CelRule(
         at="spec.slices.dataDisks",
         cel="self.all(disk, disk.sourceDisk.matches('^projects/[-a-z0-9.:]+/zones/[-a-z0-9]+/disks/[-a-z0-9]+$'))",
-        message="dataDisks: write sourceDisk as projects/<project>/zones/<zone>/disks/<disk>",
+        message="dataDisks: use the form projects/<project>/zones/<zone>/disks/<disk> for sourceDisk",
     ),
     CelRule(
         at="spec",
         cel="!has(self.slices.dataDisks)"
         " || self.slices.dataDisks.all(disk, !disk.sourceDisk.contains('/zones/')"
         " || disk.sourceDisk.contains('/zones/' + self.zone + '/'))",
-        message="dataDisks: a disk is in another zone than the machines; use disks of spec.zone",
+        message="dataDisks: a disk is not in the zone of the machines; use disks in spec.zone",
     ),
     CelRule(
         at="spec.slices",
@@ -172,12 +172,12 @@ _TERMS: Final = (
     CelRule(
         at="spec.tier",
         cel="[has(self.guaranteed), has(self.spot), has(self.bestEffort)].exists_one(given, given)",
-        message="tier: give exactly one of guaranteed: {}, spot: {} and bestEffort: {}",
+        message="tier: set exactly one of guaranteed: {}, spot: {} and bestEffort: {}",
     ),
     CelRule(
         at="spec.queueing",
         cel="!has(self.validUntilSeconds) || (!has(self.validUntilTime) && !has(self.validAfterTime))",
-        message="queueing: give validUntilSeconds, or validAfterTime and validUntilTime, not both",
+        message="queueing: set validUntilSeconds, or validAfterTime and validUntilTime, not both",
     ),
     CelRule(
         at="spec.queueing",
@@ -187,8 +187,7 @@ _TERMS: Final = (
     CelRule(
         at="spec",
         cel="!has(self.reservationName) || (has(self.tier.guaranteed) && self.tier.guaranteed.reserved)",
-        message="reservationName: goes with tier: {guaranteed: {reserved: true}}; set that, or leave reservationName"
-        " out",
+        message="reservationName: requires tier: {guaranteed: {reserved: true}}; set that, or remove reservationName",
     ),
     CelRule(
         at="spec",
@@ -196,7 +195,7 @@ _TERMS: Final = (
         " || (self.reservationName.matches("
         "'^projects/[-a-z0-9.:]+/locations/[-a-z0-9]+/reservations/[a-z]([-a-z0-9]*[a-z0-9])?$')"
         " && self.reservationName.contains('/locations/' + self.zone + '/'))",
-        message="reservationName: write the name of a reservation of this project and zone, or the path of a shared one"
+        message="reservationName: use the name of a reservation of this project and zone, or the path of a shared one"
         " of this zone, projects/<project>/locations/<zone>/reservations/<name>",
     ),
     CelRule(
@@ -210,7 +209,7 @@ _CHANGES: Final = (
     CelRule(
         at="spec",
         cel="self.project == oldSelf.project && self.zone == oldSelf.zone",
-        message="project and zone: a resource can't move; make another QueuedResource there, name it in the jobs, and"
+        message="project and zone: a resource can't move; create another QueuedResource there, name it in the jobs, and"
         " delete this one",
     ),
     _fixed("slices", optional=False),

@@ -1,4 +1,4 @@
-"""Define the slices that a QueuedResource asks for: the fields of its spec.slices."""
+"""Define the slices that a QueuedResource requests: the fields of its spec.slices."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -38,7 +38,7 @@ class NetworkSpec(SpecPart):
     """Give each host an external address. Without one, the subnetwork needs Private Google Access or a NAT."""
 
     can_ip_forward: bool = False
-    """Let hosts send packets with other addresses than their own: some pod networks need it."""
+    """Let hosts send packets with source addresses other than their own, as some pod networks require."""
 
 
 class ServiceAccountSpec(SpecPart):
@@ -55,7 +55,7 @@ class ServiceAccountSpec(SpecPart):
 
 
 class SecretKeyRef(SpecPart):
-    """One key of a Secret in the namespace of the resource."""
+    """One key of a Secret in the resource's namespace."""
 
     name: Annotated[str, Field(min_length=1, max_length=253)]
     """Name of the Secret."""
@@ -71,27 +71,27 @@ class DataDisk(SpecPart):
     """Path of the disk: projects/<project>/zones/<zone>/disks/<disk>."""
 
     mode: DiskMode = DiskMode.READ_ONLY
-    """ReadOnly, or ReadWrite where there is one slice: the cloud attaches a disk to one writer only."""
+    """ReadOnly, or ReadWrite with a single slice: the cloud attaches a disk to one writer only."""
 
 
 class SlicesSpec(SpecPart):
     """The TPU slices that are requested. Each of their hosts becomes a node of the cluster."""
 
     accelerator: Accelerator
-    """TPU generation: v4, v5e, v5p or v6e, as spec.placement.tpu of a job names it. v7x is refused: only GKE has it."""
+    """TPU generation: v4, v5e, v5p or v6e, as in spec.placement.tpu of a job. v7x is rejected: only GKE has it."""
 
     topology: Annotated[str, Field(min_length=3, max_length=16)]
     """Chips along each side of one slice: 4x4 for v5e and v6e, 2x2x4 for v4 and v5p."""
 
     image: Annotated[str, Field(min_length=1, max_length=128)]
-    """Software image of the hosts, a TPU software version: tpu-ubuntu2204-base for v4, v2-alpha-tpuv5-lite for v5e,
-    v2-alpha-tpuv5 for v5p, v2-alpha-tpuv6e for v6e."""
+    """TPU software version of the hosts: tpu-ubuntu2204-base for v4, v2-alpha-tpuv5-lite for v5e, v2-alpha-tpuv5 for
+    v5p, v2-alpha-tpuv6e for v6e."""
 
     count: Annotated[int, Field(ge=1, le=256)] = 1
     """Number of slices. Either all of them are granted or none is."""
 
     name_prefix: Annotated[str, Field(min_length=1, max_length=40)] | None = None
-    """Beginning of the names of the slices. Unset: the name of the cloud resource."""
+    """Prefix of the slices' names. Unset: the name of the cloud resource."""
 
     network: NetworkSpec | None = None
     """Network of the hosts."""
@@ -100,27 +100,27 @@ class SlicesSpec(SpecPart):
     """Identity of the hosts. Unset: the project's default service account of Compute Engine."""
 
     labels: Annotated[dict[str, LabelValue], Field(max_length=48)] = Field(default_factory=dict)
-    """Labels of the slices in the cloud. The operator adds stepkeeper-cluster, -namespace, -name and -uid; no key
-    of yours may begin with stepkeeper-."""
+    """Labels of the slices in the cloud. The operator adds stepkeeper-cluster, -namespace, -name and -uid; other keys
+    must not begin with stepkeeper-."""
 
     tags: Annotated[tuple[Name63, ...], Field(max_length=64, json_schema_extra=SET)] = ()
     """Network tags of the hosts, for firewall rules."""
 
     metadata: Annotated[dict[str, MetadataValue], Field(max_length=64)] = Field(default_factory=dict)
-    """Metadata of the hosts. The operator adds stepkeeper-node-labels: the labels that each host's kubelet has to join
-    with. No key of yours may begin with stepkeeper-."""
+    """Metadata of the hosts. The operator adds stepkeeper-node-labels: the labels that each host's kubelet has to set
+    when it joins. Other keys must not begin with stepkeeper-."""
 
     startup_script_secret_ref: SecretKeyRef | None = None
-    """Script that every host runs at its start, and by which it joins the cluster. It is read when the cloud resource
-    is created."""
+    """Script that every host runs at its start to join the cluster. The operator reads it when it creates the cloud
+    resource."""
 
     data_disks: Annotated[tuple[DataDisk, ...], Field(max_length=8)] = ()
     """Persistent disks that are attached to every host."""
 
     secure_boot: bool = False
-    """Let the hosts boot only software that is signed (Shielded VM). Policies of an organization may require it."""
+    """Boot the hosts with signed software only (Shielded VM). An organization policy may require it."""
 
     autocheckpoint_enabled: bool | None = None
     """Before maintenance, the cloud sends SIGTERM and waits up to 5 minutes for the training to save. Unset: true with
-    tier guaranteed, false with spot and bestEffort. With those two it can be true: they are maintained too; it does
-    nothing against a preemption."""
+    tier guaranteed, false with spot and bestEffort. It can be true with those two as well, but it has no effect on
+    preemptions."""

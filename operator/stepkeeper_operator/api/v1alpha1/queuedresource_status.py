@@ -1,4 +1,4 @@
-"""Define the status of a QueuedResource: a mirror of the cloud for people, and what the operator has to remember."""
+"""Define the status of a QueuedResource: a mirror of the cloud for people, and the operator's persistent state."""
 
 from enum import StrEnum
 from typing import Annotated, Final
@@ -27,29 +27,29 @@ MAX_SLICES: Final = 64
 
 class QueuedResourceConditionType(StrEnum):
     ACCEPTED = "Accepted"
-    """The cloud took the request. A False one says what to change."""
+    """The cloud has accepted the request. If False, the message explains what to change."""
 
     ACTIVE = "Active"
     """All machines are provided."""
 
     NODES_JOINED = "NodesJoined"
-    """All hosts are Ready nodes of this cluster, and none is cordoned. Jobs start then."""
+    """All hosts are Ready nodes of this cluster, and none is cordoned. Then jobs start."""
 
     DEGRADED = "Degraded"
-    """Something of it isn't as it should be, and the message says what to do."""
+    """There is a problem with the resource. The message explains what to do."""
 
     MAINTENANCE_SCHEDULED = "MaintenanceScheduled"
-    """The cloud has announced maintenance; the message says when."""
+    """The cloud has announced maintenance. The message has its time."""
 
     QUOTA_EXHAUSTED = "QuotaExhausted"
-    """The project's quota doesn't suffice. The request is tried again, slowly."""
+    """The project's quota is insufficient. The request is retried with increasing waits."""
 
 
 class QueuedResourceState(StrEnum):
-    """The state of the cloud resource. The first two are states in which the cloud has none."""
+    """The state of the cloud resource. In the first two states there is none in the cloud."""
 
     PENDING = "Pending"
-    """The operator hasn't created one yet, or waits before it recreates it."""
+    """The operator hasn't created one yet, or waits before it recreates one."""
 
     GONE = "Gone"
     """It was removed and isn't recreated."""
@@ -64,7 +64,7 @@ class QueuedResourceState(StrEnum):
     FAILED = "Failed"
     DELETING = "Deleting"
     UNKNOWN = "Unknown"
-    """The API names a state that this version doesn't know."""
+    """The API reports a state that this version doesn't know."""
 
 
 class MaintenanceStatus(StatusPart):
@@ -74,32 +74,32 @@ class MaintenanceStatus(StatusPart):
     """Pending or Ongoing."""
 
     type: Annotated[str, Field(max_length=64)] = ""
-    """The cloud's word for its kind: Scheduled or Unscheduled."""
+    """Kind of maintenance, as the cloud names it: Scheduled or Unscheduled."""
 
     window_start: Timestamp | None = None
-    """It doesn't begin earlier."""
+    """Earliest start of the maintenance."""
 
     window_end: Timestamp | None = None
-    """It is expected to be over then."""
+    """Expected end of the maintenance."""
 
 
 class SliceStatus(StatusPart):
-    """One slice, as the cloud has it."""
+    """One slice, as the cloud reports it."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
-    """Its id in the cloud."""
+    """Id of the slice in the cloud."""
 
     state: Annotated[str, Field(max_length=32)]
-    """The cloud's word: Creating, Ready, Repairing, Preempted, Terminated and others."""
+    """State of the slice, as the cloud names it: Creating, Ready, Repairing, Preempted, Terminated and others."""
 
     health: Annotated[str, Field(max_length=64)] = ""
-    """The cloud's word: Healthy, Timeout, UnhealthyTensorflow, UnhealthyMaintenance."""
+    """Health of the slice, as the cloud names it: Healthy, Timeout, UnhealthyTensorflow, UnhealthyMaintenance."""
 
     health_description: Annotated[str, Field(max_length=512)] = ""
-    """The cloud's explanation of its health."""
+    """The cloud's explanation of the health."""
 
     symptoms: Annotated[tuple[Annotated[str, Field(max_length=256)], ...], Field(max_length=8)] = ()
-    """What the cloud saw on its hosts, newest first."""
+    """Symptoms that the cloud reports for the hosts, newest first."""
 
     hosts: Count = 0
     """Number of hosts of the slice; 0 while the cloud doesn't report it. Each is a Node of this cluster once it has
@@ -109,7 +109,7 @@ class SliceStatus(StatusPart):
     """Number of hosts that are Ready nodes of this cluster and not cordoned."""
 
     autocheckpoint_enabled: bool | None = None
-    """The setting as the cloud has it; absent while the cloud doesn't report it."""
+    """The setting in the cloud; absent while the cloud doesn't report it."""
 
     upcoming_maintenance: MaintenanceStatus | None = None
     """Maintenance that the cloud has announced."""
@@ -119,82 +119,83 @@ class CloudOperation(StatusPart):
     """A long-running operation of the cloud that the operator follows."""
 
     name: Annotated[str, Field(min_length=1, max_length=512)]
-    """Its name in the cloud."""
+    """Name of the operation in the cloud."""
 
     verb: Annotated[str, Field(max_length=32)]
     """Create or Delete."""
 
     start_time: Timestamp
-    """When the operator began it."""
+    """Time when the operator started it."""
 
 
 class CloudError(StatusPart):
     """The last error of the cloud about this resource."""
 
     code: Annotated[str, Field(min_length=1, max_length=64)]
-    """The cloud's code: RESOURCE_EXHAUSTED, PERMISSION_DENIED."""
+    """The cloud's error code, for example RESOURCE_EXHAUSTED or PERMISSION_DENIED."""
 
     message: Annotated[str, Field(max_length=2048)]
-    """The cloud's own words."""
+    """The cloud's error message."""
 
     kind: Annotated[str, Field(max_length=32)] = ""
-    """What it means: Quota, Terminal, NotFound, AlreadyExists, Busy, Transient or Credentials."""
+    """Kind of error: Quota, Terminal, NotFound, AlreadyExists, Busy, Transient or Credentials."""
 
     verb: Annotated[str, Field(max_length=32)] = ""
-    """What was asked: List, Create, Delete or Label."""
+    """The request that failed: List, Create, Delete or Label."""
 
     time: Timestamp
-    """When it was seen first."""
+    """Time of its first occurrence."""
 
 
 class RemovalStatus(StatusPart):
-    """A removal of the cloud resource that has begun: its machines are drained, then deleted."""
+    """A removal of the cloud resource in progress: its machines are drained, then deleted."""
 
     reason: Annotated[str, Field(min_length=1, max_length=128)]
-    """One word that says why, as condition Active has it."""
+    """The reason in one word, as in condition Active."""
 
     start_time: Timestamp
-    """Time when it began: pods on the machines have a bounded time from then."""
+    """Start of the removal, and of the limited time that pods on the machines have to end."""
 
 
 class ResourceOperatorState(StatusPart):
     """State that the operator needs after its own restart. It is private: the fields change without notice."""
 
     number: Count = 0
-    """Number of the present cloud resource: 0, and one more with each recreation. Its id and request ids follow."""
+    """Number of the current cloud resource: 0, plus 1 with each recreation. Its id and request ids derive from it."""
 
     created: bool = False
-    """A creation of the present one was begun: from then on it may exist in the cloud."""
+    """True once the creation of the current one was requested: from then on it may exist in the cloud."""
 
     adopting: Annotated[str, Field(max_length=64)] = ""
-    """Set while the label of something that the annotation names is rewritten: the uid that it named before, or
-    none. The object's own uid: another one has taken it over since, and the annotation still names it."""
+    """During an adoption: the uid that the label of the cloud resource had before, or none. The object's own uid:
+    another object has taken over the resource, and the annotation still names it."""
 
     adopted: bool = False
-    """The present one was not made for this object, which has its label on the slices."""
+    """True if the current one was not made for this object, whose label its slices have now."""
 
     identity: Annotated[str, Field(max_length=128)] = ""
-    """The id and creation time, as id@seconds, of what is being adopted or was adopted last, or of what another object
-    has taken over."""
+    """Id and creation time, as id@seconds, of the cloud resource that is being adopted, was adopted last, or was taken
+    over by another object."""
 
     asked_at: Timestamp | None = None
-    """When the present one was asked for, while a request may still be on its way."""
+    """Time of the request for the current one, while that may still be pending."""
 
     spec_hash: Annotated[str, Field(max_length=64)] = ""
-    """Hash of the fields that the present one was created with."""
+    """Hash of the fields that the current one was created with."""
 
     streak: Count = 0
-    """Recreations in a row without an hour of being active in between."""
+    """Consecutive recreations without an hour of being active in between."""
 
     retries: Count = 0
-    """Errors in a row: the next wait follows, and the next request to delete. One that is accepted and fails counts."""
+    """Consecutive errors, including requests that were accepted and failed. The next wait depends on it, and the id of
+    the next request to delete."""
 
     quota_failures: Count = 0
-    """Failures for lack of quota since it was active: the next wait follows."""
+    """Failures for lack of quota since it was active. The next wait depends on it."""
 
     @property
     def lost(self) -> bool:
-        """True once another object has taken the present one over."""
+        """True once another object has taken over the current one."""
         return self.created and bool(self.identity) and not self.adopted
 
 
@@ -209,14 +210,14 @@ class QueuedResourceStatus(StatusPart):
     cloud is creating the request. Accepted, WaitingForResources: the request waits in the cloud's queue for machines.
     Provisioning: the machines are being provided. Active: all machines are provided. Suspending: the cloud takes the
     machines back. Suspended: the machines are gone. Failed: the cloud could not provide the machines, or the request
-    has run out. Deleting: it is being deleted. Gone: it was removed and isn't recreated. Unknown: the cloud reports a
+    has expired. Deleting: it is being deleted. Gone: it was removed and isn't recreated. Unknown: the cloud reports a
     state that this version of the operator doesn't know."""
 
     cloud_name: Annotated[str, Field(max_length=512)] = ""
     """Full name of the cloud resource: projects/<project>/locations/<zone>/queuedResources/<id>."""
 
     provider: Annotated[str, Field(max_length=64)] = ""
-    """The API that it is made and deleted by: tpu.googleapis.com/v2 or tpu.googleapis.com/v2alpha1."""
+    """The API that creates and deletes the cloud resource: tpu.googleapis.com/v2 or tpu.googleapis.com/v2alpha1."""
 
     conditions: Annotated[
         tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=BY_TYPE)
@@ -224,27 +225,27 @@ class QueuedResourceStatus(StatusPart):
     """The state of the resource, and why."""
 
     active_since: Timestamp | None = None
-    """Time when the present cloud resource became active. It stays while the cloud takes the machines back."""
+    """Time when the current cloud resource became active. It is kept while the cloud takes the machines back."""
 
     missing_hosts_since: Timestamp | None = None
-    """Time when hosts began to be missing that are missing now. They have joinTimeoutSeconds from then on."""
+    """Time since which at least one host has been missing. The hosts have joinTimeoutSeconds from then on."""
 
     joined: Annotated[str, Field(max_length=16)] = ""
-    """Hosts that are Ready nodes of this cluster and not cordoned, of all: 3/4. While the number of all isn't known,
+    """Hosts that are Ready nodes of this cluster and not cordoned, of the total: 3/4. While the total is unknown:
     3/?."""
 
     autocheckpoint: Annotated[str, Field(max_length=16)] = ""
-    """Autocheckpoint as the cloud has it: On, Off, or Mixed; empty while that isn't known."""
+    """Autocheckpoint as set in the cloud: On, Off, or Mixed; empty while unknown."""
 
     next_maintenance_time: Timestamp | None = None
-    """Earliest known beginning of announced maintenance that is ahead. If the cloud gives a time for none of that, it
-    is absent; if none is ahead, it is the latest beginning."""
+    """Earliest known start of announced maintenance in the future. Absent if the cloud gives no time for it. If there
+    is none in the future, the latest start."""
 
     slice_count: Count = 0
     """Slices of the resource."""
 
     slices: Annotated[tuple[SliceStatus, ...], Field(max_length=MAX_SLICES)] = ()
-    """The slices; with more than 64, first those that aren't well."""
+    """The slices. If there are more than 64, those with problems come first."""
 
     removal: RemovalStatus | None = None
     """The removal of the cloud resource that is in progress."""
@@ -253,23 +254,23 @@ class QueuedResourceStatus(StatusPart):
     """Long-running operation of the cloud that the operator follows."""
 
     error: CloudError | None = None
-    """Last error of the cloud; absent once it has passed."""
+    """Last error of the cloud; absent once it is resolved."""
 
     next_try_time: Timestamp | None = None
     """Earliest time of the next request: the back-off after an error or before a recreation."""
 
     recreations: Count = 0
-    """Times that the cloud resource was recreated."""
+    """Number of recreations of the cloud resource."""
 
     operator: ResourceOperatorState = ResourceOperatorState()
-    """Private state of the operator. No client should read it: the fields change without notice."""
+    """Private state of the operator. Clients must not read it: the fields change without notice."""
 
     @property
     def was_seen(self) -> bool:
-        """True once the cloud has shown the present cloud resource, or has taken the request for it."""
+        """True once the cloud has listed the current cloud resource, or has accepted the request for it."""
         return self.state not in {None, QueuedResourceState.PENDING, QueuedResourceState.GONE}
 
     @property
     def removing(self) -> str:
-        """The reason of the removal in progress; empty: none is."""
+        """The reason of the removal in progress; empty: there is none."""
         return "" if self.removal is None else self.removal.reason

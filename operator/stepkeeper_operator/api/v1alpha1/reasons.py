@@ -9,7 +9,7 @@ __all__ = ["Reason"]
 
 
 class Reason(StrEnum):
-    """One word that says why a condition has its status. Words of Kubernetes, Kueue or the cloud are in messages."""
+    """The reason of a condition's status, in one word. Reasons of Kubernetes, Kueue or the cloud are in messages."""
 
     # Both kinds
     AS_EXPECTED = "AsExpected"
@@ -95,7 +95,7 @@ class Reason(StrEnum):
     REFUSED = "Refused"
     SPEC_MISMATCH = "SpecMismatch"
     STARTUP_SCRIPT_MISSING = "StartupScriptMissing"
-    # Active: the states of the cloud resource, and why it is removed
+    # Active: the states of the cloud resource, and the reasons of its removal
     ACTIVE = "Active"
     CREATING = "Creating"
     DELETING = "Deleting"

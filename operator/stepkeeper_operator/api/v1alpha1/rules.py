@@ -1,7 +1,7 @@
 """List the CEL rules of a CheckpointedTrainingJob that a schema can't express.
 
-Each rule has a message that says what to write instead. The schema bounds the lists and strings that a rule
-reads: the API server refuses rules that could cost too much.
+The message of each rule explains the valid form. The schema bounds the lists and strings that a rule reads, because
+the API server rejects rules that could cost too much.
 """
 
 from typing import Final
@@ -37,7 +37,7 @@ _PLACEMENT: Final = (
     CelRule(
         at="spec.placement",
         cel="has(self.tpu) != has(self.hosts)",
-        message="give exactly one of tpu: {accelerator, topology} and hosts: {count}",
+        message="set exactly one of tpu: {accelerator, topology} and hosts: {count}",
     ),
     *topology_rules("spec.placement.tpu"),
     CelRule(
@@ -50,7 +50,7 @@ _PLACEMENT: Final = (
         at="spec.placement.tpu",
         cel=f"!has(self.chipsPerHost) || self.chipsPerHost == 1 || (!(self.topology in {cel_list(_ONE_CHIP)})"
         " && (self.chipsPerHost <= 4 || self.topology != '2x2'))",
-        message="chipsPerHost: a host has more chips than the whole topology; use a smaller one, or leave it out",
+        message="chipsPerHost: a host has more chips than the whole topology; use a smaller number, or remove it",
     ),
     CelRule(
         at="spec.placement.tpu",
@@ -61,19 +61,19 @@ _PLACEMENT: Final = (
     CelRule(
         at="spec.placement.tpu",
         cel="!has(self.reservationName) || self.provisioning == 'Reserved'",
-        message="reservationName: goes with provisioning: Reserved; set that, or leave reservationName out",
+        message="reservationName: requires provisioning: Reserved; set that, or remove reservationName",
     ),
     CelRule(
         at="spec.placement.tpu",
         cel="!has(self.queuedResourceName) || (self.provisioning == 'OnDemand' && !has(self.reservationName))",
-        message="queuedResourceName: the QueuedResource says by its tier how its machines are bought; leave"
-        " provisioning and reservationName out",
+        message="queuedResourceName: the tier of the QueuedResource sets how its machines are bought; remove"
+        " provisioning and reservationName",
     ),
     CelRule(
         at="spec.placement.tpu",
         cel="!has(self.queuedResourceName) || self.accelerator != 'v7x'",
-        message="queuedResourceName: there are no queued resources of v7x, which only GKE has; leave queuedResourceName"
-        " out, and the job runs on the TPU nodes of the cluster",
+        message="queuedResourceName: there are no queued resources of v7x, which only GKE has; remove it to run the job"
+        " on the TPU nodes of the cluster",
     ),
     CelRule(
         at="spec.placement.tpu.queuedResourceName",
@@ -86,12 +86,12 @@ _TEMPLATE: Final = (
     CelRule(
         at="spec.template.spec",
         cel=f"self.containers.exists(c, c.name == '{CONTAINER_NAME}')",
-        message=f"containers: name the container that trains '{CONTAINER_NAME}'",
+        message=f"containers: there is no container named '{CONTAINER_NAME}'; give the training container that name",
     ),
     CelRule(
         at="spec.template.spec",
         cel="!has(self.restartPolicy) || self.restartPolicy == 'Never'",
-        message="restartPolicy: leave it out or use Never; all hosts of the job are restarted together",
+        message="restartPolicy: remove it or use Never; all hosts of the job are restarted together",
     ),
     CelRule(
         at="spec.template.spec",
@@ -106,27 +106,27 @@ _POLICIES: Final = (
         at="spec.checkpoint",
         cel=r"self.uri.matches('^(gs://[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9](/[^/\\s?#]+)*|file://(/[^/\\s?#]+)+)$')"
         r" && !self.uri.matches('/[.][.]?(/|$)')",
-        message="uri: write gs://bucket/prefix or file:///absolute/path, without '/' at the end",
+        message="uri: use gs://bucket/prefix or file:///absolute/path, without '/' at the end",
     ),
     CelRule(
         at="spec.checkpoint.interval",
         cel="[has(self.every), has(self.continuous), has(self.auto)].exists_one(given, given)",
-        message="interval: give one of every: {steps, seconds}, continuous: {minSeconds} and auto: {maxSeconds}",
+        message="interval: set exactly one of every: {steps, seconds}, continuous: {minSeconds} and auto: {maxSeconds}",
     ),
     CelRule(
         at="spec.checkpoint.interval.every",
         cel="has(self.steps) || has(self.seconds)",
-        message="every: give steps, seconds or both",
+        message="every: set steps, seconds or both",
     ),
     CelRule(
         at="spec.restarts.fatalExitCodes",
         cel=f"self.all(code, !(code in {cel_list(tuple(map(int, ExitCode)))}))",
-        message=f"fatalExitCodes: {listed(tuple(map(int, ExitCode)))} have meanings of their own; use others",
+        message=f"fatalExitCodes: {listed(tuple(map(int, ExitCode)))} are reserved; use others",
     ),
     CelRule(
         at="spec.restarts",
         cel="!self.resetOnNewCheckpoint || self.maxFailures < self.maxStartsWithoutCheckpoint",
-        message="maxFailures: so many failures in a row are never reached, since the job is suspended after"
+        message="maxFailures: this limit is never reached, because the job is suspended after"
         " maxStartsWithoutCheckpoint starts; use a smaller maxFailures, or a greater maxStartsWithoutCheckpoint",
     ),
     CelRule(

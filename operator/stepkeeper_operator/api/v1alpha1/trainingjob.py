@@ -1,4 +1,4 @@
-"""Define CheckpointedTrainingJob, the job that a user asks for. Its status is in `trainingjob_status`.
+"""Define CheckpointedTrainingJob, a user's training job. Its status is in `trainingjob_status`.
 
 Field docstrings become the descriptions in the CRD. The rules that a schema can't express are in `rules`.
 """
@@ -48,7 +48,7 @@ Steps = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class Provisioning(StrEnum):
-    """The way the machines are bought, and so the way they can be lost."""
+    """Terms on which the machines are bought, which decide how they can be lost."""
 
     ON_DEMAND = "OnDemand"
     SPOT = "Spot"
@@ -65,27 +65,27 @@ class TPUPlacement(SpecPart):
     """Chips along each side of one slice: 4x4 for v5e and v6e, 2x2x4 for v4, v5p and v7x."""
 
     slices: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of slices. Either all of them run or none does. Each of several gets a node pool of its own."""
+    """Number of slices. Either all of them run or none does. With more than one, each runs on its own node pool."""
 
     chips_per_host: Annotated[int, Field(ge=1, le=8)] | None = None
     """Chips on each host; this selects the machine type. 1, 4 or 8 for v5e and v6e, 4 for v4 and v5p, 1 or 4
-    for v7x. Unset: 4, or 1 where the slice is a single chip."""
+    for v7x. Unset: 4, or 1 if the slice is a single chip."""
 
     provisioning: Provisioning = Provisioning.ON_DEMAND
-    """How the machines are bought, which selects the nodes. OnDemand: all nodes of the accelerator and topology. Spot:
-    only those with label cloud.google.com/gke-spot, which the cloud can take away at any time. Reserved: those of the
-    reservation reservationName. With queuedResourceName leave it out."""
+    """How the machines are bought; this selects the nodes. OnDemand: all nodes of the accelerator and topology. Spot:
+    only those with label cloud.google.com/gke-spot, which the cloud can preempt at any time. Reserved: those of the
+    reservation reservationName. Leave it out with queuedResourceName."""
 
     reservation_name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Name of the reservation. Set it only with provisioning Reserved."""
 
     queued_resource_name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
-    """QueuedResource in the namespace of the job whose machines the job runs on. The job waits until they have joined
-    the cluster, and is resumed on the ones that come after them."""
+    """QueuedResource in the job's namespace whose machines the job runs on. The job waits until they have joined the
+    cluster. When they are replaced, it resumes on the new ones."""
 
 
 class HostsPlacement(SpecPart):
-    """Hosts without a TPU. The template says what each of them needs."""
+    """Hosts without a TPU. The template has the resources that each of them needs."""
 
     count: Annotated[int, Field(ge=1, le=4096)]
     """Number of hosts, with one pod on each. Either all of them run or none does."""
@@ -98,7 +98,7 @@ class PlacementSpec(SpecPart):
     """Run on TPU slices."""
 
     hosts: HostsPlacement | None = None
-    """Run on hosts without a TPU: CPU, or whatever the template asks for."""
+    """Run on hosts without a TPU: CPU, or the resources that the template requests."""
 
     @property
     def queued_resource_name(self) -> str | None:
@@ -143,22 +143,22 @@ class EveryIntervalSpec(SpecPart):
 
 class ContinuousIntervalSpec(SpecPart):
     min_seconds: NonNegativeInt | None = None
-    """Least time from the start of one save to the start of the next. Unset: 0."""
+    """Minimum time from the start of one save to the start of the next. Unset: 0."""
 
 
 class AutoIntervalSpec(SpecPart):
     max_seconds: PositiveInt | None = None
-    """Greatest time from the start of one save to the start of the next. Unset: 3600."""
+    """Maximum time from the start of one save to the start of the next. Unset: 3600."""
 
 
 class IntervalSpec(SpecPart):
     union: ClassVar = ("every", "continuous", "auto")
 
     every: EveryIntervalSpec | None = None
-    """Save after so many steps or seconds, whichever comes first; at least one of them."""
+    """Save after a number of steps or seconds, whichever comes first. Set at least one of them."""
 
     continuous: ContinuousIntervalSpec | None = None
-    """Save whenever no save is in flight. Write continuous: {} to set no least time between saves."""
+    """Save whenever no save is in flight. Write continuous: {} for no minimum time between saves."""
 
     auto: AutoIntervalSpec | None = None
     """Choose the interval that makes saves and repeated steps cheapest, from the measured cost of a save and the rate
@@ -166,13 +166,13 @@ class IntervalSpec(SpecPart):
 
 
 class BestSpec(SpecPart):
-    """The commits that are best by a metric that the training reports. Commits without the metric are kept, too."""
+    """The commits that are best by a metric that the training reports. Commits without the metric are kept too."""
 
     metric: Annotated[str, Field(min_length=1, max_length=63)]
     """Name of the metric, as the training reports it."""
 
     mode: BestMode
-    """Min if the least value is best, as of a loss; Max if the greatest is, as of an accuracy."""
+    """Min if the lowest value is best, for example a loss; Max if the highest is, for example an accuracy."""
 
     count: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Number of commits."""
@@ -191,7 +191,7 @@ class RetentionSpec(SpecPart):
     """Keep, in addition, the commits that are best by a metric."""
 
     max_age_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = None
-    """Keep, in addition, the commits that are at most this much older than the newest."""
+    """Keep, in addition, the commits that are at most this many seconds older than the newest."""
 
 
 class CheckpointSpec(SpecPart):
@@ -225,26 +225,25 @@ class RestartsSpec(SpecPart):
     """Restarts allowed after failures of the application. The next failure is final."""
 
     max_disruptions: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """Restarts allowed after disruptions (preemption, maintenance, a lost node) in the job's whole life: a new
-    checkpoint doesn't set the count back. Unset: no limit."""
+    """Restarts allowed after disruptions (preemption, maintenance, a lost node) over the job's life: a new checkpoint
+    doesn't reset the count. Unset: no limit."""
 
     reset_on_new_checkpoint: bool = True
-    """Set the count of failures back to 0 at each newly committed checkpoint, so that a job that makes progress
+    """Reset the count of failures to 0 at each newly committed checkpoint, so that a job that makes progress
     continues."""
 
     fatal_exit_codes: Annotated[
         tuple[Annotated[int, Field(ge=0, le=255)], ...], Field(max_length=64, json_schema_extra=SET)
     ] = ()
-    """Exit codes of the trainer that fail the job at once. 0, 75, 77 and 78 are refused: stepkeeper gives them
-    meanings of their own."""
+    """Exit codes of the trainer that fail the job at once. 0, 75, 77 and 78 are rejected: stepkeeper reserves them."""
 
     max_starts_without_checkpoint: Annotated[int, Field(ge=1, le=1_000_000)] = 10
-    """Starts in a row, whatever ends them, that may go by without a newly committed checkpoint. Then the job is
-    suspended until somebody has looked at it: condition Suspended, reason NoNewCheckpoint."""
+    """Consecutive starts without a newly committed checkpoint, regardless of how they end. Then the job is suspended
+    until a user resumes it: condition Suspended, reason NoNewCheckpoint."""
 
     backoff: BackoffSpec = BackoffSpec()
     """Wait before restarts after failures, and between starts that end at once without a new checkpoint. It doubles
-    with each of these in a row, up to maxSeconds."""
+    each time, up to maxSeconds."""
 
 
 class TrainingJobSpec(SpecPart):
@@ -254,13 +253,13 @@ class TrainingJobSpec(SpecPart):
     """The machines that the job runs on: exactly one of tpu and hosts."""
 
     template: dict[str, Any]
-    """Pod template of every host. One container is named trainer: the process that trains and saves checkpoints."""
+    """Pod template of every host. The container named trainer trains and saves checkpoints."""
 
     suspend: bool = False
     """True: the job saves, stops and releases its machines. False again: it resumes from its latest checkpoint."""
 
     total_steps: Steps | None = None
-    """Steps of the whole training, for status.progress.percent and etaSeconds. The last step is saved whatever
+    """Steps of the whole training, for status.progress.percent and etaSeconds. The last step is saved regardless of
     the interval. The job is complete when every pod exits 0."""
 
     checkpoint: CheckpointSpec
@@ -270,17 +269,17 @@ class TrainingJobSpec(SpecPart):
     """Limits on restarts, by the cause of the end."""
 
     ttl_seconds_after_finished: NonNegativeInt | None = None
-    """Delete the job this many seconds after its end. Unset: keep its record."""
+    """Delete the job this many seconds after its end. Unset: keep the job."""
 
 
 class CheckpointedTrainingJob(ApiModel):
-    """A training job that is started again from its latest committed checkpoint, whatever ends it."""
+    """A training job that is restarted from its latest committed checkpoint, whatever interrupts it."""
 
     api_version: Literal["stepkeeper.dev/v1alpha1"] = "stepkeeper.dev/v1alpha1"
     kind: Literal["CheckpointedTrainingJob"] = "CheckpointedTrainingJob"
     metadata: ObjectMeta
     spec: TrainingJobSpec
-    """The job that the user asks for."""
+    """The job that the user wants."""
 
     status: TrainingJobStatus = TrainingJobStatus()
-    """The observed state of the job. Storage is the truth; this is its mirror."""
+    """The observed state of the job. Its checkpoints mirror the storage."""

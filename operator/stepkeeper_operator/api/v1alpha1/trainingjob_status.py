@@ -1,6 +1,6 @@
 """Define the status of a CheckpointedTrainingJob. Its conditions are in `conditions`.
 
-It is a mirror for people, and it holds what the operator has to know after its own restart.
+It is a mirror for people, and it holds the state that the operator needs after its own restart.
 """
 
 from typing import Annotated
@@ -41,10 +41,10 @@ class CommitStatus(StatusPart):
     """One committed checkpoint."""
 
     sequence: Count
-    """Slot of the commit in the storage log. It grows with each commit, whatever the step."""
+    """Slot of the commit in the storage log. It increases with each commit, regardless of the step."""
 
     step: Step
-    """Last step that the checkpoint holds."""
+    """Last step that the checkpoint contains."""
 
     uri: Annotated[str, Field(max_length=2048)]
     """Folder of the checkpoint."""
@@ -70,28 +70,28 @@ class RestoredStatus(StatusPart):
 
 
 class SaveRequest(StatusPart):
-    """A save that the operator asked the training for."""
+    """A save that the operator requested from the training."""
 
     id: Annotated[str, Field(min_length=1, max_length=64)]
-    """Name of the request. The training answers each once."""
+    """Id of the request. The training carries out each id once."""
 
     attempt: Count
-    """Number of the attempt that was asked. The next one is asked again if it has something to lose."""
+    """Number of the attempt that got the request. The next one gets another if it has unsaved steps."""
 
     maintenance_time: Timestamp
-    """Beginning of the maintenance that the save is for."""
+    """Start of the maintenance that the save is for."""
 
     time: Timestamp
-    """Time when it was asked for."""
+    """Time of the request."""
 
     reason: Annotated[str, Field(max_length=512)] = ""
-    """Why it was asked for."""
+    """Reason for the request."""
 
     latest_sequence: Count | None = None
-    """Slot of the newest commit at that time. Any later one answers."""
+    """Slot of the newest commit at that time. Any later commit fulfills the request."""
 
     sequence: Count | None = None
-    """Slot of the commit that answered. Unset: none has."""
+    """Slot of the commit that fulfilled the request. Unset: none has."""
 
     step: Step | None = None
     """Step of that commit."""
@@ -111,14 +111,14 @@ class CheckpointStatus(StatusPart):
     """The newest reported commits, oldest first."""
 
     last_request: SaveRequest | None = None
-    """The last save that the operator asked for, ahead of announced maintenance."""
+    """The last save that the operator requested, before announced maintenance."""
 
     autocheckpoint: Annotated[str, Field(max_length=16)] | None = None
-    """Autocheckpoint on the QueuedResource that the job names: On, Off or Mixed. With On, the cloud waits up to 300 s
-    for a save before maintenance. Absent where the job names none, or there is none of that name."""
+    """Autocheckpoint on the job's QueuedResource: On, Off or Mixed. With On, the cloud waits up to 300 s for a save
+    before maintenance. Absent if the job names no QueuedResource, or it doesn't exist."""
 
     root: Annotated[str, Field(max_length=64)] | None = None
-    """Identity of the storage log that these commits are from: the nonce of its first entry."""
+    """Identity of the storage log of these commits: the nonce of its first entry."""
 
     tail: Count | None = None
     """Highest reported slot of that log. latest changes only when this grows or when root changes."""
@@ -131,21 +131,21 @@ class Attempt(StatusPart):
     """Number of the start, counted from 1 over the job's life."""
 
     start: Timestamp
-    """Time when its pods were made."""
+    """Time when its pods were created."""
 
     end: Timestamp | None = None
     """Time when it ended. Unset: it is the current attempt."""
 
     kind: Annotated[str, Field(max_length=64)] | None = None
     """Kind of its end: Completed, Failed, OverLimits, Unrecoverable, Disrupted, Requested, MachinesUnavailable,
-    Suspended or Stopped. There may be more."""
+    Suspended or Stopped. Later versions may add others."""
 
     cause: Annotated[str, Field(max_length=64)] | None = None
     """Cause of its end: ApplicationError, SpotPreemption, NodeFailure, … The operator can still correct it for
-    two minutes."""
+    two minutes after the end."""
 
     inferred: bool | None = None
-    """True if nothing that was seen proves the cause."""
+    """True if no evidence proves the cause."""
 
     from_step: Step | None = None
     """Step of the checkpoint that it resumed from. Unset: it started from scratch, or has not reported yet."""
@@ -154,7 +154,7 @@ class Attempt(StatusPart):
     """Last step that it reported as finished."""
 
     notice: Annotated[str, Field(max_length=MAX_NOTICE)] | None = None
-    """The notice that asked its pods to stop, as they reported it: sigterm, file, …"""
+    """The notice that made its pods stop, as they reported it: sigterm, file, …"""
 
     node: Annotated[str, Field(max_length=253)] | None = None
     """Node where its end began."""
@@ -163,7 +163,7 @@ class Attempt(StatusPart):
     """The evidence of its end."""
 
     decision: Annotated[str, Field(max_length=512)] | None = None
-    """What its pods chose to save as they stopped, and why."""
+    """The decision of its pods about a save when they stopped, and the reason."""
 
 
 class CauseCount(StatusPart):
@@ -171,16 +171,16 @@ class CauseCount(StatusPart):
     """Cause of attempts that ended."""
 
     count: Count
-    """Restarts for this cause in the job's whole life."""
+    """Restarts for this cause over the job's life."""
 
     counted_towards_limit: Count = 0
-    """Number of these restarts that count towards the limit of their kind now. A new checkpoint can set
-    failures back to 0. Always 0 where there is no limit."""
+    """Number of these restarts that currently count towards the limit of their kind. A new checkpoint can reset the
+    failures to 0. Always 0 if there is no limit."""
 
 
 class RestartsStatus(StatusPart):
     total: Count = 0
-    """Restarts in the job's whole life."""
+    """Restarts over the job's life."""
 
     by_cause: Annotated[tuple[CauseCount, ...], Field(max_length=32)] = ()
     """The same restarts, by cause."""
@@ -188,7 +188,7 @@ class RestartsStatus(StatusPart):
 
 class Metric(StatusPart):
     name: Annotated[str, Field(min_length=1, max_length=63)]
-    """Name that the training code gave it."""
+    """Name of the metric in the training code."""
 
     value: Annotated[str, Field(max_length=64)]
     """Newest value, as text."""
@@ -204,19 +204,19 @@ class ProgressStatus(StatusPart):
     """Share of totalSteps that is finished."""
 
     eta_seconds: Count | None = None
-    """Time left to totalSteps at the present speed, without disruptions."""
+    """Estimated time to totalSteps at the current speed, without disruptions."""
 
     step_millis: Count | None = None
     """Duration of a step."""
 
     last_progress_time: Timestamp | None = None
-    """Time when a report last showed a greater step."""
+    """Time when a report last showed a higher step."""
 
     longest_step_millis: Count | None = None
-    """Longest time between two steps of the current attempt that reports have shown. Unset: they have shown too few."""
+    """Longest reported time between two steps of the current attempt. Unset: too few steps were reported."""
 
     slowest_rank: Count | None = None
-    """The host that is furthest behind."""
+    """The rank of the slowest host."""
 
     metrics: Annotated[tuple[Metric, ...], Field(max_length=_MAX_METRICS)] = ()
     """Values that the training code reports, e.g. the loss."""
@@ -238,7 +238,7 @@ class ResourcesStatus(StatusPart):
     """Hosts over all slices."""
 
     job_set: JobSetRef | None = None
-    """The JobSet that runs the job now."""
+    """The JobSet that currently runs the job."""
 
     queued_resource_name: Annotated[str, Field(max_length=63)] | None = None
     """The QueuedResource whose machines the job runs on or waits for."""
@@ -248,30 +248,30 @@ class OperatorState(StatusPart):
     """State that the operator needs after its own restart. It is private: the fields change without notice."""
 
     job_sets: Count = 0
-    """JobSets made so far. The number of the current one is this minus 1."""
+    """JobSets created so far. The number of the current one is this minus 1."""
 
     started: bool = False
     """True once the current JobSet has had an attempt."""
 
     restarts_seen: Count = 0
-    """Restarts of the current JobSet that attempts already account for."""
+    """Restarts of the current JobSet that the attempts include."""
 
     counted_restarts_seen: Count = 0
     """Restarts among restartsSeen that JobSet counted towards its own limit."""
 
     resumed_at: Timestamp | None = None
-    """Time when the current JobSet was resumed without a restart. Its earlier pods with the present count of restarts
-    are of an earlier attempt."""
+    """Time when the current JobSet was resumed without a restart. Its earlier pods with the same count of restarts
+    belong to an earlier attempt."""
 
     starts_without_checkpoint: Count = 0
-    """Starts in a row, with the newest, of which none has committed a checkpoint. A suspension by the user and a
-    changed template set it to 0."""
+    """Consecutive starts, up to the newest, without a committed checkpoint. A suspension by the user and a changed
+    template reset it to 0."""
 
     starts_allowed: Count | None = None
-    """restarts.maxStartsWithoutCheckpoint as the newest start began. A lower one ends nothing that runs."""
+    """restarts.maxStartsWithoutCheckpoint when the newest start began. A later, lower value ends no running attempt."""
 
     started_template: Annotated[str, Field(max_length=64)] | None = None
-    """Hash of the template and placement that the newest start was made from."""
+    """Hash of the template and placement of the newest start."""
 
 
 class TrainingJobStatus(StatusPart):
@@ -281,11 +281,11 @@ class TrainingJobStatus(StatusPart):
     """Generation of the spec that this status is about."""
 
     phase: Phase | None = None
-    """One word that sums up the conditions. Pending: no JobSet exists yet. Queued: the job waits for quota of Kueue.
-    Starting: pods of the first attempt are created or start. Running: all pods run, or some have finished. Restarting:
-    an attempt ends or has ended, and not all pods of the next run yet. Suspending: pods save and stop. Suspended:
-    nothing runs; condition Suspended has the reason. Complete: the training is done. Failed: the job has ended and is
-    not started again."""
+    """One word that summarizes the conditions. Pending: no JobSet exists yet. Queued: the job waits for quota in Kueue.
+    Starting: pods of the first attempt are being created or started. Running: all pods run, or some have finished.
+    Restarting: an attempt is ending or has ended, and not all pods of the next one run yet. Suspending: pods save and
+    stop. Suspended: nothing runs; condition Suspended has the reason. Complete: the training is done. Failed: the job
+    has ended and is not restarted."""
 
     conditions: Annotated[
         tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=BY_TYPE)
@@ -293,10 +293,10 @@ class TrainingJobStatus(StatusPart):
     """The state of the job, and why."""
 
     checkpoint: CheckpointStatus | None = None
-    """Committed checkpoints, as last reported, and what is done for a save before maintenance."""
+    """Committed checkpoints, as last reported, and the save requested before maintenance."""
 
     attempts: Annotated[tuple[Attempt, ...], Field(max_length=MAX_ATTEMPTS)] = ()
-    """The newest starts of the job, oldest first: their times, the causes of their ends, their first and last steps."""
+    """The newest starts of the job, oldest first, with their times, causes of their ends, and first and last steps."""
 
     restarts: RestartsStatus = RestartsStatus()
     """Restarts of the job, by cause."""
@@ -306,10 +306,10 @@ class TrainingJobStatus(StatusPart):
 
     next_start_time: Timestamp | None = None
     """Earliest time of the next start: the back-off after a failure, or after starts without a new checkpoint. Absent
-    where nothing is waited for."""
+    if the job isn't waiting."""
 
     resources: ResourcesStatus | None = None
     """The job's objects and machines in the cluster."""
 
     operator: OperatorState = OperatorState()
-    """Private state of the operator. No client should read it: the fields change without notice."""
+    """Private state of the operator. Clients must not read it: the fields change without notice."""

@@ -1,1 +1,1 @@
-"""Decide what to do for one QueuedResource. Pure: nothing here asks the cloud or the cluster."""
+"""Decide what to do for one QueuedResource. Pure: nothing here sends requests."""

@@ -1,4 +1,4 @@
-"""Take the cloud's answers into the status: to requests of ours, of operations, and errors of lists. Pure."""
+"""Update the status with the cloud's answers: results of requests and operations, and errors of lists. Pure."""
 
 from typing import Any, Final
 
@@ -10,25 +10,33 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
 from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.queued_resources.cloud_view import CloudView, View
 from stepkeeper_operator.queued_resources.observed import Outcome, Verb
-from stepkeeper_operator.queued_resources.sight import Scene, Sight
 
-__all__ = ["LASTING", "book", "describe_error", "error_kind", "fold_answers", "name_error", "waits_to_delete"]
+__all__ = [
+    "PERMANENT",
+    "describe_error",
+    "error_kind",
+    "fold_answers",
+    "name_error",
+    "update_status",
+    "waits_to_delete",
+]
 
-LASTING: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS}
-"""Errors that stay until somebody changes something."""
+PERMANENT: Final = {ErrorKind.TERMINAL, ErrorKind.NOT_FOUND, ErrorKind.CREDENTIALS}
+"""Errors that stay until a person changes something."""
 
 _MESSAGE_LIMIT: Final = 2048
 
 
-def book(status: QueuedResourceStatus, **changes: Any) -> QueuedResourceStatus:
-    """Return the status with changes of its own fields, and of those of the operator's private state."""
+def update_status(status: QueuedResourceStatus, **changes: Any) -> QueuedResourceStatus:
+    """Return the status with changed fields, of its own or of the operator's private state."""
     own = {name: changes.pop(name) for name in tuple(changes) if name in QueuedResourceStatus.model_fields}
     return status.model_copy(update={**own, "operator": status.operator.model_copy(update=changes)})
 
 
 def error_kind(status: QueuedResourceStatus) -> ErrorKind | None:
-    """Return what the last error means; None: there is none."""
+    """Return the kind of the last error; None: there is none."""
     if status.error is None:
         return None
     kinds = {kind.value: kind for kind in ErrorKind}
@@ -41,73 +49,75 @@ def name_error(code: str, message: str) -> str:
 
 
 def describe_error(status: QueuedResourceStatus) -> str:
-    """Describe the last error in the API's words, and of a deletion when it is asked for again."""
+    """Describe the last error with the API's message, and for a deletion the time of the next request."""
     error, due = status.error, status.next_try_time
     if error is None:
         return "an error"
     text = name_error(error.code, error.message)
     if error.verb != Verb.DELETE or due is None:
         return text
-    return f"the next request is sent at {render_time(due)}, after {text}"  # texts are cut at their ends
+    return f"the next request is sent at {render_time(due)}, after {text}"  # long messages are cut at the end
 
 
 def waits_to_delete(status: QueuedResourceStatus, *, now: float) -> bool:
-    """Return True until the time at which a deletion that has failed is asked for again."""
+    """Return True until a failed deletion is due for a retry."""
     error, due = status.error, status.next_try_time
     return error is not None and error.verb == Verb.DELETE and due is not None and now < due
 
 
-def fold_answers(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:
-    """Return the status with all answers of the cloud in it."""
-    status = _fold_listing(status, scene)
-    if scene.observed.outcome is not None:
-        status = _fold_outcome(status, scene.observed.outcome, scene)
-    return _fold_operation(status, scene)
+def fold_answers(status: QueuedResourceStatus, view: View) -> QueuedResourceStatus:
+    """Return the status updated with all answers of the cloud."""
+    status = _fold_listing(status, view)
+    if view.observed.outcome is not None:
+        status = _fold_outcome(status, view.observed.outcome, view)
+    return _fold_operation(status, view)
 
 
-def _fold_listing(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:
-    error, listing = scene.observed.error, scene.observed.listing
+def _fold_listing(status: QueuedResourceStatus, view: View) -> QueuedResourceStatus:
+    error, listing = view.observed.error, view.observed.listing
     if listing is None:
-        # A passing error of a list isn't shown: it would be written to each of the place's resources.
-        if error is None or error.kind not in LASTING or waits_to_delete(status, now=scene.now):
+        # A transient error of a list isn't shown: it would be written to each of the place's resources.
+        if error is None or error.kind not in PERMANENT or waits_to_delete(status, now=view.now):
             return status
-        return _show_error(status, error, Verb.LIST, now=scene.now)
+        return _show_error(status, error, Verb.LIST, now=view.now)
     known = status.operator
-    made = scene.sight.resource is not None and not (known.adopted or known.adopting or status.was_seen)
+    made = view.cloud.resource is not None and not (known.adopted or known.adopting or status.was_seen)
     if made and known.asked_at is not None and listing.asked_at >= known.asked_at:
-        status = book(status, asked_at=None)  # it was carried out: a repeated request makes no second one
+        status = update_status(
+            status, asked_at=None
+        )  # it was carried out: a repeated request creates no second one
     if status.error is None:
         return status
-    if status.error.verb == Verb.LIST:  # the time of the next creation stands
+    if status.error.verb == Verb.LIST:  # keep the time of the next creation
         return status.model_copy(update={"error": None})
-    return _clear_error(status) if _is_over(status, scene.sight) else status
+    return _clear_error(status) if _is_over(status, view.cloud) else status
 
 
-def _is_over(status: QueuedResourceStatus, sight: Sight) -> bool:
-    """Return True where a list shows that the request which got the last error has nothing more to do."""
+def _is_over(status: QueuedResourceStatus, cloud: CloudView) -> bool:
+    """Return True if a list shows that the request with the last error isn't needed any more."""
     match status.error and status.error.verb:
         case Verb.CREATE:
-            return sight.resource is not None
+            return cloud.resource is not None
         case Verb.LABEL:
-            return not sight.unlabelled and not sight.others
-        case Verb.DELETE:  # an emptied status wants nothing gone any more
-            return not sight.strays and not (sight.resource is not None and status.removing)
+            return not cloud.unlabelled and not cloud.others
+        case Verb.DELETE:  # an emptied status has no removal
+            return not cloud.duplicates and not (cloud.resource is not None and status.removing)
         case _:
             return False
 
 
-def _fold_outcome(status: QueuedResourceStatus, outcome: Outcome, scene: Scene) -> QueuedResourceStatus:
+def _fold_outcome(status: QueuedResourceStatus, outcome: Outcome, view: View) -> QueuedResourceStatus:
     error = outcome.error
     if outcome.verb is Verb.CREATE and (error is None or error.kind is not ErrorKind.TRANSIENT):
-        status = book(status, asked_at=None)  # else it may still be carried out
+        status = update_status(status, asked_at=None)  # else it may still be carried out
     if error is not None:
-        return _record_error(status, error, outcome.verb, scene)
+        return _record_error(status, error, outcome.verb, view)
     deletes, known = outcome.verb is Verb.DELETE, status.error
     if not deletes or (
         known is not None and known.verb == Verb.DELETE
-    ):  # else the time of the next creation stands
-        retries = status.operator.retries if deletes else 0  # its operation may fail yet
-        status = book(_clear_error(status), retries=retries)
+    ):  # else keep the time of the next creation
+        retries = status.operator.retries if deletes else 0  # its operation can still fail
+        status = update_status(_clear_error(status), retries=retries)
     if outcome.verb is Verb.CREATE:
         status = status.model_copy(update={"state": QueuedResourceState.CREATING})
     if deletes and status.removing:
@@ -118,50 +128,52 @@ def _fold_outcome(status: QueuedResourceStatus, outcome: Outcome, scene: Scene) 
     return status.model_copy(update={"operation": operation})
 
 
-def _fold_operation(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:
-    """End an operation that is done. What it did is judged together with a listing, so it waits for one."""
-    operation, answer, sight = status.operation, scene.observed.operation, scene.sight
-    if operation is None or not sight.known:
+def _fold_operation(status: QueuedResourceStatus, view: View) -> QueuedResourceStatus:
+    """Finish an operation that is done. Its result is judged together with a listing, so wait for one."""
+    operation, answer, cloud = status.operation, view.observed.operation, view.cloud
+    if operation is None or not cloud.known:
         return status
     if answer is not None and (answer.name != operation.name or not answer.done):
         answer = None
-    is_old = scene.now - operation.start_time >= scene.settings.operation_s
-    if answer is None and not is_old and not _is_settled(operation, sight):
+    is_old = view.now - operation.start_time >= view.settings.operation_s
+    if answer is None and not is_old and not _is_settled(operation, cloud):
         return status
     status = status.model_copy(update={"operation": None})
     error, removing = None if answer is None else answer.error, bool(status.removing)
     if operation.verb == Verb.CREATE:
-        if error is None or removing or not sight.absent:
-            return status  # a resource that exists shows by its state what became of it
-        # The next one has another number: the API may answer the same request with the same failed operation.
-        status = book(status, created=False, number=status.operator.number + 1, asked_at=None)
+        if error is None or removing or not cloud.absent:
+            return status  # the state of an existing resource shows the result
+        # The next one gets another number: the API may answer the same request with the same failed operation.
+        status = update_status(status, created=False, number=status.operator.number + 1, asked_at=None)
         status = status.model_copy(update={"state": QueuedResourceState.PENDING})
-        return _record_error(status, error, Verb.CREATE, scene)
-    stays = sight.resource is not None and sight.resource.state != "DELETING"
+        return _record_error(status, error, Verb.CREATE, view)
+    stays = cloud.resource is not None and cloud.resource.phase is not QueuedResourceState.DELETING
     if error is None and removing and stays:
-        text = "its deletion is over, but the resource still exists"
+        text = "the deletion has finished, but the resource still exists"
         error = CloudTPUError(ErrorKind.BUSY, "ABORTED", text)
-    return status if error is None else _record_error(status, error, Verb.DELETE, scene)
+    return status if error is None else _record_error(status, error, Verb.DELETE, view)
 
 
-def _is_settled(operation: CloudOperation, sight: Sight) -> bool:
-    """Return True where the resource itself shows that the operation is over, whether it can be read or not."""
+def _is_settled(operation: CloudOperation, cloud: CloudView) -> bool:
+    """Return True if the resource itself shows that the operation has finished."""
     if operation.verb == Verb.DELETE:
-        return sight.absent
-    return sight.resource is not None and sight.resource.state != "CREATING"
+        return cloud.absent
+    return cloud.resource is not None and cloud.resource.phase is not QueuedResourceState.CREATING
 
 
 def _record_error(
-    status: QueuedResourceStatus, error: CloudTPUError, verb: Verb, scene: Scene
+    status: QueuedResourceStatus, error: CloudTPUError, verb: Verb, view: View
 ) -> QueuedResourceStatus:
     """Return the status with the error, and with the time of the next try."""
-    # Machines cost money until they are deleted: a refused deletion doesn't wait for somebody to change something.
+    # Machines cost money until they are deleted: a refused deletion is retried like after a transient error.
     kind = ErrorKind.TRANSIENT if verb is Verb.DELETE else error.kind
     quota = kind is ErrorKind.QUOTA
     retries, n_quota = status.operator.retries + 1, status.operator.quota_failures + quota
-    wait_s = scene.settings.compute_retry_s(kind, n_quota if quota else retries)
-    status = _show_error(status, error, verb, now=scene.now)
-    return book(status, retries=retries, quota_failures=n_quota, next_try_time=int(scene.now + wait_s))
+    wait_s = view.settings.compute_retry_s(kind, n_quota if quota else retries)
+    status = _show_error(status, error, verb, now=view.now)
+    return update_status(
+        status, retries=retries, quota_failures=n_quota, next_try_time=int(view.now + wait_s)
+    )
 
 
 def _show_error(
@@ -180,4 +192,4 @@ def _show_error(
 
 
 def _clear_error(status: QueuedResourceStatus) -> QueuedResourceStatus:
-    return book(status, error=None, retries=0, next_try_time=None)
+    return update_status(status, error=None, retries=0, next_try_time=None)

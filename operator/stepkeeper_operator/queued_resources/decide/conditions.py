@@ -1,4 +1,4 @@
-"""Derive what people are shown of a QueuedResource: its conditions, and events about what has changed. Pure."""
+"""Derive the conditions of a QueuedResource, and events about its changes. Pure."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -17,15 +17,16 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, ErrorKind
+from stepkeeper_operator.cloud_tpu.states import to_camel_case
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.kinds.decision import find_soonest
+from stepkeeper_operator.queued_resources.cloud_view import CloudView, View
 from stepkeeper_operator.queued_resources.decide.answers import describe_error, error_kind, name_error
-from stepkeeper_operator.queued_resources.decide.mirror import find_next_maintenance, to_word
+from stepkeeper_operator.queued_resources.decide.mirror import find_next_maintenance
 from stepkeeper_operator.queued_resources.decide.problems import degraded, find_problems, name_some
 from stepkeeper_operator.queued_resources.decision import Decision, Plan, judge_accepted
 from stepkeeper_operator.queued_resources.observed import Verb
-from stepkeeper_operator.queued_resources.sight import Scene, Sight
 
 __all__ = ["conclude", "derive_conditions"]
 
@@ -49,17 +50,21 @@ _REFUSALS: Final = {
     ErrorKind.CREDENTIALS: Reason.NO_CREDENTIALS,
 }
 _ADVICE: Final = {
-    ErrorKind.TERMINAL: "Change the spec, or what the message names in the project; it is tried again every hour, and"
-    " at once after a change of the spec",
-    ErrorKind.NOT_FOUND: "Check spec.project and spec.zone; it is tried again every hour",
-    ErrorKind.ALREADY_EXISTS: "Something of that name exists that can't be listed, or a slice of that name: choose"
-    " another metadata.name or slices.namePrefix, or delete it. The name of a deletion just now is free again soon: it"
-    " is tried again",
-    ErrorKind.CREDENTIALS: "Give the operator credentials that are accepted: cloudTPU.credentialsSecret in the"
-    " chart's values (examples/queued_resource/README.md)",
+    ErrorKind.TERMINAL: "Fix the spec or the project as the message requires. The request is retried every hour, and at"
+    " once after a change of the spec",
+    ErrorKind.NOT_FOUND: "Check spec.project and spec.zone. The request is retried every hour",
+    ErrorKind.ALREADY_EXISTS: "A slice, or a resource that isn't listed, has that name: choose another metadata.name or"
+    " slices.namePrefix, or delete it. After a recent deletion the name will be free soon: the request is retried",
+    ErrorKind.CREDENTIALS: "Give the operator valid credentials: cloudTPU.credentialsSecret in the chart's values"
+    " (examples/queued_resource/README.md)",
 }
-_ONGOING: Final = "ONGOING"
-_GRANTED: Final = {"WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE", "SUSPENDING", "SUSPENDED"}
+_GRANTED: Final = {
+    QueuedResourceState.WAITING,
+    QueuedResourceState.PROVISIONING,
+    QueuedResourceState.ACTIVE,
+    QueuedResourceState.SUSPENDING,
+    QueuedResourceState.SUSPENDED,
+}
 _BAD_STATES: Final = {
     QueuedResourceState.FAILED,
     QueuedResourceState.SUSPENDED,
@@ -72,47 +77,47 @@ _BAD: Final = {
     _TYPES.MAINTENANCE_SCHEDULED: ConditionStatus.TRUE,
 }
 _GOOD: Final = {_TYPES.NODES_JOINED: ConditionStatus.TRUE}
-_KNOWN: Final = 200
-"""Characters of an error by which it is known again in a longer message, which may be cut."""
+_EXCERPT_LENGTH: Final = 200
+"""Characters of an error that identify it in a longer message, which may be cut."""
 
 
 def derive_conditions(
-    resource: QueuedResource, plan: Plan, status: QueuedResourceStatus, scene: Scene
+    resource: QueuedResource, plan: Plan, status: QueuedResourceStatus, view: View
 ) -> Iterable[ConditionUpdate]:
-    """Derive the conditions that can be judged now, besides NodesJoined; the others stay as they are."""
+    """Derive the conditions that can be judged now, except NodesJoined. The others stay unchanged."""
     findings = (
-        plan.accepted or _derive_accepted(plan, scene.sight, status),
-        _derive_active(plan, scene.sight, status),
-        degraded((*plan.problems, *find_problems(resource, scene))),
-        _derive_maintenance(scene),
-        _derive_quota(scene.sight, status),
+        plan.accepted or _derive_accepted(plan, view.cloud, status),
+        _derive_active(plan, view.cloud, status),
+        degraded((*plan.problems, *find_problems(resource, view))),
+        _derive_maintenance(view),
+        _derive_quota(view.cloud, status),
     )
     return (finding for finding in findings if finding is not None)
 
 
-def _derive_accepted(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> ConditionUpdate | None:
+def _derive_accepted(plan: Plan, cloud: CloudView, status: QueuedResourceStatus) -> ConditionUpdate | None:
     error, kind = status.error, error_kind(status)
     if error is not None and error.verb != Verb.DELETE and kind in _REFUSALS:
         return judge_accepted(_REFUSALS[kind], f"{error.code}: {error.message}. {_ADVICE[kind]}")
-    if sight.resource is not None and sight.resource.state != "FAILED":
-        return judge_accepted(Reason.ACCEPTED, f"the cloud has {sight.resource.name}", status=True)
-    if find_condition(status.conditions, _TYPES.ACCEPTED) is not None and not (sight.known or plan.actions):
+    if cloud.resource is not None and cloud.resource.phase is not QueuedResourceState.FAILED:
+        return judge_accepted(Reason.ACCEPTED, f"the cloud has {cloud.resource.name}", status=True)
+    if find_condition(status.conditions, _TYPES.ACCEPTED) is not None and not (cloud.known or plan.actions):
         return None
     asked = status.operator.asked_at is not None or status.operation is not None
     text = (
         "the cloud has not answered yet"
         if asked
-        else "nothing is requested now: condition Active has the reason"
+        else "no request is pending: see condition Active for the reason"
     )
     return judge_accepted(Reason.NOT_ANSWERED, text, status=None)
 
 
-def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> ConditionUpdate | None:
+def _derive_active(plan: Plan, cloud: CloudView, status: QueuedResourceStatus) -> ConditionUpdate | None:
     kind, state = _TYPES.ACTIVE, status.state or QueuedResourceState.PENDING
-    removing, found = status.removing, sight.resource
+    removing, found = status.removing, cloud.resource
     if removing:
         return ConditionUpdate(type=kind, status=False, reason=Reason(removing), message=plan.waiting)
-    if not sight.known and status.conditions:
+    if not cloud.known and status.conditions:
         return None
     if state is QueuedResourceState.ACTIVE:
         return ConditionUpdate(kind, Reason.ACTIVE, "all machines are provided", status=True)
@@ -120,7 +125,8 @@ def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Co
     if state is QueuedResourceState.UNKNOWN and found is not None:
         text = (
             f"the cloud reports state {found.state}, which this version of the operator doesn't know: jobs wait, and "
-            "it is left alone until that changes or this object is deleted. Upgrade the operator if it stays"
+            "the resource is left unchanged until the state changes or this object is deleted. Upgrade the operator if "
+            "the state stays"
         )
     if found is not None and found.error_code:
         text = name_error(found.error_code, found.error_message)
@@ -129,9 +135,9 @@ def _derive_active(plan: Plan, sight: Sight, status: QueuedResourceStatus) -> Co
     return ConditionUpdate(type=kind, status=False, reason=Reason(state.value), message=text)
 
 
-def _derive_maintenance(scene: Scene) -> ConditionUpdate | None:
-    kind, now = _TYPES.MAINTENANCE_SCHEDULED, scene.now
-    nodes, listing = scene.sight.nodes, scene.observed.listing
+def _derive_maintenance(view: View) -> ConditionUpdate | None:
+    kind, now = _TYPES.MAINTENANCE_SCHEDULED, view.now
+    nodes, listing = view.cloud.nodes, view.observed.listing
     if listing is None:
         return None
     current = tuple(n for n in nodes if n.maintenance is not None and not _is_over(n.maintenance, now=now))
@@ -140,17 +146,17 @@ def _derive_maintenance(scene: Scene) -> ConditionUpdate | None:
         if not nodes or listing.version is ApiVersion.V2ALPHA1:
             return ConditionUpdate(type=kind, status=False, reason=Reason.AS_EXPECTED)
         text = (
-            f"maintenance isn't known, so nothing is saved ahead of it: v2alpha1 of the Cloud TPU API is refused "
-            f"({listing.refusal}). Give the operator's account access to it"
+            f"maintenance is unknown, so jobs don't save before it: access to v2alpha1 of the Cloud TPU API is refused "
+            f"({listing.refusal}). Give the operator's account access to v2alpha1"
         )
         return ConditionUpdate(type=kind, status=None, reason=Reason.NOT_REPORTED, message=text)
     more = f", and {len(current) - 1} more" if len(current) > 1 else ""
     text = f"slice {found[0].id}{more}: {_describe_window(found[1], now=now)}"
     if not current:
         return ConditionUpdate(type=kind, status=False, reason=Reason.OVER, message=text)
-    ongoing = [n.id for n in current if n.maintenance is not None and n.maintenance.status == _ONGOING]
+    ongoing = [n.id for n in current if n.maintenance is not None and n.maintenance.is_ongoing]
     if ongoing and found[0].id not in ongoing:
-        text += f"; {name_some(ongoing)} has maintenance now"
+        text += f"; maintenance of {name_some(ongoing)} is ongoing"
     return ConditionUpdate(
         kind, Reason.MAINTENANCE_ONGOING if ongoing else Reason.MAINTENANCE_ANNOUNCED, text, status=True
     )
@@ -159,11 +165,11 @@ def _derive_maintenance(scene: Scene) -> ConditionUpdate | None:
 def _is_over(maintenance: CloudMaintenance, *, now: float) -> bool:
     """Return True once its window has ended, unless the cloud reports it as ongoing."""
     end = maintenance.window_end
-    return maintenance.status != _ONGOING and end is not None and end <= now
+    return not maintenance.is_ongoing and end is not None and end <= now
 
 
 def _describe_window(maintenance: CloudMaintenance, *, now: float) -> str:
-    start, end, ongoing = maintenance.window_start, maintenance.window_end, maintenance.status == _ONGOING
+    start, end, ongoing = maintenance.window_start, maintenance.window_end, maintenance.is_ongoing
     times = []
     if start is not None:
         times.append(f"{'begins' if start > now else 'began'} at {render_time(start)}")
@@ -172,22 +178,22 @@ def _describe_window(maintenance: CloudMaintenance, *, now: float) -> str:
     late = ongoing and end is not None and end <= now
     window = f"{'though ' if late else ''}its window {' and '.join(times) or 'is unknown'}"
     saved = ". Jobs on it save before it begins" if start is not None and start > now and not ongoing else ""
-    return f"{to_word(maintenance.type)} maintenance is {to_word(maintenance.status)}, {window}{saved}"
+    return f"{to_camel_case(maintenance.type)} maintenance is {to_camel_case(maintenance.status)}, {window}{saved}"
 
 
-def _derive_quota(sight: Sight, status: QueuedResourceStatus) -> ConditionUpdate | None:
-    kind, found, error = _TYPES.QUOTA_EXHAUSTED, sight.resource, status.error
+def _derive_quota(cloud: CloudView, status: QueuedResourceStatus) -> ConditionUpdate | None:
+    kind, found, error = _TYPES.QUOTA_EXHAUSTED, cloud.resource, status.error
     text = ""
     if error is not None and error.verb != Verb.DELETE and error_kind(status) is ErrorKind.QUOTA:
         text = error.message
-    elif found is not None and found.error_code == "RESOURCE_EXHAUSTED":
+    elif found is not None and found.lacks_quota:
         text = found.error_message
     if text:
         due = status.next_try_time
-        when = "" if due is None else f", at {render_time(due)} next"
-        text = f"{text.rstrip('.')}. It is requested again{when}: free quota in the project, or ask for more"
+        when = "" if due is None else f", next at {render_time(due)}"
+        text = f"{text.rstrip('.')}. The request is retried{when}: free quota in the project, or request more"
         return ConditionUpdate(type=kind, status=True, reason=Reason.QUOTA_EXHAUSTED, message=text)
-    granted = found is not None and found.state in _GRANTED
+    granted = found is not None and found.phase in _GRANTED
     if granted or find_condition(status.conditions, kind) is None:
         return ConditionUpdate(type=kind, status=False, reason=Reason.AS_EXPECTED)
     return None
@@ -198,12 +204,12 @@ def conclude(
     status: QueuedResourceStatus,
     plan: Plan,
     findings: Iterable[ConditionUpdate],
-    scene: Scene,
+    view: View,
 ) -> Decision:
-    """Carry the plan over into a decision, with the conditions in the status, and events about what has changed."""
-    generation, unseen = scene.meta.generation, not scene.sight.known and status.observed_generation is None
-    conditions = merge_conditions(before.conditions, findings, _TYPES, generation=generation, now=scene.now)
-    # Until the cloud was looked at, an empty status may be a lost one.
+    """Turn the plan into a decision, with the conditions in the status, and events about the changes."""
+    generation, unseen = view.meta.generation, not view.cloud.known and status.observed_generation is None
+    conditions = merge_conditions(before.conditions, findings, _TYPES, generation=generation, now=view.now)
+    # Until the first listing, an empty status may be a lost one.
     changes = {"conditions": conditions, "observed_generation": None if unseen else generation}
     status = status.model_copy(update=changes)
     changed = status != before
@@ -212,15 +218,15 @@ def conclude(
         write_status=changed,
         actions=plan.actions,
         events=(*plan.events, *_derive_events(before, status)) if changed else (),
-        requeue_after_s=find_soonest(plan.look_s),
+        requeue_after_s=find_soonest(plan.requeue_after_s),
     )
 
 
 def _derive_events(before: QueuedResourceStatus, after: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
-    """List the events between two statuses: changes of state, conditions that people act on, errors, each once."""
+    """List the events between two statuses: changes of state, important conditions, and errors, each once."""
     conditions = _derive_condition_events(before, after)
-    words = None if after.error is None else after.error.message[:_KNOWN]
-    known = words is not None and any(words in event.message for event in conditions)
+    excerpt = None if after.error is None else after.error.message[:_EXCERPT_LENGTH]
+    known = excerpt is not None and any(excerpt in event.message for event in conditions)
     return (
         *_derive_state_event(before, after),
         *conditions,

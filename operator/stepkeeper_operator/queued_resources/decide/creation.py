@@ -1,4 +1,4 @@
-"""Plan what happens while the cloud has nothing of ours under the present id: create, or explain why not. Pure."""
+"""Plan while the object has no resource under the current id: create one, or explain why not. Pure."""
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
@@ -18,94 +18,103 @@ from stepkeeper_operator.cloud_tpu.request import (
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.labels import ADOPT_ANNOTATION, QUEUED_RESOURCE_UID_LABEL
-from stepkeeper_operator.queued_resources.decide.answers import book
+from stepkeeper_operator.queued_resources.cloud_view import View, identify
+from stepkeeper_operator.queued_resources.decide.answers import update_status
 from stepkeeper_operator.queued_resources.decide.removal import delete_nodes
 from stepkeeper_operator.queued_resources.decision import CreateCloudResource, Plan, judge_accepted
-from stepkeeper_operator.queued_resources.sight import Scene, identify
 
 __all__ = ["plan_creation", "plan_recovery"]
 
 
-def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Plan:
-    """Plan to create the cloud resource, which is absent for certain. The status is written before the request."""
-    observed, operator, look_s = scene.observed, status.operator, scene.settings.poll_active_s
-    obstacle = _find_rest(status, scene)
+def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, view: View) -> Plan:
+    """Plan to create the cloud resource, which is certainly absent. The status is written before the request."""
+    observed, operator, requeue_after_s = view.observed, status.operator, view.settings.poll_active_s
+    obstacle = _plan_leftovers(status, view)
     if obstacle is not None:
         return obstacle
-    expired = _describe_expiry(resource, now=scene.now)
+    expired = _describe_expiry(resource, now=view.now)
     if expired:
         return Plan(status=status, accepted=judge_accepted(Reason.EXPIRED, expired))
-    wait_s = _compute_wait_s(resource, status, scene)
+    wait_s = _compute_wait_s(resource, status, view)
     if wait_s > 0:
-        text = f"the next request is sent at {render_time(scene.now + wait_s)}"
-        return Plan(status=status, look_s=wait_s, waiting=text)
+        text = f"the next request is sent at {render_time(view.now + wait_s)}"
+        return Plan(status=status, requeue_after_s=wait_s, waiting=text)
     if observed.script_error:
         accepted = judge_accepted(Reason.STARTUP_SCRIPT_MISSING, observed.script_error)
-        return Plan(status=status, look_s=look_s, accepted=accepted)
+        return Plan(status=status, requeue_after_s=requeue_after_s, accepted=accepted)
     request = build_request(
         resource, number=operator.number, cluster_id=observed.cluster_id, script=observed.script
     )
-    status = book(_claim(resource, status, adopted=False), asked_at=int(scene.now), next_try_time=None)
+    status = update_status(
+        _claim(resource, status, adopted=False), asked_at=int(view.now), next_try_time=None
+    )
     action = CreateCloudResource(request=request)
     return Plan(
-        status=status, actions=(action,), look_s=0.0, waiting="the operator requests it from the cloud"
+        status=status,
+        actions=(action,),
+        requeue_after_s=0.0,
+        waiting="the operator is sending the request to the cloud",
     )
 
 
 def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, found: CloudQueuedResource) -> Plan:
-    """Plan to take up a resource of ours that the status doesn't show: just adopted, or somebody has emptied it."""
+    """Plan to record an own resource that isn't in the status: it was just adopted, or the status was emptied."""
     meta, events = resource.metadata, tuple[ObjectEvent, ...]()
     number = parse_number(meta.namespace, meta.name, found.id)
-    assert number is not None  # the caller has looked
+    assert number is not None  # the caller has checked
     if status.operator.adopting:
-        text = f"{found.name} is this object's now, with its machines and costs: annotation {ADOPT_ANNOTATION} names it"
+        text = (
+            f"{found.name} was adopted, with its machines and costs: annotation {ADOPT_ANNOTATION} names it"
+        )
         events = (ObjectEvent(warning=False, reason="Adopted", message=text),)
     adopted = found.node.get("labels", {}).get(UID_LABEL) != meta.uid
     identity = identify(found) if adopted else ""
-    status = book(status, number=number, adopting="", identity=identity, removal=None)
+    status = update_status(status, number=number, adopting="", identity=identity, removal=None)
     status = _claim(resource, status, adopted=adopted)
-    return Plan(status=status, look_s=0.0, waiting=f"the operator takes {found.id} up", events=events)
+    return Plan(
+        status=status, requeue_after_s=0.0, waiting=f"the operator resumes with {found.id}", events=events
+    )
 
 
-def _find_rest(status: QueuedResourceStatus, scene: Scene) -> Plan | None:
-    """Find what an earlier cloud resource has left; it goes before the next one is asked for."""
-    rest = [*scene.sight.nodes, *scene.sight.leftovers]
-    alive = [member.name for member in scene.observed.members if member.ready]
+def _plan_leftovers(status: QueuedResourceStatus, view: View) -> Plan | None:
+    """Plan the removal of an earlier cloud resource's leftovers, which comes before the next request."""
+    rest = [*view.cloud.nodes, *view.cloud.leftovers]
+    alive = [member.name for member in view.observed.members if member.ready]
     if rest:
-        text = f"the cloud still has slice {rest[0].id} of an earlier one"
-    elif alive and status.operator.number == 0:  # there was no earlier one, as far as anybody knows
+        text = f"the cloud still has slice {rest[0].id} of an earlier cloud resource"
+    elif alive and status.operator.number == 0:  # no earlier one is known
         text = (
-            f"node {alive[0]} of this cluster names this object and is Ready, but the cloud has no machine of it: take "
-            f"the label {QUEUED_RESOURCE_UID_LABEL} from it, or delete the Node"
+            f"node {alive[0]} of this cluster has this object's label and is Ready, but the cloud has no machine of "
+            f"this object: remove label {QUEUED_RESOURCE_UID_LABEL} from the Node, or delete the Node"
         )
     else:
-        return delete_nodes(status, scene)
-    return Plan(status=status, look_s=scene.settings.poll_fast_s, waiting=text)
+        return delete_nodes(status, view)
+    return Plan(status=status, requeue_after_s=view.settings.poll_fast_s, waiting=text)
 
 
 def _describe_expiry(resource: QueuedResource, *, now: float) -> str:
-    """Describe why the request is pointless, however long one waits; empty: it isn't."""
+    """Describe why the request has expired; empty: it hasn't."""
     until = None if resource.spec.queueing is None else resource.spec.queueing.valid_until_time
     if until is None or until > now:
         return ""
-    return f"queueing.validUntilTime, {render_time(until)}, has passed: set a later one, or leave it out"
+    return f"queueing.validUntilTime, {render_time(until)}, has passed: set a later one, or remove it"
 
 
-def _compute_wait_s(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> float:
-    """Compute the seconds until the resource may be asked for; 0: now.
+def _compute_wait_s(resource: QueuedResource, status: QueuedResourceStatus, view: View) -> float:
+    """Compute the seconds until the resource may be requested; 0: now.
 
-    A changed spec is asked for at once after an error, since it may be the remedy; but not while a request for the
-    old one may still be carried out.
+    A changed spec is requested at once after an error, since it may be the fix, but not while a request for the old
+    one may still be carried out.
     """
     operator, due = status.operator, status.next_try_time
     if was_changed(resource.spec, operator.spec_hash):
         asked_at = operator.asked_at
-        due = None if asked_at is None else asked_at + int(scene.settings.settle_s)
-    return 0.0 if due is None else max(0.0, due - scene.now)
+        due = None if asked_at is None else asked_at + int(view.settings.settle_s)
+    return 0.0 if due is None else max(0.0, due - view.now)
 
 
 def _claim(resource: QueuedResource, status: QueuedResourceStatus, *, adopted: bool) -> QueuedResourceStatus:
-    """Return the status with the cloud resource's name in it: from then on, it may exist and be the object's."""
+    """Return the status with the cloud resource's name: from then on, it may exist and belong to the object."""
     meta, spec = resource.metadata, resource.spec
     cloud_id = make_cloud_id(meta.namespace, meta.name, status.operator.number)
     update = {
@@ -114,4 +123,4 @@ def _claim(resource: QueuedResource, status: QueuedResourceStatus, *, adopted: b
         "state": status.state if status.was_seen else QueuedResourceState.PENDING,
     }
     status = status.model_copy(update=update)
-    return book(status, created=True, adopted=adopted, spec_hash=hash_spec(spec))
+    return update_status(status, created=True, adopted=adopted, spec_hash=hash_spec(spec))

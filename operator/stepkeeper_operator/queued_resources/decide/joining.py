@@ -1,4 +1,4 @@
-"""Judge whether all hosts of a resource have joined the cluster. Pure."""
+"""Derive condition NodesJoined: whether all hosts of a resource have joined the cluster. Pure."""
 
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
@@ -14,53 +14,53 @@ from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode
 from stepkeeper_operator.facts import Node
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL, SLICE_LABEL
-from stepkeeper_operator.queued_resources.decide.answers import book
+from stepkeeper_operator.queued_resources.cloud_view import View
+from stepkeeper_operator.queued_resources.decide.answers import update_status
 from stepkeeper_operator.queued_resources.decide.mirror import match_members
-from stepkeeper_operator.queued_resources.sight import Scene
 
 __all__ = ["judge_joining"]
 
 _judge: Final = partial(ConditionUpdate, QueuedResourceConditionType.NODES_JOINED, status=False)
-_NAMED: Final = 4
+_MAX_NAMED: Final = 4
 
 Judgement: TypeAlias = tuple[QueuedResourceStatus, ConditionUpdate | None, float | None]
-"""The status with the time at which hosts began to be missing, the condition, the seconds until their time is over."""
+"""The status with missingHostsSince, the condition, and the seconds until the join timeout."""
 
 
 class _Gap(NamedTuple):
-    """A slice that isn't here as a whole."""
+    """A slice with missing hosts."""
 
     reason: Reason
     text: str
 
 
-def judge_joining(resource: QueuedResource, status: QueuedResourceStatus, scene: Scene) -> Judgement:
-    """Judge it. From when hosts begin to be missing they have the time to join, however long all were here."""
-    sight = scene.sight
-    if not sight.known:
+def judge_joining(resource: QueuedResource, status: QueuedResourceStatus, view: View) -> Judgement:
+    """Derive the condition. The join timeout starts whenever hosts begin to be missing."""
+    cloud = view.cloud
+    if not cloud.known:
         return status, None, None
     active = status.state is QueuedResourceState.ACTIVE and not status.removing
-    if not active or not (sight.nodes or (sight.resource and sight.resource.node_ids)):
+    if not active or not (cloud.nodes or (cloud.resource and cloud.resource.node_ids)):
         judged = _judge(Reason.NOT_ACTIVE, "its hosts join once it is active")
-        return book(status, missing_hosts_since=None), judged, None
-    gaps = _find_gaps(scene)
+        return update_status(status, missing_hosts_since=None), judged, None
+    gaps = _find_gaps(view)
     if gaps:
-        return _judge_gaps(resource, status, gaps, now=scene.now)
-    total = sum(node.n_hosts for node in sight.nodes)
+        return _judge_gaps(resource, status, gaps, now=view.now)
+    total = sum(node.n_hosts for node in cloud.nodes)
     judged = _judge(Reason.ALL_HOSTS_JOINED, f"{total} of {total} hosts are Ready nodes", status=True)
-    return book(status, missing_hosts_since=None), judged, None
+    return update_status(status, missing_hosts_since=None), judged, None
 
 
 def _judge_gaps(
     resource: QueuedResource, status: QueuedResourceStatus, gaps: list[_Gap], *, now: float
 ) -> Judgement:
-    more = f"; and {len(gaps) - _NAMED} more slices" if len(gaps) > _NAMED else ""
-    text = f"missing: {'; '.join(gap.text for gap in gaps[:_NAMED])}{more}"
+    more = f"; and {len(gaps) - _MAX_NAMED} more slices" if len(gaps) > _MAX_NAMED else ""
+    text = f"missing: {'; '.join(gap.text for gap in gaps[:_MAX_NAMED])}{more}"
     reasons = {gap.reason for gap in gaps}
     if reasons == {Reason.CORDONED}:
-        return book(status, missing_hosts_since=None), _judge(Reason.CORDONED, text), None
+        return update_status(status, missing_hosts_since=None), _judge(Reason.CORDONED, text), None
     since = status.missing_hosts_since or int(now)
-    status = book(status, missing_hosts_since=since)
+    status = update_status(status, missing_hosts_since=since)
     left_s = since + resource.spec.join_timeout_seconds - now
     if left_s <= 0:
         return status, _judge(Reason.JOIN_TIMEOUT, _describe_timeout(resource, text)), None
@@ -71,30 +71,30 @@ def _judge_gaps(
 
 def _describe_timeout(resource: QueuedResource, missing: str) -> str:
     return (
-        f"{missing}. They had {resource.spec.join_timeout_seconds} s. Look at the output of the startup script on a "
-        "host (gcloud compute tpus tpu-vm ssh, then journalctl -u google-startup-scripts, and -u kubelet or, on k3s, "
-        "-u k3s-agent), at its join token, and at its labels: it needs "
+        f"{missing}. The join timeout of {resource.spec.join_timeout_seconds} s has passed. Check the output of the "
+        "startup script on a host (gcloud compute tpus tpu-vm ssh, then journalctl -u google-startup-scripts, and -u "
+        "kubelet or, on k3s, -u k3s-agent), its join token, and its labels: the Node needs "
         f"{QUEUED_RESOURCE_UID_LABEL}={resource.metadata.uid} and {SLICE_LABEL}"
     )
 
 
-def _find_gaps(scene: Scene) -> list[_Gap]:
-    nodes = scene.sight.nodes
-    matched = match_members(nodes, scene.observed.members)
+def _find_gaps(view: View) -> list[_Gap]:
+    nodes = view.cloud.nodes
+    matched = match_members(nodes, view.observed.members)
     gaps = [_find_gap(node, matched[node.id]) for node in nodes]
     listed = {node.id for node in nodes}
-    asked = () if scene.sight.resource is None else scene.sight.resource.node_ids
+    requested = () if view.cloud.resource is None else view.cloud.resource.node_ids
     unlisted = [
-        _Gap(Reason.JOINING, f"{name}: the cloud doesn't list it") for name in asked if name not in listed
+        _Gap(Reason.JOINING, f"{name}: not listed by the cloud") for name in requested if name not in listed
     ]
     return [gap for gap in gaps if gap is not None] + unlisted
 
 
 def _find_gap(node: CloudNode, members: tuple[Node, ...]) -> _Gap | None:
-    """Describe which hosts of the node are missing; None: none is."""
-    n_joined = sum(member.takes_pods for member in members)
+    """Describe the missing hosts of the node; None: none is missing."""
+    n_joined = sum(member.schedulable for member in members)
     if not node.n_hosts:
-        text = f"{node.id}: the cloud doesn't say how many hosts it has; {n_joined} have joined"
+        text = f"{node.id}: the cloud doesn't report its number of hosts; {n_joined} have joined"
         return _Gap(Reason.HOSTS_UNKNOWN, text)
     if n_joined >= node.n_hosts:
         return None
@@ -102,8 +102,8 @@ def _find_gap(node: CloudNode, members: tuple[Node, ...]) -> _Gap | None:
     cordoned = [member.name for member in members if member.ready and member.unschedulable]
     absent = "" if len(members) >= node.n_hosts else _describe_absent(node, members)
     texts = (
-        f"{', '.join(silent[:_NAMED])} not Ready" if silent else "",
-        f"{', '.join(cordoned[:_NAMED])} cordoned (kubectl uncordon {cordoned[0]})" if cordoned else "",
+        f"{', '.join(silent[:_MAX_NAMED])} not Ready" if silent else "",
+        f"{', '.join(cordoned[:_MAX_NAMED])} cordoned (kubectl uncordon {cordoned[0]})" if cordoned else "",
         absent,
     )
     reason = Reason.JOINING if silent or absent else Reason.CORDONED
@@ -114,5 +114,5 @@ def _describe_absent(node: CloudNode, members: tuple[Node, ...]) -> str:
     here = {address for member in members for address in member.addresses}
     addresses = [address for address in node.addresses if address and address not in here]
     if addresses and len(addresses) <= node.n_hosts - len(members):
-        return f"hosts at {', '.join(addresses[:_NAMED])}"
+        return f"hosts at {', '.join(addresses[:_MAX_NAMED])}"
     return f"{len(members)} of {node.n_hosts} hosts"

@@ -1,4 +1,4 @@
-"""Mirror what the cloud has of a resource in its status. Pure."""
+"""Mirror the cloud resource and its slices in the status. Pure."""
 
 from typing import Final
 
@@ -6,74 +6,56 @@ from stepkeeper_operator.api.v1alpha1.queuedresource import TierSpec
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     MAX_SLICES,
     MaintenanceStatus,
-    QueuedResourceState,
     QueuedResourceStatus,
     SliceStatus,
 )
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode
+from stepkeeper_operator.cloud_tpu.states import to_camel_case
 from stepkeeper_operator.facts import Node
-from stepkeeper_operator.queued_resources.sight import Scene
+from stepkeeper_operator.queued_resources.cloud_view import View
 
 __all__ = [
-    "find_lost_states",
     "find_next_maintenance",
+    "is_lost",
     "match_members",
     "mirror_cloud",
-    "to_state",
-    "to_word",
 ]
 
-_NO_CLOUD_STATES: Final = {QueuedResourceState.PENDING, QueuedResourceState.GONE}
-_LOST_STATES: Final = frozenset({"PREEMPTED", "TERMINATED"})
-_ONGOING: Final = "ONGOING"
+
 _TEXT_LIMIT: Final = 512
 _SYMPTOM_LIMIT: Final = 256
-_MOST_SYMPTOMS: Final = 8
+_MAX_SYMPTOMS: Final = 8
 
 
-def to_state(state: str) -> QueuedResourceState:
-    """Return the state for the cloud's name of it."""
-    states = {each.value: each for each in QueuedResourceState if each not in _NO_CLOUD_STATES}
-    return states.get(to_word(state), QueuedResourceState.UNKNOWN)
+def is_lost(node: CloudNode, tier: TierSpec) -> bool:
+    """Return True if the node can't recover.
 
-
-def to_word(name: str) -> str:
-    """Write a name of the cloud's as Kubernetes writes such words: UNHEALTHY_MAINTENANCE, UnhealthyMaintenance.
-
-    UNKNOWN(77) stays as it is.
+    The cloud doesn't always report a preempted node as preempted. On preemptible machines, stopped means the same,
+    because the operator never stops a node. Guaranteed nodes are stopped by users, who can start them again.
     """
-    return name if "(" in name else "".join(part.capitalize() for part in name.split("_"))
+    return node.is_lost or (tier.guaranteed is None and node.is_stopped)
 
 
-def find_lost_states(tier: TierSpec) -> frozenset[str]:
-    """Find the states from which a node doesn't come back.
-
-    The cloud doesn't always call a node PREEMPTED that it took away: STOPPED means the same on machines that it may
-    take at any time, since the operator stops none. Guaranteed ones are stopped by people, who start them again.
-    """
-    return _LOST_STATES if tier.guaranteed is not None else _LOST_STATES | {"STOPPED"}
-
-
-def mirror_cloud(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceStatus:
-    """Return the status with what the cloud has. Without a listing it stays as it was."""
-    observed, sight = scene.observed, scene.sight
-    if not sight.known:
+def mirror_cloud(status: QueuedResourceStatus, view: View) -> QueuedResourceStatus:
+    """Return the status with the state of the cloud. Without a listing it is unchanged."""
+    observed, cloud = view.observed, view.cloud
+    if not cloud.known:
         return status
-    if sight.resource is None:
+    if cloud.resource is None:
         gone = {"next_maintenance_time": None, "slice_count": 0, "slices": ()}
         return status.model_copy(update={"joined": "", "autocheckpoint": "", **gone})
-    joined = match_members(sight.nodes, observed.members)
-    rows = [_show_slice(node, joined[node.id]) for node in sight.nodes]
+    joined = match_members(cloud.nodes, observed.members)
+    rows = [_show_slice(node, joined[node.id]) for node in cloud.nodes]
     if len(rows) > MAX_SLICES:
-        rows.sort(key=_is_well)
-    upcoming = find_next_maintenance(sight.nodes, now=scene.now)
-    n_missing = len(set(sight.resource.node_ids) - {node.id for node in sight.nodes})
+        rows.sort(key=_is_healthy)
+    upcoming = find_next_maintenance(cloud.nodes, now=view.now)
+    n_missing = len(set(cloud.resource.node_ids) - {node.id for node in cloud.nodes})
     return status.model_copy(
         update={
-            "state": to_state(sight.resource.state),
-            "cloud_name": sight.resource.name,
+            "state": cloud.resource.phase,
+            "cloud_name": cloud.resource.name,
             "joined": _show_joined(rows, n_missing),
-            "autocheckpoint": _sum_up_autocheckpoint(sight.nodes),
+            "autocheckpoint": _sum_up_autocheckpoint(cloud.nodes),
             "next_maintenance_time": upcoming and upcoming[1].window_start,
             "slice_count": len(rows),
             "slices": tuple(rows[:MAX_SLICES]),
@@ -82,10 +64,10 @@ def mirror_cloud(status: QueuedResourceStatus, scene: Scene) -> QueuedResourceSt
 
 
 def match_members(nodes: tuple[CloudNode, ...], members: tuple[Node, ...]) -> dict[str, tuple[Node, ...]]:
-    """Match the cluster's nodes with the cloud's, by id, cloud node's id first.
+    """Match the cluster's nodes with the cloud's. Return them by the cloud node's id.
 
-    A member belongs to the cloud node that its label names, or that has its address. One that names a cloud node of
-    somebody else belongs to none: whatever kubelet may join could write our uid on a label.
+    A member belongs to the cloud node that its label names, or else to the one with its address. A member that names
+    another object's cloud node belongs to none: any kubelet that may join can set our uid as a label.
     """
     by_address = {address: node.id for node in nodes for address in node.addresses if address}
     matched: dict[str, tuple[Node, ...]] = {node.id: () for node in nodes}
@@ -100,19 +82,19 @@ def match_members(nodes: tuple[CloudNode, ...], members: tuple[Node, ...]) -> di
 def find_next_maintenance(
     nodes: tuple[CloudNode, ...], *, now: float
 ) -> tuple[CloudNode, CloudMaintenance] | None:
-    """Find the node whose announced maintenance begins next; of a known time, else of none, else one that has begun."""
+    """Find the next maintenance: the earliest future one, else one without a time, else one that has begun."""
     announced = [(node, node.maintenance) for node in nodes if node.maintenance is not None]
     return min(announced, key=lambda pair: _rank_maintenance(pair[1], now=now)) if announced else None
 
 
 def _rank_maintenance(maintenance: CloudMaintenance, *, now: float) -> tuple[int, int]:
     start = maintenance.window_start
-    if maintenance.status == _ONGOING or (start is not None and start <= now):
+    if maintenance.is_ongoing or (start is not None and start <= now):
         return 2, -(start or 0)
     return (1, 0) if start is None else (0, start)
 
 
-def _is_well(node: SliceStatus) -> bool:
+def _is_healthy(node: SliceStatus) -> bool:
     """Return True if the node needs no attention."""
     healthy = node.health in {"", "Healthy"}
     joined = 0 < node.hosts <= node.joined_hosts
@@ -120,13 +102,13 @@ def _is_well(node: SliceStatus) -> bool:
 
 
 def _show_slice(node: CloudNode, members: tuple[Node, ...]) -> SliceStatus:
-    n_joined = sum(member.takes_pods for member in members)
+    n_joined = sum(member.schedulable for member in members)
     return SliceStatus(
         name=node.id,
-        state=to_word(node.state)[:32],
-        health=to_word(node.health)[:64],
+        state=to_camel_case(node.state)[:32],
+        health=to_camel_case(node.health)[:64],
         health_description=node.health_description[:_TEXT_LIMIT],
-        symptoms=tuple(text[:_SYMPTOM_LIMIT] for text in node.symptoms[:_MOST_SYMPTOMS]),
+        symptoms=tuple(text[:_SYMPTOM_LIMIT] for text in node.symptoms[:_MAX_SYMPTOMS]),
         hosts=node.n_hosts,
         joined_hosts=min(node.n_hosts, n_joined) if node.n_hosts else n_joined,
         autocheckpoint_enabled=node.autocheckpoint_enabled,
@@ -136,15 +118,15 @@ def _show_slice(node: CloudNode, members: tuple[Node, ...]) -> SliceStatus:
 
 def _show_maintenance(maintenance: CloudMaintenance) -> MaintenanceStatus:
     return MaintenanceStatus(
-        status=to_word(maintenance.status)[:32],
-        type=to_word(maintenance.type)[:64],
+        status=to_camel_case(maintenance.status)[:32],
+        type=to_camel_case(maintenance.type)[:64],
         window_start=maintenance.window_start,
         window_end=maintenance.window_end,
     )
 
 
 def _show_joined(rows: list[SliceStatus], n_missing: int) -> str:
-    """Show how many hosts have joined, of how many. A slice that isn't listed has an unknown number of them."""
+    """Render the hosts that have joined and their total, which is unknown if a slice isn't listed."""
     if not rows:
         return ""
     known = not n_missing and all(row.hosts for row in rows)

@@ -1,6 +1,6 @@
-"""Remove a cloud resource: drain its machines, delete it, wait until the cloud has none of it, remove its nodes. Pure.
+"""Remove a cloud resource: drain its machines, delete it, wait for the end of it, delete its Node objects. Pure.
 
-It needs nothing of a spec: a resource goes also where its spec can't be read.
+It doesn't use the spec, so that a resource with an unreadable spec can be removed.
 """
 
 from dataclasses import replace
@@ -21,8 +21,14 @@ from stepkeeper_operator.cloud_tpu.request import read_api_version
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
+from stepkeeper_operator.queued_resources.cloud_view import CloudView, View
 from stepkeeper_operator.queued_resources.decide.adoption import uncordon_members
-from stepkeeper_operator.queued_resources.decide.answers import LASTING, book, describe_error, fold_answers
+from stepkeeper_operator.queued_resources.decide.answers import (
+    PERMANENT,
+    describe_error,
+    fold_answers,
+    update_status,
+)
 from stepkeeper_operator.queued_resources.decide.conditions import conclude
 from stepkeeper_operator.queued_resources.decide.mirror import mirror_cloud
 from stepkeeper_operator.queued_resources.decide.problems import degraded, find_obstacles, name_some
@@ -36,61 +42,62 @@ from stepkeeper_operator.queued_resources.decision import (
     Plan,
     SetFinalizer,
 )
-from stepkeeper_operator.queued_resources.observed import CORDON_REST_S, Verb
-from stepkeeper_operator.queued_resources.sight import Scene, Sight
-from stepkeeper_operator.queued_resources.subject import has_nothing
+from stepkeeper_operator.queued_resources.observed import CORDON_RETRY_S, Verb
+from stepkeeper_operator.queued_resources.subject import has_no_cloud_resource
 
 __all__ = ["begin_removal", "decide_deletion", "delete_nodes", "delete_resource", "plan_removal"]
 
-_DRAIN_LOOK_S: Final = 3.0
-_NODE_LOOK_S: Final = 1.0
+_DRAIN_POLL_S: Final = 3.0
+_NODE_POLL_S: Final = 1.0
 
 
-def decide_deletion(before: QueuedResourceStatus, scene: Scene, *, retain: bool) -> Decision:
-    """Decide the next step of a deletion. The finalizer goes last: until then, the object shows what is left."""
-    observed, sight = scene.observed, scene.sight
-    lets_go: tuple[Action, ...] = (*uncordon_members(scene), SetFinalizer(present=False))
-    if FINALIZER not in scene.meta.finalizers:
+def decide_deletion(before: QueuedResourceStatus, view: View, *, retain: bool) -> Decision:
+    """Decide the next step of a deletion. The finalizer is removed last: until then, the object shows what is left."""
+    observed, cloud = view.observed, view.cloud
+    release: tuple[Action, ...] = (*uncordon_members(view), SetFinalizer(present=False))
+    if FINALIZER not in view.meta.finalizers:
         return Decision(status=before)
     if retain:
-        return Decision(status=before, actions=lets_go, events=_describe_retained(before))
-    # Somebody may have emptied the status: then only the cloud knows whether it has anything.
+        return Decision(status=before, actions=release, events=_describe_retained(before))
+    # The status may have been emptied: then only the cloud shows whether there is a resource.
     unknown = before.observed_generation is None and observed.error is not None
-    if has_nothing(before) and not (unknown or sight.resource or sight.strays or sight.leftovers):
-        return Decision(status=before, actions=lets_go)
-    status = begin_removal(fold_answers(before, scene), Reason.DELETED, now=scene.now)
-    plan = plan_removal(status, scene)
-    refused = observed.error is not None and observed.error.kind in LASTING
-    if plan is None or (refused and _is_lost(status, sight)):
-        return Decision(status=before, actions=lets_go, events=_describe_lost(status, sight))
-    return conclude(before, mirror_cloud(status, scene), plan, _judge(plan), scene)
+    if has_no_cloud_resource(before) and not (
+        unknown or cloud.resource or cloud.duplicates or cloud.leftovers
+    ):
+        return Decision(status=before, actions=release)
+    status = begin_removal(fold_answers(before, view), Reason.DELETED, now=view.now)
+    plan = plan_removal(status, view)
+    refused = observed.error is not None and observed.error.kind in PERMANENT
+    if plan is None or (refused and _is_lost(status, cloud)):
+        return Decision(status=before, actions=release, events=_describe_lost(status, cloud))
+    return conclude(before, mirror_cloud(status, view), plan, _judge(plan), view)
 
 
 def begin_removal(status: QueuedResourceStatus, why: Reason, *, now: float) -> QueuedResourceStatus:
-    """Return the status with the decision to remove the present one. A removal under way keeps its time."""
+    """Return the status with the decision to remove the current one. A removal in progress keeps its start time."""
     known = status.removal
     if known is not None:
-        return book(status, removal=RemovalStatus(reason=why, start_time=known.start_time))
+        return update_status(status, removal=RemovalStatus(reason=why, start_time=known.start_time))
     removal = RemovalStatus(reason=why, start_time=int(now))
-    return book(status, removal=removal, retries=0, next_try_time=None)
+    return update_status(status, removal=removal, retries=0, next_try_time=None)
 
 
-def plan_removal(status: QueuedResourceStatus, scene: Scene) -> Plan | None:
-    """Plan the next step. Each waits for the one before it to be seen. None: nothing of it is left."""
-    present = [] if scene.sight.resource is None else [scene.sight.resource]
+def plan_removal(status: QueuedResourceStatus, view: View) -> Plan | None:
+    """Plan the next step. Each starts once the result of the previous one is observed. None: nothing is left."""
+    present = [] if view.cloud.resource is None else [view.cloud.resource]
     plan = (
-        _plan_drain(status, scene)
-        or _plan_deletion(status, scene, [*present, *scene.sight.strays])
-        or _plan_rest(status, scene)
-        or delete_nodes(status, scene)
+        _plan_drain(status, view)
+        or _plan_deletion(status, view, [*present, *view.cloud.duplicates])
+        or _plan_leftovers(status, view)
+        or delete_nodes(status, view)
     )
-    return plan and replace(plan, problems=find_obstacles(status, scene))
+    return plan and replace(plan, problems=find_obstacles(status, view))
 
 
 def delete_resource(
     meta: ObjectMeta, status: QueuedResourceStatus, resource: CloudQueuedResource
 ) -> DeleteCloudResource:
-    """Make the request to delete it. After a failure it is another one: the API remembers what became of the first."""
+    """Make the request to delete it. After a failure its id changes: the API remembers the result of the first."""
     operator = status.operator
     since = status.removal and status.removal.start_time
     detail = f"{resource.id}/{since}/{operator.retries}"
@@ -103,93 +110,102 @@ def delete_resource(
     )
 
 
-def delete_nodes(status: QueuedResourceStatus, scene: Scene) -> Plan | None:
-    """Plan the deletion of all Node objects, of machines that are gone. None: there are none of ours."""
-    members = scene.observed.members
-    refused = any(member.uid in scene.observed.refusals for member in members)
-    if not members or scene.sight.foreign is not None:  # they are on another object's machines
+def delete_nodes(status: QueuedResourceStatus, view: View) -> Plan | None:
+    """Plan the deletion of the Node objects of deleted machines. None: the object has none."""
+    members = view.observed.members
+    refused = any(member.uid in view.observed.refusals for member in members)
+    if not members or view.cloud.foreign is not None:  # they belong to another object's machines
         return None
     return Plan(
         status=status,
         actions=tuple(DeleteNode(member=member) for member in members),
-        look_s=scene.settings.poll_fast_s if refused else _NODE_LOOK_S,
-        waiting=f"the operator deletes Node {name_some([member.name for member in members])} of the cluster",
-        problems=find_obstacles(status, scene),
+        requeue_after_s=view.settings.poll_fast_s if refused else _NODE_POLL_S,
+        waiting=f"the operator deletes Node {name_some([member.name for member in members])}",
+        problems=find_obstacles(status, view),
     )
 
 
-def _plan_drain(status: QueuedResourceStatus, scene: Scene) -> Plan | None:
-    """Let the pods on living machines end, for a bounded time. None: the machines can go."""
-    observed, sight = scene.observed, scene.sight
+def _plan_drain(status: QueuedResourceStatus, view: View) -> Plan | None:
+    """Wait for the pods on running machines to end, for a limited time. None: the machines can be deleted."""
+    observed, cloud = view.observed, view.cloud
     alive = {member.name for member in observed.members if member.ready}
-    lost = _is_lost(status, sight)
-    if alive and (sight.resource is not None or not (sight.known or lost)):
-        if observed.pods is None:  # they are looked for once the status shows the removal
+    lost = _is_lost(status, cloud)
+    if alive and (cloud.resource is not None or not (cloud.known or lost)):
+        if observed.pods is None:  # they are read once the status shows the removal
             return Plan(
-                status=status, actions=_cordon(scene), look_s=0.0, waiting="the operator cordons its nodes"
+                status=status,
+                actions=_cordon(view),
+                requeue_after_s=0.0,
+                waiting="the operator cordons its nodes",
             )
         pods = [pod for pod in observed.pods if pod.node in alive]
-        ends_at = scene.settings.drain_s + (
-            scene.now if status.removal is None else status.removal.start_time
-        )
-        if pods and scene.now < ends_at:
+        ends_at = view.settings.drain_s + (view.now if status.removal is None else status.removal.start_time)
+        if pods and view.now < ends_at:
             names = name_some([f"{pod.namespace}/{pod.name}" for pod in pods])
             evictions = (EvictPod(pod=pod) for pod in pods if not pod.stopping)
             text = f"pods on its nodes have until {render_time(ends_at)} to end: {names}"
-            look_s = min(_DRAIN_LOOK_S, ends_at - scene.now)
-            return Plan(status=status, actions=(*_cordon(scene), *evictions), look_s=look_s, waiting=text)
-    if not sight.known:
+            requeue_after_s = min(_DRAIN_POLL_S, ends_at - view.now)
+            return Plan(
+                status=status,
+                actions=(*_cordon(view), *evictions),
+                requeue_after_s=requeue_after_s,
+                waiting=text,
+            )
+    if not cloud.known:
         why = "" if observed.error is None else f": {observed.error}"
-        text = f"the operator can't see what the cloud has of it{why}"
-        cordons = () if lost else _cordon(scene)
-        return Plan(status=status, actions=cordons, look_s=scene.settings.poll_fast_s, waiting=text)
+        text = f"the operator can't read the cloud resource{why}"
+        cordons = () if lost else _cordon(view)
+        return Plan(status=status, actions=cordons, requeue_after_s=view.settings.poll_fast_s, waiting=text)
     return None
 
 
 def _plan_deletion(
-    status: QueuedResourceStatus, scene: Scene, present: list[CloudQueuedResource]
+    status: QueuedResourceStatus, view: View, present: list[CloudQueuedResource]
 ) -> Plan | None:
     if not present:
         return None
     operation, next_at = status.operation, status.next_try_time
     names = name_some([resource.id for resource in present])
-    text, staying = f"the cloud deletes {names}", [r for r in present if r.state != "DELETING"]
+    text, staying = (
+        f"the cloud deletes {names}",
+        [r for r in present if r.phase is not QueuedResourceState.DELETING],
+    )
     if not staying or (operation is not None and operation.verb == Verb.DELETE):
-        return Plan(status=status, look_s=scene.settings.poll_fast_s, waiting=text)
-    if next_at is not None and scene.now < next_at:
+        return Plan(status=status, requeue_after_s=view.settings.poll_fast_s, waiting=text)
+    if next_at is not None and view.now < next_at:
         text = f"the deletion of {names} has failed: {describe_error(status)}"
-        return Plan(status=status, look_s=next_at - scene.now, waiting=text)
-    action = delete_resource(scene.meta, status, staying[0])
-    return Plan(status=status, actions=(*_cordon(scene), action), look_s=0.0, waiting=text)
+        return Plan(status=status, requeue_after_s=next_at - view.now, waiting=text)
+    action = delete_resource(view.meta, status, staying[0])
+    return Plan(status=status, actions=(*_cordon(view), action), requeue_after_s=0.0, waiting=text)
 
 
-def _plan_rest(status: QueuedResourceStatus, scene: Scene) -> Plan | None:
-    """Wait for what the cloud still has, or may still get, of a resource that isn't listed any more."""
-    look_s, asked_at = scene.settings.poll_fast_s, status.operator.asked_at
-    rest = [node.id for node in (*scene.sight.nodes, *scene.sight.leftovers)]
-    left_s = 0.0 if asked_at is None else asked_at + scene.settings.settle_s - scene.now
+def _plan_leftovers(status: QueuedResourceStatus, view: View) -> Plan | None:
+    """Wait for leftovers and pending requests of a resource that is no longer listed."""
+    requeue_after_s, asked_at = view.settings.poll_fast_s, status.operator.asked_at
+    rest = [node.id for node in (*view.cloud.nodes, *view.cloud.leftovers)]
+    left_s = 0.0 if asked_at is None else asked_at + view.settings.settle_s - view.now
     if rest:
         text = f"the cloud still has slice {name_some(rest)}; if it stays, delete it: gcloud compute tpus tpu-vm delete"
     elif status.operation is not None:
         text = f"the operator waits for the end of {status.operation.name}"
     elif left_s > 0:
-        look_s, text = min(look_s, left_s), "a request to create it may still be on its way"
+        requeue_after_s, text = min(requeue_after_s, left_s), "a request to create it may still be pending"
     else:
         return None
-    return Plan(status=status, look_s=look_s, waiting=text)
+    return Plan(status=status, requeue_after_s=requeue_after_s, waiting=text)
 
 
-def _cordon(scene: Scene) -> tuple[Cordon, ...]:
-    refused_at = scene.observed.cordon_refused_at
-    rests = refused_at is not None and scene.now < refused_at + CORDON_REST_S
-    if rests or scene.sight.foreign is not None:
+def _cordon(view: View) -> tuple[Cordon, ...]:
+    refused_at = view.observed.cordon_refused_at
+    paused = refused_at is not None and view.now < refused_at + CORDON_RETRY_S
+    if paused or view.cloud.foreign is not None:
         return ()
-    return tuple(Cordon(member=member) for member in scene.observed.members if not member.unschedulable)
+    return tuple(Cordon(member=member) for member in view.observed.members if not member.unschedulable)
 
 
 def _judge(plan: Plan) -> tuple[ConditionUpdate, ...]:
     kinds, short = QueuedResourceConditionType, "it is being deleted"
-    text = f"{short}: {plan.waiting}. What is applied now goes, too: apply it again once it is gone"
+    text = f"{short}: {plan.waiting}. Changes applied now are lost with it: apply it again once it is gone"
     return (
         ConditionUpdate(type=kinds.ACTIVE, status=False, reason=Reason.DELETED, message=text),
         ConditionUpdate(type=kinds.NODES_JOINED, status=False, reason=Reason.DELETED, message=short),
@@ -197,16 +213,16 @@ def _judge(plan: Plan) -> tuple[ConditionUpdate, ...]:
     )
 
 
-def _is_lost(status: QueuedResourceStatus, sight: Sight) -> bool:
-    """Return True where another object has the present one: the cloud shows that, or the status did at last."""
-    return sight.foreign is not None or (status.operator.lost and not sight.known)
+def _is_lost(status: QueuedResourceStatus, cloud: CloudView) -> bool:
+    """Return True if another object owns the current one, by the listing, or else by the status."""
+    return cloud.foreign is not None or (status.operator.lost and not cloud.known)
 
 
-def _describe_lost(status: QueuedResourceStatus, sight: Sight) -> tuple[ObjectEvent, ...]:
+def _describe_lost(status: QueuedResourceStatus, cloud: CloudView) -> tuple[ObjectEvent, ...]:
     had = status.operator.lost or status.operator.adopted or status.was_seen
-    if not had or status.state is QueuedResourceState.DELETING or not _is_lost(status, sight):
+    if not had or status.state is QueuedResourceState.DELETING or not _is_lost(status, cloud):
         return ()
-    text = f"{status.cloud_name} and its machines stay in the cloud: they carry the label of another object"
+    text = f"{status.cloud_name} and its machines stay in the cloud: they have the label of another object"
     return (ObjectEvent(warning=True, reason=Reason.OWNED_BY_OTHER, message=text),)
 
 
@@ -216,12 +232,11 @@ def _describe_retained(status: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
     operation = status.operation
     deletes = operation is not None and operation.verb == Verb.DELETE
     if deletes or status.state is QueuedResourceState.DELETING:
-        text = (
-            f"{status.cloud_name} was being deleted before deletionPolicy was Retain, and the cloud continues"
-        )
+        text = f"{status.cloud_name} was already being deleted when deletionPolicy became Retain, and this continues"
     else:
         text = (
-            f"{status.cloud_name} and its machines stay in the cloud, and cost money, as deletionPolicy is Retain. "
-            f"A new object takes them up by annotation {ADOPT_ANNOTATION}: {status.cloud_name.rpartition('/')[2]}"
+            f"{status.cloud_name} and its machines stay in the cloud, and cost money: deletionPolicy is Retain. "
+            f"To take them over with a new object, set annotation "
+            f"{ADOPT_ANNOTATION}: {status.cloud_name.rpartition('/')[2]}"
         )
     return (ObjectEvent(warning=True, reason="Retained", message=text),)

@@ -1,1 +1,1 @@
-"""Follow the attempts of a job: which pods are whose, why each ended, and what that costs. Pure."""
+"""Follow the attempts of a job: the pods of each, why it ended, and what that costs. Pure."""

@@ -1,7 +1,7 @@
 """Find the pods and Jobs of one attempt.
 
-Attempts have the same ordinal where JobSet counted no restart between them: after a suspension, and after it replaced a
-Job that somebody had deleted.
+Attempts share an ordinal if JobSet counted no restart between them: after a suspension, and after it replaced a
+deleted Job.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,11 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import BatchJob, Pod
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
-from stepkeeper_operator.training_jobs.attempts.pod_ends import is_masked, stopped_with_0, was_stopped
+from stepkeeper_operator.training_jobs.attempts.pod_ends import (
+    exit_code_was_hidden,
+    stopped_with_0,
+    was_stopped,
+)
 from stepkeeper_operator.training_jobs.observed import Observed, View
 
 __all__ = [
@@ -32,26 +36,26 @@ class AttemptPods:
     """The last known states of the pods and failed Jobs of one attempt."""
 
     pods: tuple[Pod, ...] = ()
-    """With those whose places others took, if one of them failed."""
+    """All pods of the attempt, including replaced ones if one of those failed."""
 
     present: tuple[Pod, ...] = ()
-    """Of each rank, the pod that counts."""
+    """The current pod of each rank."""
 
     failed_batch_jobs: tuple[BatchJob, ...] = ()
     ordinal: tuple[int, int] | None = None
-    """None: nothing of the attempt was seen."""
+    """None if no object of the attempt was observed."""
 
     def keep(self, condition: Callable[[Pod], bool]) -> "AttemptPods":
-        """Keep only the pods that meet a condition."""
+        """Keep only the pods that satisfy `condition`."""
         present = tuple(filter(condition, self.present))
         return replace(self, pods=tuple(filter(condition, self.pods)), present=present)
 
     def find_start(self, *, now: float) -> float:
-        """Return when the first pod was made, or `now` if none was seen."""
+        """Return when the first pod was created, or `now` if none was observed."""
         return min([*(pod.created_at for pod in self.pods), now])
 
     def find_end(self, start: int, *, now: float) -> int:
-        """Find when the first pod failed, or else when the last one exited 0: those before it end nothing."""
+        """Find when the first pod failed, or else when the last one exited 0."""
         failed = [pod.finished_at for pod in self.pods if _has_failed(pod) and pod.finished_at is not None]
         done = [
             pod.finished_at for pod in self.pods if pod.phase == "Succeeded" and pod.finished_at is not None
@@ -60,30 +64,34 @@ class AttemptPods:
         return max(start, int(min(now, min(failed, default=last))))
 
     def find_last_step(self, known: int | None) -> int | None:
-        """Find the last step that a pod reports as it ends, or that is known before."""
+        """Find the last step of the pods' termination messages and the `known` one."""
         messages = [pod.termination for pod in self.pods if pod.termination is not None]
         return max(
             (step for step in (known, *(each.step for each in messages)) if step is not None), default=None
         )
 
     def find_decision(self) -> str | None:
-        """Find what the pods chose to save as they stopped."""
+        """Find the pods' decision whether to save before they stopped."""
         first = sorted(self.pods, key=lambda pod: pod.finished_at or float("inf"))
         messages = [pod.termination for pod in first if pod.termination is not None]
         return next((each.decision for each in messages if each.decision is not None), None)
 
-    def list_masked(self, total_steps: int | None) -> list[Pod]:
-        """List the pods that exited 0 and are not done: JobSet takes them for done.
+    def list_hidden_exits(self, total_steps: int | None) -> list[Pod]:
+        """List the pods that exited 0 but are not done, though JobSet counts them as done.
 
         A training that saved and stopped after its last step is done.
         """
-        return [pod for pod in self.present if is_masked(pod) and not _saved_last_step(pod, total_steps)]
+        return [
+            pod
+            for pod in self.present
+            if exit_code_was_hidden(pod) and not _saved_last_step(pod, total_steps)
+        ]
 
     def stopped_with_0(self) -> bool:
-        """Return True if a program exited 0 because it was asked to stop, or may have: nobody knows how far it was."""
+        """Return True if a program exited 0 because it was asked to stop, or may have: its progress is unknown."""
         return not self.present or any(map(stopped_with_0, self.present))
 
-    def run(self, observed: Observed) -> bool:
+    def has_running_pods(self, observed: Observed) -> bool:
         """Return True if one of the pods has not ended yet."""
         own = {pod.uid for pod in self.pods}
         return any(pod.uid in own and not pod.terminal for pod in observed.pods)
@@ -96,7 +104,7 @@ class AttemptPods:
         return any(pod.phase == "Failed" and not was_stopped(pod) for pod in self.pods)
 
     def count_as_failure(self) -> bool | None:
-        """Return whether JobSet counts such an end as a failure, by its manifest's rules. None: no end was seen."""
+        """Return whether JobSet counts the end as a failure by its rules; None if no end was observed."""
         neutral = ("has condition ", f"exit code {ExitCode.SAVED.value} ")
         if self.failed_batch_jobs:
             return not any(text in self.failed_batch_jobs[0].failure_message for text in neutral)
@@ -120,24 +128,24 @@ def find_pods(history: JobHistory, observed: Observed) -> AttemptPods:
 
 
 def find_ended_pods(history: JobHistory, observed: Observed) -> AttemptPods:
-    """Find the pods of the newest ended attempt: those of the attempts before and after it prove nothing about it."""
+    """Find the pods of the newest ended attempt, without those of the attempts before and after it."""
     closed = history.closed
     if not closed:
         return _NONE
     later = find_pods(history, observed)
     if history.operator.started and not history.is_running:
         end = closed[-1].end
-        # Pods that were made later were of an attempt that was withdrawn.
+        # Pods that were created later belong to a withdrawn attempt.
         return later.keep(lambda pod: end is None or pod.created_at <= end)
     evidence = observed.find_evidence(_find_ended_ordinal(history, observed))
     if evidence is None:
         return _NONE
     uids = {pod.uid for pod in later.pods}
     own = tuple(pod for pod in evidence.pods if pod.uid not in uids)
-    # The time of an end that nobody saw is a guess: nothing is left out by it.
+    # The time of an end that was not observed is a guess, so it excludes no pods.
     since = closed[-2].end if len(closed) > 1 and not closed[-2].inferred else None
     found = _pick(evidence, own, observed, since=since)
-    # Without any of its pods the Jobs may be another attempt's.
+    # Without any of its pods, the Jobs may be those of another attempt.
     return found if found.pods or not evidence.pods else _NONE
 
 
@@ -147,20 +155,20 @@ def _find_ended_ordinal(history: JobHistory, observed: Observed) -> tuple[int, i
         return number, restarts
     if history.operator.started and restarts > 0:
         return number, restarts - 1
-    # It was the last of an earlier JobSet, whose count of restarts isn't known any more.
+    # It was the last attempt of an earlier JobSet, whose count of restarts is no longer known.
     return max((e.ordinal for e in observed.evidence if e.ordinal[0] < number), default=(-1, 0))
 
 
 def _pick(
     evidence: AttemptEvidence, pods: tuple[Pod, ...], observed: Observed, *, since: int | None
 ) -> AttemptPods:
-    """Pick those of the pods that are of the attempt that began at `since`. None: all of them are."""
+    """Pick the pods of the attempt that began at `since`; all of them if that is None."""
     own = [pod for pod in pods if since is None or _is_of_attempt(pod, since)]
     present = tuple(_list_present(own, observed))
     uids = {pod.uid for pod in present}
     replaced = tuple(p for p in own if p.uid not in uids and (since is None or p.created_at >= since))
-    # The attempt continued with the pods that took the places of those that had exited 0.
-    only_done = all(pod.phase == "Succeeded" and not is_masked(pod) for pod in replaced)
+    # The attempt continued with the pods that replaced those that had exited 0.
+    only_done = all(pod.phase == "Succeeded" and not exit_code_was_hidden(pod) for pod in replaced)
     return AttemptPods(
         pods=present if only_done else (*replaced, *present),
         present=present,
@@ -170,7 +178,7 @@ def _pick(
 
 
 def find_current_report(observed: Observed, history: JobHistory) -> LastReport | None:
-    """Find the newest report, if it is of the last attempt. After a suspension attempts have the same ordinal."""
+    """Return the newest report if it belongs to the last attempt. After a suspension attempts share an ordinal."""
     report, last = observed.report, history.last_attempt
     if report is None or last is None or report.ordinal != history.ordinal:
         return None
@@ -178,9 +186,9 @@ def find_current_report(observed: Observed, history: JobHistory) -> LastReport |
 
 
 def is_of_start(report: LastReport, attempt: Attempt, *, resumed: bool) -> bool:
-    """Return True if a report with the ordinal of the last attempt is of it, and not of one before a suspension.
+    """Return True if a report with the last attempt's ordinal belongs to it, and not to one before a suspension.
 
-    Where no other attempt has this ordinal no clock is asked: it may have gone back.
+    Times are compared only if another attempt has this ordinal: the clock may have gone back.
     """
     return not resumed or report.received_at >= attempt.start
 
@@ -188,27 +196,29 @@ def is_of_start(report: LastReport, attempt: Attempt, *, resumed: bool) -> bool:
 def find_done(view: View, history: JobHistory) -> tuple[int, list[Pod]]:
     """Count the pods of the last attempt that are done, and list those that are known.
 
-    A pod is done that exited 0 and meant it: a launcher may exit 0 where the trainer exited with 75. One that was asked
-    to stop before is done only if its Job counts it: the Job makes no other pod for it then.
+    A pod is done if it and its trainer exited 0; a launcher may exit 0 although its trainer exited with 75. A pod that
+    was asked to stop before is done only if its Job counts it, and so creates no other pod for it.
     """
     evidence, total_steps = view.observed.find_evidence(history.ordinal), view.job.spec.total_steps
     if evidence is None:
         return 0, []
     present = _list_present(evidence.pods, view.observed)
-    masked = {pod.uid for pod in present if is_masked(pod) and not _saved_last_step(pod, total_steps)}
-    done = [p for p in present if p.terminal and p.exit_code == ExitCode.DONE and p.uid not in masked]
-    n_succeeded = evidence.n_succeeded - len(masked)
+    hidden = {
+        pod.uid for pod in present if exit_code_was_hidden(pod) and not _saved_last_step(pod, total_steps)
+    }
+    done = [p for p in present if p.terminal and p.exit_code == ExitCode.DONE and p.uid not in hidden]
+    n_succeeded = evidence.n_succeeded - len(hidden)
     return max(n_succeeded, sum(pod.deadline is None for pod in done)), done
 
 
 def find_new_pods(history: JobHistory, observed: Observed) -> int | None:
-    """Find pods that run though the last attempt has ended, and that JobSet won't replace.
+    """Find pods that run although the last attempt has ended, and that JobSet won't replace.
 
-    Somebody deleted a Job, and JobSet replaced it without counting a restart. Or an operator that has just
-    started saw none of the pods that had ended.
+    Either a Job was deleted, and JobSet replaced it without counting a restart. Or an operator that has just started
+    observed none of the pods that had ended.
 
     Returns:
-        The Unix time from which on pods are of the next attempt; None if there is none.
+        The Unix time since which pods belong to the next attempt; None if there are none.
 
     """
     evidence, last = observed.find_evidence(history.ordinal), history.last_attempt
@@ -218,7 +228,7 @@ def find_new_pods(history: JobHistory, observed: Observed) -> int | None:
         return None
     present, uids = _list_present(evidence.pods, observed), {pod.uid for pod in observed.pods}
     alive = [pod for pod in present if _is_alive(pod)]
-    done = [pod for pod in present if pod.phase == "Succeeded" and not is_masked(pod)]
+    done = [pod for pod in present if pod.phase == "Succeeded" and not exit_code_was_hidden(pod)]
     if not alive or len(alive) + len(done) < len(present) or any(pod.uid not in uids for pod in alive):
         return None
     known = {pod.uid for pod in present}
@@ -227,7 +237,7 @@ def find_new_pods(history: JobHistory, observed: Observed) -> int | None:
 
 
 def _has_failed(pod: Pod) -> bool:
-    return pod.phase == "Failed" or (pod.phase == "Succeeded" and is_masked(pod))
+    return pod.phase == "Failed" or (pod.phase == "Succeeded" and exit_code_was_hidden(pod))
 
 
 def _saved_last_step(pod: Pod, total_steps: int | None) -> bool:
@@ -237,7 +247,7 @@ def _saved_last_step(pod: Pod, total_steps: int | None) -> bool:
 
 
 def _is_of_attempt(pod: Pod, since: int) -> bool:
-    """Return True if the pod is of the attempt that began then: it was made later, or ran on without being deleted."""
+    """Return True if the pod belongs to the attempt that began then: created later, or kept running undeleted."""
     if pod.created_at >= since:
         return True
     if pod.terminal and (pod.finished_at is None or int(pod.finished_at) <= since):
@@ -250,9 +260,9 @@ def _is_alive(pod: Pod) -> bool:
 
 
 def _list_present(pods: Iterable[Pod], observed: Observed) -> list[Pod]:
-    """List of each rank the pod that counts: the one that lives, else the newest one.
+    """List the current pod of each rank: the live one, else the newest one.
 
-    The clock that dates pods may have gone back between two of them.
+    The clock of the creation times may have gone back between two pods.
     """
     uids = {pod.uid for pod in observed.pods}
     newest: dict[tuple[int, int], Pod] = {}
@@ -264,7 +274,7 @@ def _list_present(pods: Iterable[Pod], observed: Observed) -> list[Pod]:
 
 
 def _find_present_failures(evidence: AttemptEvidence, observed: Observed) -> tuple[BatchJob, ...]:
-    """Find the failed Jobs that JobSet still has to act on: none that it has replaced since."""
+    """Find the failed Jobs that JobSet still has to act on, without those that it has replaced since."""
     present = _list_present(evidence.pods, observed)
     by_rank = {pod.rank: pod.owner_uid for pod in present}
     replaced = {pod.owner_uid for pod in evidence.pods if by_rank[pod.rank] != pod.owner_uid}

@@ -1,4 +1,4 @@
-"""Count the restarts of a job by cause, as its status shows them, and find out whether one is left."""
+"""Count the restarts of a job by cause, as in its status, and check whether one is left."""
 
 from stepkeeper.contract import Cause, RestartLimits, is_disruption
 from stepkeeper_operator.api.v1alpha1.trainingjob import RestartsSpec
@@ -16,7 +16,7 @@ __all__ = [
 
 
 def limits_of(spec: RestartsSpec) -> RestartLimits:
-    """Return the limits of the spec as the rules know them."""
+    """Convert the limits of the spec for the rules."""
     return RestartLimits(
         max_failures=spec.max_failures,
         max_disruptions=spec.max_disruptions,
@@ -26,14 +26,14 @@ def limits_of(spec: RestartsSpec) -> RestartLimits:
 
 
 def count_failures(restarts: RestartsStatus) -> int:
-    """Count the restarts after application failures that count towards maxFailures now."""
+    """Count the restarts after application failures that currently count towards maxFailures."""
     return sum(
         entry.counted_towards_limit for entry in restarts.by_cause if entry.cause == Cause.APPLICATION_ERROR
     )
 
 
 def move_restart(restarts: RestartsStatus, *, source: str, target: str) -> RestartsStatus:
-    """Move one restart to another cause than it was counted for."""
+    """Move one restart from cause `source` to cause `target`."""
     if source == target:
         return restarts
     return add_restarts(add_restarts(restarts, source, -1), target, 1)
@@ -45,9 +45,9 @@ def reset_failures(restarts: RestartsStatus) -> RestartsStatus:
 
 
 def count_disruptions(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsStatus:
-    """Set how many disruptions count towards their limit: all of them, or none where the job has no limit.
+    """Set how many disruptions count towards their limit: all, or none if the job has no limit.
 
-    A count without a limit would be taken for used-up failures.
+    Without a limit, users would read the count as used-up failures.
     """
     limited = spec.max_disruptions is not None
     counts = {
@@ -61,7 +61,7 @@ def count_disruptions(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsS
 def explain_exhausted_budget(
     spec: RestartsSpec, restarts: RestartsStatus, cause: str, *, restarted: bool
 ) -> str | None:
-    """Explain why no restart is left for an attempt that ended for `cause`. Return None if there is one.
+    """Explain why no restart is left for an attempt that ended by `cause`; None if one is left.
 
     `restarted` means that JobSet has already restarted it and that `restarts` includes this restart.
     """
@@ -72,14 +72,14 @@ def explain_exhausted_budget(
         return None
     if cause == Cause.APPLICATION_ERROR:
         return (
-            f"{spec.max_failures} restarts after failures of the application are allowed without a new checkpoint "
-            "(spec.restarts.maxFailures), and it failed again"
+            f"{spec.max_failures} restarts after application failures are allowed without a new checkpoint "
+            "(spec.restarts.maxFailures), and the application failed again"
         )
     return f"{spec.max_disruptions} restarts after disruptions are allowed (spec.restarts.maxDisruptions)"
 
 
 def add_restarts(restarts: RestartsStatus, cause: str, difference: int) -> RestartsStatus:
-    """Count so many restarts more for that cause; fewer where they never really ran."""
+    """Change the number of restarts for `cause` by `difference`, negative to withdraw restarts that never ran."""
     counts = {entry.cause: entry for entry in restarts.by_cause}
     entry = counts.get(cause, CauseCount(cause=cause, count=0))
     counted = difference if cause == Cause.APPLICATION_ERROR else 0

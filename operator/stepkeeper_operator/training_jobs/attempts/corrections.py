@@ -1,6 +1,6 @@
-"""Judge the newest ended attempt again while better evidence can come.
+"""Judge the newest ended attempt again while better evidence can arrive.
 
-The survivors of a lost node fail long before the node is seen to be lost.
+The survivors of a lost node fail long before the loss of the node is noticed.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ __all__ = ["correct_verdict"]
 
 
 def correct_verdict(history: JobHistory, view: View) -> JobHistory:
-    """Give the newest ended attempt the verdict that the evidence shows by now, and what its pods chose to save."""
+    """Update the newest ended attempt's verdict, and its pods' decision whether to save, from the current evidence."""
     attempt = history.closed[-1] if history.closed else None
     late = attempt is None or attempt.end is None or view.now - attempt.end >= view.settings.reattribution_s
     if attempt is None or (late and history.is_running):
@@ -36,7 +36,7 @@ def correct_verdict(history: JobHistory, view: View) -> JobHistory:
         bool(attempt.inferred),
     ):
         return history
-    return _pass_on(attempt, pods.count_as_failure(), history.correct(attempt, verdict))
+    return _move_to_earlier(attempt, pods.count_as_failure(), history.correct(attempt, verdict))
 
 
 def _judge_again(history: JobHistory, attempt: Attempt, pods: AttemptPods, view: View) -> Verdict:
@@ -45,18 +45,19 @@ def _judge_again(history: JobHistory, attempt: Attempt, pods: AttemptPods, view:
         verdict = verdict_of(attempt)
     known = verdict.cause == attempt.cause and not attempt.inferred
     if history.is_running and known and verdict.kind == AttemptKind.UNRECOVERABLE:
-        verdict = replace(verdict, kind=attempt.kind or verdict.kind)  # fatal codes edited since end nothing
-    # Machines that were lost when all pods ran already on them again explain nothing.
-    run_whole = history.is_running and find_pods(history, view.observed).have_all_started(view.n_hosts)
-    loss = None if run_whole else explain_loss(view)
+        # A later edit of the fatal codes ends no attempt.
+        verdict = replace(verdict, kind=attempt.kind or verdict.kind)
+    # A loss of machines explains nothing once all pods were running on them again.
+    fully_started = history.is_running and find_pods(history, view.observed).have_all_started(view.n_hosts)
+    loss = None if fully_started else explain_loss(view)
     by_loss = attribute_to_loss(replace(verdict, inferred=False), loss)
     return verdict if by_loss.cause == verdict.cause else by_loss
 
 
-def _pass_on(attempt: Attempt, counted: bool | None, history: JobHistory) -> JobHistory:
-    """Pass an inferred verdict that turned out to be wrong on to the attempt before that it is right for.
+def _move_to_earlier(attempt: Attempt, counted: bool | None, history: JobHistory) -> JobHistory:
+    """Move an inferred verdict that turned out to be wrong to the earlier attempt that it fits.
 
-    JobSet's counts tell how many of several ends that were not seen were failures, but not which.
+    JobSet's counts show how many of the unobserved ends were failures, but not which.
     """
     failed = attempt.cause == Cause.APPLICATION_ERROR
     if not attempt.inferred or counted in {None, failed}:

@@ -1,4 +1,4 @@
-"""Open an attempt, and close it: by a verdict on its evidence, or because the job or its JobSet was stopped."""
+"""Open an attempt, and close it: by a verdict on its evidence, or because its job or JobSet was stopped."""
 
 from typing import Final
 
@@ -47,7 +47,7 @@ def close_as_judged(
     rule: str | None = None,
     end: float | None = None,
 ) -> JobHistory:
-    """Close the running attempt by the verdict on its evidence, at the latest at `end`, by default now."""
+    """Close the running attempt by the verdict on its evidence, at `end` at the latest (default: now)."""
     pods = find_pods(history, view.observed)
     evidence = gather_evidence(view, history.attempts[-1], pods, counted=counted, rule=rule)
     return close_by(judge(evidence), history, pods, now=view.now if end is None else end)
@@ -61,7 +61,7 @@ def close_as_stopped(
     *,
     cause: Cause = Cause.REQUESTED,
 ) -> JobHistory:
-    """Close the running attempt, if there is one, for a reason that its pods don't give."""
+    """Close the running attempt, if there is one, for a reason that its pods do not show."""
     if not history.is_running:
         return history
     verdict = Verdict(kind=kind, cause=cause, message=message)
@@ -80,11 +80,11 @@ def close_by(verdict: Verdict, history: JobHistory, pods: AttemptPods, *, now: f
 
 
 def open_if_started(history: JobHistory, view: View, jobset: JobSet) -> JobHistory:
-    """Open an attempt for the first start of a JobSet, or for pods that it made since without counting a restart."""
+    """Open an attempt for the first start of a JobSet, or for later pods without a counted restart."""
     if jobset.deleting or jobset.is_finished or jobset.suspend or jobset.suspended:
         return history
     if explain_loss(view) is not None:
-        return history  # its pods find no machines, and it is stopped
+        return history  # its pods find no machines, and it will be stopped
     if not history.operator.started:
         return open_attempt(history, view)
     since = _find_resumption(history, view, jobset)
@@ -92,20 +92,20 @@ def open_if_started(history: JobHistory, view: View, jobset: JobSet) -> JobHisto
 
 
 def _find_resumption(history: JobHistory, view: View, jobset: JobSet) -> int | None:
-    """Find the Unix time since which the pods are of the next attempt. None: none has begun."""
+    """Find the Unix time since which the pods belong to the next attempt; None if it has not begun."""
     evidence = view.observed.find_evidence(history.ordinal)
-    # While JobSet still has to act on a failed Job the next pods are of the next ordinal.
+    # While JobSet still has to act on a failed Job, the next pods have the next ordinal.
     restarts = evidence is not None and bool(evidence.failed_batch_jobs)
     if _was_resumed(history, jobset) and not restarts:
         return int(view.now if jobset.resumed_at is None else jobset.resumed_at)
     last = history.last_attempt
     if last is not None and last.kind == AttemptKind.STOPPED and was_edited(view, history.operator):
-        return None  # its JobSet is to be replaced: a watch may not have shown the deletion yet
+        return None  # its JobSet is being replaced: the cache may not show the deletion yet
     return find_new_pods(history, view.observed)
 
 
 def _was_resumed(history: JobHistory, jobset: JobSet) -> bool:
-    """Return True if a suspension that the last attempt ended in, or that came after its end, is over."""
+    """Return True if the suspension that ended the last attempt, or came after its end, is over."""
     last = history.last_attempt
     if last is None:
         return True  # the attempt before the suspension was withdrawn
@@ -118,8 +118,8 @@ def _was_resumed(history: JobHistory, jobset: JobSet) -> bool:
 def was_edited(view: View, operator: OperatorState) -> bool:
     """Return True if template or placement have changed since the newest start.
 
-    Without the machines that a job names that can't be known yet, nor while the spec hides changes. What isn't accepted
-    repairs nothing.
+    This is unknown, so False, without the job's machines or while the spec hides changes. An edit that is not accepted
+    does not count.
     """
     started = operator.started_template
     if started is None or view.observed.held or view.job.spec.hides_changes():

@@ -17,11 +17,11 @@ __all__ = ["Evidence", "gather_evidence"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything that is known about the end of one attempt."""
+    """All evidence about the end of one attempt."""
 
     pods: tuple[Pod, ...]
     job_messages: tuple[str, ...] = ()
-    """The messages of its failed Jobs, which are left when the pods are gone."""
+    """The messages of its failed Jobs, which remain when the pods are gone."""
 
     nodes: Mapping[str, Node]
     on_spot: bool
@@ -31,23 +31,23 @@ class Evidence:
     """True if the attempt committed a checkpoint."""
 
     notice: str | None
-    """The notice of a disruption that its reports named."""
+    """The notice of a disruption in its reports."""
 
     fatal_codes: frozenset[int]
     counted: bool | None
-    """True if JobSet took the end for a failure. None: it hasn't judged yet."""
+    """True if JobSet counted the end as a failure; None if it has not judged yet."""
 
     rule: str | None
     """Name of the JobSet rule that matched."""
 
     n_hosts: int
-    """The number of pods that an attempt has."""
+    """The number of pods of an attempt."""
 
     loss: MachinesLoss | None = None
     """Set if the machines of the job's QueuedResource are gone."""
 
     maintenance: MachinesLoss | None = None
-    """Set if one of these machines has maintenance."""
+    """Set if one of these machines is under maintenance."""
 
 
 def gather_evidence(
@@ -58,11 +58,11 @@ def gather_evidence(
     counted: bool | None = None,
     rule: str | None = None,
 ) -> Evidence:
-    """Gather the evidence of the end of `attempt`, which has these pods."""
+    """Gather the evidence of the end of `attempt` with its `pods`."""
     job, observed = view.job, view.observed
     nodes = observed.nodes
     if observed.machines is not None and observed.machines.spot:
-        # Machines of Cloud TPU don't carry GKE's label.
+        # Machines of Cloud TPU lack GKE's label.
         nodes = {name: replace(node, spot=True) for name, node in nodes.items()}
     report = observed.report
     if report is not None and report.ordinal != pods.ordinal:

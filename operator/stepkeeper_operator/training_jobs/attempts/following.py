@@ -1,4 +1,4 @@
-"""Follow what was observed in the history of a job: an attempt for every start, closed with a verdict at every end."""
+"""Update the history of a job from the observed facts: an attempt for every start, a verdict for every end."""
 
 from dataclasses import replace
 
@@ -30,8 +30,8 @@ from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.attempts.machines import explain_loss
 from stepkeeper_operator.training_jobs.attempts.pod_ends import was_stopped
 from stepkeeper_operator.training_jobs.attempts.restarts_in_place import (
-    came_too_late,
-    has_run_whole,
+    has_fully_started,
+    lost_before_full_start,
     record_restarts,
 )
 from stepkeeper_operator.training_jobs.attempts.verdict import judge
@@ -41,18 +41,18 @@ __all__ = ["update_history"]
 
 
 def update_history(view: View, *, new_commit: bool) -> JobHistory:
-    """Update the history with everything that was observed. The observed JobSet is the job's own.
+    """Update the history with all observed facts. The observed JobSet belongs to the job.
 
     Args:
         view: The job, whose status holds the history so far, and the facts of this reconcile.
-        new_commit: True if a commit was observed that is newer than the status knows.
+        new_commit: True if a commit was observed that is newer than those in the status.
 
     """
     history = _record_report(_load_history(view, new_commit=new_commit), view.observed)
     history = _follow_jobset(correct_verdict(history, view), view)
     history = _note_limit(_record_report(history, view.observed), view.job)
     if new_commit:
-        # Nobody can tell which of several unseen starts has made it.
+        # It is unknown which of several unobserved starts made the commit.
         n_starts = min(1, history.operator.starts_without_checkpoint)
         history = history.note(starts_without_checkpoint=n_starts)
     return replace(history, restarts=count_disruptions(view.job.spec.restarts, history.restarts))
@@ -69,13 +69,13 @@ def _load_history(view: View, *, new_commit: bool) -> JobHistory:
         operator=operator,
         next_start_time=status.next_start_time if operator is status.operator else None,
     )
-    # A person who suspends the job or changes its template has looked at it.
-    looked_at = view.job.spec.suspend or was_edited(view, status.operator)
-    return history.note(starts_without_checkpoint=0) if new_commit or looked_at else history
+    # A user who suspends the job or changes its template may have fixed it.
+    changed = view.job.spec.suspend or was_edited(view, status.operator)
+    return history.note(starts_without_checkpoint=0) if new_commit or changed else history
 
 
 def _find_number(operator: OperatorState, observed: Observed) -> OperatorState:
-    """Find the number of the present JobSet, and of those before it, also where the status was lost."""
+    """Find the number of JobSets so far, even if the status was lost."""
     numbers = [evidence.ordinal[0] for evidence in observed.evidence]
     newest = max([*numbers, *([] if observed.jobset is None else [observed.jobset.number])], default=-1)
     if newest < operator.job_sets:
@@ -84,14 +84,14 @@ def _find_number(operator: OperatorState, observed: Observed) -> OperatorState:
 
 
 def _note_limit(history: JobHistory, job: CheckpointedTrainingJob) -> JobHistory:
-    """Note how many starts are allowed as the newest begins: a limit that is lowered later ends nothing that runs."""
+    """Note the allowed number of starts when an attempt begins, so that a lower limit later does not end it."""
     if not history.is_running or history.is_attempt_of(job.status):
         return history
     return history.note(starts_allowed=job.spec.restarts.max_starts_without_checkpoint)
 
 
 def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
-    """Record what the running attempt reported: where it resumed, how far it is, and why it stops."""
+    """Record the running attempt's reports: where it resumed, its step, and its notice to stop."""
     last = find_current_report(observed, history) if history.is_running else None
     if last is None:
         return history
@@ -112,21 +112,22 @@ def _follow_jobset(history: JobHistory, view: View) -> JobHistory:
         return close_as_stopped(history, view, AttemptKind.STOPPED, DELETED)
     history = record_restarts(history, view, jobset)
     if jobset.is_finished and not history.operator.started:
-        history = open_attempt(history, view)  # it began and ended unseen
+        history = open_attempt(history, view)  # it began and ended unobserved
     if not history.is_running:
         return open_if_started(history, view, jobset)
     ended, stopped = _has_ended(history, view, jobset), jobset.suspended or left
-    if ended and came_too_late(history, view):
+    if ended and lost_before_full_start(history, view):
         return history.withdraw()
     if stopped and (
-        explain_loss(view) is not None or not find_pods(history, view.observed).run(view.observed)
+        explain_loss(view) is not None
+        or not find_pods(history, view.observed).has_running_pods(view.observed)
     ):
         return _close_suspended(history, view)
     return _close_ended(history, view, jobset) if ended else history
 
 
 def _has_left_queue(view: View) -> bool:
-    """Return True if a queued job's JobSet is gone, or is being deleted, because the job is to stop."""
+    """Return True if a queued job's JobSet is gone, or is being deleted, because the job has to stop."""
     if view.jobset is None:
         # The status shows whether Kueue managed the last JobSet.
         kind, conditions = ConditionType.QUOTA_RESERVED, view.job.status.conditions
@@ -137,16 +138,16 @@ def _has_left_queue(view: View) -> bool:
 
 
 def _close_suspended(history: JobHistory, view: View) -> JobHistory:
-    if came_too_late(history, view):
+    if lost_before_full_start(history, view):
         return history.withdraw()
     loss = None if view.job.spec.suspend else explain_loss(view)
     eviction = view.observed.find_eviction(view.job)
     if loss is not None:
         cause, message = loss.cause, f"{SUSPENDED}: {loss.message}"
     elif eviction is not None:
-        # Kueue spaces and limits starts that never run whole by itself (waitForPodsReady).
+        # Kueue itself spaces and limits starts that never run all pods (waitForPodsReady).
         pods = find_pods(history, view.observed)
-        if not pods.have_failed() and not has_run_whole(history, view):
+        if not pods.have_failed() and not has_fully_started(history, view):
             return history.withdraw()
         cause, message = Cause.QUEUE_PREEMPTION, f"{SUSPENDED}: {eviction}"
     else:
@@ -157,22 +158,22 @@ def _close_suspended(history: JobHistory, view: View) -> JobHistory:
 def _has_ended(history: JobHistory, view: View, jobset: JobSet) -> bool:
     """Return True if the attempt has ended.
 
-    One failed pod ends it: its Job has no retries, and reports it a second later. So does one that reports that it
-    failed and exited 0, which no Job reports. No pod does that a suspension stops: its Job doesn't count how it ends.
+    One failed pod ends it: its Job has no retries, and reports the failure a second later. So does a pod that exited 0
+    but reported a failure, which no Job notices. A pod stopped by a suspension does not: its Job ignores how it ended.
     """
     pods = find_pods(history, view.observed)
     if jobset.is_finished or pods.failed_batch_jobs:
         return True
     stopping = jobset.suspend or jobset.suspended or view.job.spec.suspend
     failed = [pod for pod in pods.pods if pod.phase == "Failed"]
-    masked = pods.list_masked(view.job.spec.total_steps)
-    return any(not (stopping and was_stopped(pod)) for pod in (*failed, *masked))
+    hidden = pods.list_hidden_exits(view.job.spec.total_steps)
+    return any(not (stopping and was_stopped(pod)) for pod in (*failed, *hidden))
 
 
 def _close_ended(history: JobHistory, view: View, jobset: JobSet) -> JobHistory:
     """Close the last attempt with the verdict on its evidence."""
     pods = find_pods(history, view.observed)
-    if not jobset.completed or pods.list_masked(view.job.spec.total_steps):
+    if not jobset.completed or pods.list_hidden_exits(view.job.spec.total_steps):
         counted = True if jobset.failure_reason is not None else None
         return close_as_judged(history, view, counted=counted)
     pods = replace(pods, pods=pods.present)
@@ -181,7 +182,7 @@ def _close_ended(history: JobHistory, view: View, jobset: JobSet) -> JobHistory:
 
 
 def _judge_completion(history: JobHistory, view: View, pods: AttemptPods, jobset: JobSet) -> Verdict:
-    """Judge an end at which every pod exited 0: complete, unless they were asked to stop."""
+    """Judge an end where every pod exited 0: complete, unless the pods were asked to stop."""
     verdict = judge(gather_evidence(view, history.attempts[-1], pods))
     if verdict.kind == AttemptKind.COMPLETED:
         return verdict

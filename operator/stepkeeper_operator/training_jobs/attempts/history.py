@@ -1,4 +1,4 @@
-"""Define the history of a job: its attempts, what they cost, and what the operator has noted about them."""
+"""Define the history of a job: its attempts, their costs, and the operator's notes about them."""
 
 from dataclasses import dataclass, replace
 
@@ -19,13 +19,13 @@ _MESSAGE_LIMIT = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHistory:
-    """The part of the status that records which attempts ran, why they ended and what that cost."""
+    """The part of the status that records the attempts, why they ended and what that cost."""
 
     attempts: tuple[Attempt, ...]
     restarts: RestartsStatus
     operator: OperatorState
     next_start_time: int | None = None
-    """Unix time before which no attempt begins; None: nothing is waited for."""
+    """Unix time before which no attempt begins; None without a wait."""
 
     @property
     def last_attempt(self) -> Attempt | None:
@@ -47,7 +47,7 @@ class JobHistory:
         return (self.operator.job_sets - 1, self.operator.restarts_seen)
 
     def is_attempt_of(self, status: TrainingJobStatus) -> bool:
-        """Return True if the last attempt is also the last one in `status`: all else there is about it, too."""
+        """Return True if the last attempt is also the last one in `status`, so that the status describes it."""
         last, known = self.last_attempt, status.attempts[-1] if status.attempts else None
         if last is None or known is None:
             return False
@@ -58,7 +58,7 @@ class JobHistory:
         return replace(self, operator=self.operator.model_copy(update=noted))
 
     def open(self, *, start: float, template_hash: str | None) -> "JobHistory":
-        """Return the history with one more attempt, and the restart counted for the cause of the end before it."""
+        """Return the history with one more attempt, and a restart counted for the cause of the previous end."""
         last, restarts = self.last_attempt, self.restarts
         if last is not None and last.cause is not None:
             restarts = add_restarts(restarts, last.cause, 1)
@@ -77,7 +77,7 @@ class JobHistory:
         return replace(self, attempts=(*self.attempts[:-1], closed))
 
     def withdraw(self) -> "JobHistory":
-        """Return the history without the running attempt and the restart that it counted for: it never really ran."""
+        """Return the history without the running attempt and its restart, because it never fully started."""
         before, restarts = self.attempts[-2] if len(self.attempts) > 1 else None, self.restarts
         if before is not None and before.cause is not None:
             restarts = add_restarts(restarts, before.cause, -1)
@@ -86,7 +86,7 @@ class JobHistory:
         return withdrawn.note(starts_without_checkpoint=n_starts)
 
     def correct(self, attempt: Attempt, verdict: Verdict) -> "JobHistory":
-        """Return the history with another verdict on an ended attempt, and its restart counted for the new cause."""
+        """Return the history with a new verdict on an ended attempt, and its restart counted for the new cause."""
         corrected = attempt.model_copy(update=_to_fields(verdict))
         history = self.put(attempt, corrected)
         if history.attempts[-1] is corrected or attempt.cause is None:
@@ -104,12 +104,12 @@ class JobHistory:
 
 
 def describe_end(attempt: Attempt) -> str:
-    """Describe the end of an attempt, and what its pods chose to save."""
+    """Describe the end of an attempt, and its pods' decision whether to save."""
     return "; ".join(filter(None, (attempt.message, attempt.decision)))
 
 
 def verdict_of(attempt: Attempt) -> Verdict:
-    """Return the verdict that stands in the history of an ended attempt."""
+    """Return the recorded verdict of an ended attempt."""
     return Verdict(
         kind=attempt.kind or AttemptKind.of(attempt.cause or ""),
         cause=attempt.cause,

@@ -1,4 +1,4 @@
-"""Find out whether the machines of a job's QueuedResource explain the end of an attempt."""
+"""Check whether the machines of a job's QueuedResource explain the end of an attempt."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +12,7 @@ from stepkeeper_operator.training_jobs.observed import View
 __all__ = ["MachinesLoss", "explain_loss", "find_maintenance"]
 
 _CLOCK_SKEW_S: Final = 60
-"""The windows of maintenance have the cloud's clock."""
+"""The maintenance windows use the cloud's clock."""
 
 _UNKNOWN_WINDOW_S: Final = 3600
 """Length of a window without a known end."""
@@ -20,14 +20,14 @@ _UNKNOWN_WINDOW_S: Final = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinesLoss:
-    """The cause that a loss of the machines gives to the end of an attempt."""
+    """The cause of an attempt's end that results from a loss of its machines."""
 
     cause: Cause
     message: str
 
 
 def explain_loss(view: View) -> MachinesLoss | None:
-    """Explain an end by what happened to the machines. None: all are there, or the job names none that is seen."""
+    """Explain an end by the loss of the machines; None if they exist, or the job names no known QueuedResource."""
     name, machines = view.job.spec.placement.queued_resource_name, view.machines
     if name is None or not view.observed.queued_resources_managed:
         return None
@@ -45,9 +45,9 @@ def explain_loss(view: View) -> MachinesLoss | None:
 
 
 def find_maintenance(view: View) -> MachinesLoss | None:
-    """Find maintenance in progress. It ends what uses the chips by SIGTERM, and the machines may come back after it.
+    """Find maintenance in progress. It ends the processes on the chips by SIGTERM; the machines may return later.
 
-    It may begin until the window's end, and waits for the processes of a node with autocheckpoint.
+    It may begin at any time of the window, and waits for the processes of a node with autocheckpoint.
     """
     if not view.is_on_queued_resource or view.machines is None:
         return None
@@ -55,9 +55,8 @@ def find_maintenance(view: View) -> MachinesLoss | None:
     for window in view.machines.windows:
         ends_at = window.begins_at + _UNKNOWN_WINDOW_S if window.ends_at is None else window.ends_at
         if window.begins_at - _CLOCK_SKEW_S <= view.now <= ends_at + slack_s:
-            text = (
-                f"QueuedResource {view.machines.name} has maintenance since {render_time(window.begins_at)}"
-            )
+            since = render_time(window.begins_at)
+            text = f"QueuedResource {view.machines.name} has been under maintenance since {since}"
             return MachinesLoss(cause=Cause.MAINTENANCE, message=text)
     return None
 

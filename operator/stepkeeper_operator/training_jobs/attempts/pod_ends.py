@@ -1,4 +1,4 @@
-"""Find out from a pod how its containers ended, and describe it."""
+"""Classify and describe how the containers of a pod ended."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -12,25 +12,25 @@ __all__ = [
     "describe_other_failure",
     "ended_by_deletion",
     "ended_by_signal",
-    "heard_only_of_peers",
-    "is_masked",
+    "exit_code_was_hidden",
     "last_error_line",
+    "notified_only_by_peers",
     "ran_out_of_memory",
-    "said_done",
+    "reported_done",
     "stopped_with_0",
     "was_killed",
     "was_stopped",
 ]
 
 _SIGNAL_CODES: Final = frozenset({137, 143})
-"""Exit codes of programs that SIGKILL or SIGTERM ended."""
+"""Exit codes of programs that were ended by SIGKILL or SIGTERM."""
 
-_OWN_WORDS: Final = {None, "Error"}
-"""Reasons of a container's end that add nothing to the exit code: it is the program's own."""
+_PLAIN_REASONS: Final = {None, "Error"}
+"""Reasons of a container's end that add nothing to its exit code: the program itself chose the code."""
 
 _OOM_KILLED: Final = "OOMKilled"
 _CLOCK_SKEW_S: Final = 1
-"""The pod's end has the node's clock, the request for its deletion has the API server's."""
+"""The pod's end uses the node's clock, the request for its deletion the API server's."""
 
 
 def was_killed(pod: Pod) -> bool:
@@ -42,28 +42,28 @@ def was_killed(pod: Pod) -> bool:
 
 
 def ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: float | None) -> bool:
-    """Return True if a container ended because somebody deleted its pod.
+    """Return True if a container ended because its pod was deleted, by its Job or by a user.
 
-    Its Job deletes it after another pod has failed, or a person does. A pod that ended by itself is deleted too,
-    but after its end. Programs that are ended by SIGTERM exit with codes of their own, too.
+    A Job deletes its pods after one of them has failed. A pod that ended by itself is deleted too, but after its end.
+    Programs that are ended by SIGTERM may also exit with their own codes.
     """
     if pod.deadline is None or reason == _OOM_KILLED:
         return False
     if finished_at is None:
         return code in _SIGNAL_CODES
     late_s = finished_at - (pod.deadline - pod.grace_s)
-    return late_s >= -_CLOCK_SKEW_S if code in _SIGNAL_CODES else late_s >= 0 and reason in _OWN_WORDS
+    return late_s >= -_CLOCK_SKEW_S if code in _SIGNAL_CODES else late_s >= 0 and reason in _PLAIN_REASONS
 
 
 def was_stopped(pod: Pod) -> bool:
-    """Return True if the pod's trainer ended after its deletion was asked for, and nothing else ended it."""
+    """Return True if the pod's trainer ended after the pod's deletion was requested, and nothing else ended it."""
     if pod.deadline is None or pod.disruption is not None or pod.hang:
         return False
     return pod.finished_at is None or pod.finished_at >= pod.deadline - pod.grace_s - _CLOCK_SKEW_S
 
 
 def ended_by_signal(pod: Pod) -> bool:
-    """Return True if a signal ended the pod's trainer: its code is none of its own."""
+    """Return True if a signal ended the pod's trainer."""
     return pod.code in _SIGNAL_CODES
 
 
@@ -71,8 +71,8 @@ def ran_out_of_memory(pod: Pod) -> bool:
     return pod.exit_reason == _OOM_KILLED
 
 
-def heard_only_of_peers(pods: Iterable[Pod]) -> bool:
-    """Return True if pods name each other as the source of their notice, and none knows more."""
+def notified_only_by_peers(pods: Iterable[Pod]) -> bool:
+    """Return True if pods name only each other as the source of their notice, and no other cause."""
     messages = [pod.termination for pod in pods if pod.termination is not None]
     notices = {message.notice for message in messages}
     by_peers = NoticeSource.PEER in notices <= {NoticeSource.PEER, None}
@@ -80,18 +80,18 @@ def heard_only_of_peers(pods: Iterable[Pod]) -> bool:
 
 
 def stopped_with_0(pod: Pod) -> bool:
-    """Return True if the pod's program, asked to stop, exited 0 without a message of ours: it may be far from done."""
+    """Return True if the pod's program was asked to stop and exited 0 without a termination message of the runtime."""
     asked = pod.disruption is not None or was_stopped(pod)
     return asked and pod.exit_code == 0 and pod.termination is None
 
 
-def is_masked(pod: Pod) -> bool:
-    """Return True if the pod exited 0 though its training reported another code: a shell or a launcher hides it."""
+def exit_code_was_hidden(pod: Pod) -> bool:
+    """Return True if the pod exited 0 although its training reported another code, hidden by a shell or launcher."""
     return pod.exit_code == ExitCode.DONE and pod.code != ExitCode.DONE
 
 
-def said_done(pod: Pod) -> bool:
-    """Return True if the trainer exited 0 and reported that the training is done, with no notice before that."""
+def reported_done(pod: Pod) -> bool:
+    """Return True if the trainer exited 0 and reported that the training is done, without an earlier notice."""
     message = pod.termination
     done = message is not None and message.code == ExitCode.DONE and message.notice is None
     return pod.exit_code == 0 and done
@@ -100,27 +100,27 @@ def said_done(pod: Pod) -> bool:
 def describe_failure(pod: Pod) -> str:
     """Describe how the trainer failed: its exit code, and the last line of its error or the end of its log."""
     text = f"pod {pod.name} exited with code {pod.code}"
-    if is_masked(pod):
-        text = f"the training of pod {pod.name} ended with code {pod.code}, and its container exited 0"
+    if exit_code_was_hidden(pod):
+        text = f"the training of pod {pod.name} ended with code {pod.code}, but its container exited 0"
     if ran_out_of_memory(pod):
         text += f" ({_OOM_KILLED}: it used more memory than its limit)"
-    detail = last_error_line(pod) or pod.last_words
+    detail = last_error_line(pod) or pod.log_tail
     return f"{text}: {detail}" if detail else text
 
 
 def describe_other_failure(pod: Pod) -> str:
-    """Describe how another container than the trainer failed: its exit code, the kubelet's reason, its last words."""
+    """Describe how a container other than the trainer failed: exit code, kubelet's reason, and last output."""
     other = pod.other_failure
-    assert other is not None  # the caller has looked at it
+    assert other is not None  # the caller has checked it
     text = f"container {other.name!r} of pod {pod.name} exited with code {other.code}"
-    why = f" ({other.reason})" if other.reason not in _OWN_WORDS else ""
-    detail = f": {other.last_words}" if other.last_words else ""
+    why = f" ({other.reason})" if other.reason not in _PLAIN_REASONS else ""
+    detail = f": {other.log_tail}" if other.log_tail else ""
     return text + why + detail
 
 
 def describe_eviction(pod: Pod) -> str:
-    """Describe how the pod went over its own limits."""
-    why = pod.message or "it used more ephemeral storage, or of an emptyDir, than its limit"
+    """Describe how the pod exceeded its own limits."""
+    why = pod.message or "it exceeded its limit of ephemeral storage or of an emptyDir"
     return f"pod {pod.name} was evicted by its kubelet: {why}"
 
 

@@ -1,4 +1,4 @@
-"""Record the restarts that JobSet did in place: each is an attempt, also those that no operator watched."""
+"""Record the restarts that JobSet did in place: each is an attempt, even if no operator was running."""
 
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType, find_condition
@@ -9,13 +9,13 @@ from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.attempts.machines import explain_loss
 from stepkeeper_operator.training_jobs.observed import View
 
-__all__ = ["came_too_late", "has_run_whole", "record_restarts"]
+__all__ = ["has_fully_started", "lost_before_full_start", "record_restarts"]
 
 
 def record_restarts(history: JobHistory, view: View, jobset: JobSet) -> JobHistory:
     """Open an attempt for every restart that JobSet did in place.
 
-    JobSet makes no pods for a restart while it is suspended: its attempt begins when it is resumed.
+    JobSet creates no pods for a restart while it is suspended: the attempt begins when it is resumed.
     """
     started = view.observed.find_evidence(jobset.ordinal)
     held = (jobset.suspend or jobset.suspended) and (started is None or not started.pods)
@@ -27,14 +27,14 @@ def record_restarts(history: JobHistory, view: View, jobset: JobSet) -> JobHisto
         if held and history.operator.restarts_seen + 1 == jobset.restarts:
             return history
         history = open_attempt(_see_restart(history), view)
-    # The cache may be older than what an earlier reconcile has asked the API server for.
+    # The cache may be older than the JobSet that an earlier reconcile read from the API server.
     counted_seen = max(history.operator.counted_restarts_seen, jobset.restarts_counted)
     return history.note(counted_restarts_seen=counted_seen)
 
 
 def _close_restarted(history: JobHistory, view: View, jobset: JobSet, *, counted: bool) -> JobHistory:
-    """Close the running attempt, which JobSet has restarted. One that came too late for its machines was none."""
-    if came_too_late(history, view):
+    """Close the running attempt, which JobSet has restarted; withdraw it if it lost its machines before it started."""
+    if lost_before_full_start(history, view):
         return history.withdraw()
     end = find_pods(_see_restart(history), view.observed).find_start(now=view.now)
     return close_as_judged(history, view, counted=counted, rule=jobset.rule, end=end)
@@ -45,10 +45,10 @@ def _see_restart(history: JobHistory) -> JobHistory:
 
 
 def _find_counted(history: JobHistory, view: View, jobset: JobSet) -> list[bool]:
-    """Find for each new restart whether JobSet took the end before it for a failure of the application.
+    """Find for each new restart whether JobSet counted the end before it as an application failure.
 
-    Its counts tell how many of the ends that were not seen were failures, but not which. An attempt whose pods were
-    seen comes first; then the newest ones, since evidence of their ends can still come.
+    JobSet's counts show how many of the unobserved ends were failures, but not which. Attempts with observed pods come
+    first; then the newest ones, since evidence of their ends may still arrive.
     """
     if history.operator.restarts_seen >= jobset.restarts:
         return []
@@ -66,15 +66,15 @@ def _find_counted(history: JobHistory, view: View, jobset: JobSet) -> list[bool]
     return [bool(each) or n in failed for n, each in enumerate(counted)]
 
 
-def came_too_late(history: JobHistory, view: View) -> bool:
+def lost_before_full_start(history: JobHistory, view: View) -> bool:
     """Return True if the running attempt's machines are gone, and not all of its pods have ever run on them.
 
-    JobSet may restart the pods before the loss is seen: the restart finds fewer machines than it needs.
+    JobSet may restart the pods before the loss is noticed: the restart then lacks machines.
     """
-    return explain_loss(view) is not None and not has_run_whole(history, view)
+    return explain_loss(view) is not None and not has_fully_started(history, view)
 
 
-def has_run_whole(history: JobHistory, view: View) -> bool:
+def has_fully_started(history: JobHistory, view: View) -> bool:
     """Return True if all pods of the running attempt have started, or it has made a step."""
     attempt = history.attempts[-1]
     if attempt.from_step is not None or attempt.to_step is not None:
@@ -82,7 +82,7 @@ def has_run_whole(history: JobHistory, view: View) -> bool:
     pods = find_pods(history, view.observed)
     if pods.pods:
         return pods.have_all_started(view.n_hosts)
-    # An operator that restarted has seen none of the pods: the status shows whether they ran.
+    # A restarted operator has observed none of the pods: the status shows whether they ran.
     running = find_condition(view.job.status.conditions, ConditionType.RUNNING)
     if running is None:
         return False

@@ -1,6 +1,6 @@
-"""Judge why an attempt ended. Rules are asked in their order, and the first that finds something decides.
+"""Judge why an attempt ended. Rules are tried in order; the first one that finds a cause decides.
 
-Disruptions come before failures: the survivors of a disruption fail soon after it and are seen first.
+Disruptions come before failures: the survivors of a disruption fail soon after it and are observed first.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from stepkeeper_operator.training_jobs.attempts.pod_ends import (
     describe_other_failure,
     ended_by_deletion,
     ended_by_signal,
-    heard_only_of_peers,
     last_error_line,
+    notified_only_by_peers,
     ran_out_of_memory,
-    said_done,
+    reported_done,
     was_killed,
     was_stopped,
 )
@@ -42,7 +42,7 @@ _EVICTED: Final = "Evicted"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
 _MADE_UP_REASONS: Final = {"Unknown", "ContainerStatusUnknown"}
 _ANNOUNCED: Final = {Cause.SPOT_PREEMPTION, Cause.MAINTENANCE}
-"""The causes that the cloud announces to a machine itself."""
+"""The causes that the cloud announces on the machine itself."""
 
 _BY_RULE: Final = {RULE_HANG: Cause.HANG, RULE_DISRUPTION: Cause.DISRUPTION, RULE_SAVED: Cause.REQUESTED}
 _NO_FAILURES: Final = {ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER_LOST}
@@ -53,28 +53,28 @@ _BY_LOSS: Final = {
     Cause.APPLICATION_ERROR,
     Cause.DISRUPTION,
 }
-"""Causes that ends of pods show when their machines are taken away; those whose peers are gone fail on their own."""
+"""Causes that ends of pods show when their machines, or those of their peers, are taken away."""
 
 
 def judge(evidence: Evidence) -> Verdict:
     """Find the best explanation of the end."""
-    evidence = replace(evidence, pods=tuple(sorted(evidence.pods, key=_find_place)))
+    evidence = replace(evidence, pods=tuple(sorted(evidence.pods, key=_end_order)))
     found = next((verdict for rule in _RULES if (verdict := rule(evidence)) is not None), None)
     return attribute_to_loss(found or _infer_from_jobset(evidence), evidence.loss)
 
 
-def _find_place(pod: Pod) -> tuple[float, tuple[int, int]]:
-    """Return the place of a pod among those that ended: the one that ended first comes first."""
+def _end_order(pod: Pod) -> tuple[float, tuple[int, int]]:
+    """Return the sort key that puts the pod that ended first first."""
     return (float("inf") if pod.finished_at is None else pod.finished_at, pod.rank)
 
 
 def _completed(evidence: Evidence) -> Verdict | None:
-    """Find that every trainer exited 0 and reported that the training is done: no restart helps, whatever else failed.
+    """Check that every trainer exited 0 and reported that the training is done, whatever other containers did.
 
-    The newest pod of each rank counts, also of ranks that an edit of the number of hosts has left out since.
+    The newest pod of each rank counts, also of ranks that a later edit of the number of hosts removed.
     """
     newest = {pod.rank: pod for pod in sorted(evidence.pods, key=lambda pod: pod.created_at)}
-    if len(newest) < evidence.n_hosts or not all(map(said_done, newest.values())):
+    if len(newest) < evidence.n_hosts or not all(map(reported_done, newest.values())):
         return None
     text = "every trainer exited 0 and reported that the training is done"
     others = [describe_other_failure(pod) for pod in evidence.pods if pod.other_failure is not None]
@@ -82,7 +82,7 @@ def _completed(evidence: Evidence) -> Verdict | None:
 
 
 def _fenced(evidence: Evidence) -> Verdict | None:
-    """Find a trainer that found that another claim owns the root."""
+    """Find a trainer that reported that another claim owns the root."""
     for pod in evidence.pods:
         if pod.code == ExitCode.FENCED and pod.disruption is None:
             detail = last_error_line(pod) or "the storage log names another claim"
@@ -109,7 +109,7 @@ def _disrupted(evidence: Evidence) -> Verdict | None:
         if not pod.terminal and pod.exit_code is None and node is not None and node.lost:
             return _blame(Cause.NODE_FAILURE, pod, f"node {node.name} was lost with pod {pod.name} on it")
     for pod in evidence.pods:
-        # A restarted node knows only that its containers are gone.
+        # A restarted node reports only that its containers are gone.
         made_up = pod.exit_reason in _MADE_UP_REASONS and pod.exit_code is not None
         if made_up and pod.termination is None and not was_killed(pod):
             text = f"node {pod.node} restarted or lost track of pod {pod.name} ({pod.exit_reason})"
@@ -125,9 +125,8 @@ def _classify_disruption(pod: Pod, evidence: Evidence) -> str | None:
         return None
     announced = None if pod.termination is None else pod.termination.cause
     if announced in _ANNOUNCED and pod.disruption != _BY_SCHEDULER:
-        return (
-            announced  # the cloud names the reason to its machines; Kubernetes knows only how the pod ended
-        )
+        # The cloud announces the reason to its machines; Kubernetes reports only how the pod ended.
+        return announced
     if shuts_down:
         node = evidence.nodes.get(pod.node or "")
         on_spot = evidence.on_spot if node is None else node.spot
@@ -136,7 +135,7 @@ def _classify_disruption(pod: Pod, evidence: Evidence) -> str | None:
 
 
 def _over_its_limits(evidence: Evidence) -> Verdict | None:
-    """Find a pod that its kubelet evicted for what the pod itself used, and not for what its node lacks."""
+    """Find a pod that its kubelet evicted for the pod's own usage, not for a shortage on the node."""
     for pod in evidence.pods:
         if pod.terminal and pod.reason == _EVICTED and pod.disruption is None:
             verdict = _blame(Cause.APPLICATION_ERROR, pod, describe_eviction(pod))
@@ -147,40 +146,41 @@ def _over_its_limits(evidence: Evidence) -> Verdict | None:
 def _failed_first(evidence: Evidence) -> Verdict | None:
     """Find a trainer that failed while the others saved and stopped because of that.
 
-    Their Job deleted them, or they heard of a stop from each other: a launcher stops its processes for a failure on
-    another host, and that is no notice of the cluster's.
+    Their Job deleted them, or they notified each other: a launcher stops its processes after a failure on another
+    host, without a notice from the cluster.
     """
     saved = [pod for pod in evidence.pods if pod.code == ExitCode.SAVED]
     if not saved:
         return None
     if all(map(was_stopped, saved)):
         return _failed(evidence)
-    told = evidence.notice not in {None, NoticeSource.PEER} or not heard_only_of_peers(evidence.pods)
+    notified = evidence.notice not in {None, NoticeSource.PEER} or not notified_only_by_peers(evidence.pods)
     own = [pod for pod in _list_failed(evidence) if not ended_by_signal(pod) or ran_out_of_memory(pod)]
-    return None if told or not own else _blame_first(own, evidence)
+    return None if notified or not own else _blame_first(own, evidence)
 
 
 def _saved_and_stopped(evidence: Evidence) -> Verdict | None:
-    """Find pods that saved and stopped. The one that knows most about the reason decides."""
+    """Find pods that saved and stopped. The one with the most specific reason decides."""
     stopped = [pod for pod in evidence.pods if pod.code == ExitCode.SAVED]
     if not stopped:
         return None
-    pod = min(stopped, key=_find_ignorance)
+    pod = min(stopped, key=_reason_order)
     message = pod.termination
     notice = (None if message is None else message.notice) or evidence.notice
     cause = Cause.REQUESTED.value if message is None or message.cause is None else message.cause
-    why = f"after notice {notice!r}" if notice else "without a notice that is known"
+    why = f"after notice {notice!r}" if notice else "without a known notice"
     text = f"pod {pod.name} stopped with exit code {ExitCode.SAVED.value} {why}"
     by_sigterm = notice == NoticeSource.SIGTERM and cause == Cause.REQUESTED and not was_stopped(pod)
     if evidence.maintenance is not None and by_sigterm:
-        # Nobody deletes the pod, so the machine has sent the signal.
+        # The pod was not deleted, so the machine sent the signal.
         verdict = _blame(evidence.maintenance.cause, pod, f"{text}; {evidence.maintenance.message}")
         return replace(verdict, kind=AttemptKind.MACHINES_UNAVAILABLE)
     committed = evidence.has_committed or (message is not None and message.committed is not None)
     return replace(_blame(cause, pod, text), inferred=notice is None and not committed)
 
 
-def _find_ignorance(pod: Pod) -> int:
+def _reason_order(pod: Pod) -> int:
+    """Return the sort key that puts the pod with the most specific reason first."""
     message = pod.termination
     if message is None:
         return 3
@@ -190,14 +190,14 @@ def _find_ignorance(pod: Pod) -> int:
 
 
 def _failed(evidence: Evidence) -> Verdict | None:
-    """Find a container that failed by itself, a pod that never ran, or pods that report only that they lost others."""
+    """Find a container that failed by itself, a pod that never ran, or pods that report only lost peers."""
     if failed := _list_failed(evidence):
         return _blame_first(failed, evidence)
     return _blame_other_container(evidence) or _blame_never_started(evidence) or _blame_lost_peers(evidence)
 
 
 def _list_failed(evidence: Evidence) -> list[Pod]:
-    """List the pods whose trainers failed by themselves. A deleted one did if it reported that no restart helps."""
+    """List the pods whose trainers failed by themselves, including a deleted pod with a fatal exit code."""
     codes = evidence.fatal_codes
     return [
         pod
@@ -215,7 +215,7 @@ def _blame_first(failed: list[Pod], evidence: Evidence) -> Verdict:
         return replace(verdict, kind=AttemptKind.UNRECOVERABLE)
     for pod in failed:
         if pod.termination is not None and pod.termination.cause == Cause.STORAGE_UNAVAILABLE:
-            # What the others fail with comes of that.
+            # The other failures follow from this one.
             return _blame(Cause.STORAGE_UNAVAILABLE, pod, describe_failure(pod))
     first = failed[0]
     verdict = _blame(Cause.APPLICATION_ERROR, first, describe_failure(first))
@@ -223,7 +223,7 @@ def _blame_first(failed: list[Pod], evidence: Evidence) -> Verdict:
 
 
 def _blame_other_container(evidence: Evidence) -> Verdict | None:
-    """Blame an init container or sidecar: they are the application's own."""
+    """Blame an init container or sidecar, which belong to the application."""
     for pod in evidence.pods:
         other = pod.other_failure
         alone = pod.phase == "Failed" and pod.code in {None, ExitCode.DONE}
@@ -245,21 +245,21 @@ def _blame_lost_peers(evidence: Evidence) -> Verdict | None:
     pod = next((pod for pod in evidence.pods if pod.code == ExitCode.PEER_LOST), None)
     if pod is None:
         return None
-    text = f"pod {pod.name} lost its peers; no pod says why"
-    if detail := last_error_line(pod) or pod.last_words:
+    text = f"pod {pod.name} lost its peers; no pod reported the cause"
+    if detail := last_error_line(pod) or pod.log_tail:
         text += f": {detail}"
     cause = Cause.NODE_FAILURE if evidence.has_committed else Cause.APPLICATION_ERROR
     return replace(_blame(cause, pod, text), inferred=True)
 
 
 def _deleted(evidence: Evidence) -> Verdict | None:
-    """Find a pod that somebody deleted."""
+    """Find a pod that was deleted."""
     pod = next((pod for pod in evidence.pods if was_killed(pod)), None)
     return None if pod is None else _blame(Cause.REQUESTED, pod, f"pod {pod.name} was deleted")
 
 
 def _named_by_job(evidence: Evidence) -> Verdict | None:
-    """Find a failed Job that names an exit code after which no restart helps."""
+    """Find a failed Job that names a fatal exit code."""
     for message in evidence.job_messages:
         fenced = f"exit code {ExitCode.FENCED.value} " in message
         if fenced or any(f"exit code {code} " in message for code in evidence.fatal_codes):
@@ -283,21 +283,21 @@ _RULES: Final[tuple[Callable[[Evidence], Verdict | None], ...]] = (
 
 
 def _infer_from_jobset(evidence: Evidence) -> Verdict:
-    """Infer the cause from what JobSet did about an end of which nothing else was seen."""
+    """Infer the cause of an unobserved end from JobSet's reaction."""
     if evidence.counted is None and evidence.rule is None:
-        cause, text = Cause.REQUESTED, "nothing was seen of its end"
+        cause, text = Cause.REQUESTED, "its end was not observed"
     elif evidence.counted:
         cause = Cause.APPLICATION_ERROR
-        text = "nothing was seen of its end; JobSet counted a failure of the application"
+        text = "its end was not observed; JobSet counted an application failure"
     else:
         cause = _BY_RULE.get(evidence.rule or "", Cause.DISRUPTION)
         cause = Cause.SPOT_PREEMPTION if cause == Cause.DISRUPTION and evidence.on_spot else cause
-        text = "nothing was seen of its end; JobSet counted no failure of the application"
+        text = "its end was not observed; JobSet counted no application failure"
     return Verdict(kind=AttemptKind.of(cause), cause=cause, message=text, inferred=True)
 
 
 def attribute_to_loss(verdict: Verdict, loss: MachinesLoss | None) -> Verdict:
-    """Give an end that the loss of the job's machines explains the cause of that loss."""
+    """Replace the cause of an end by the cause of the machines' loss, if the loss explains the end."""
     own = verdict.kind in {AttemptKind.COMPLETED, AttemptKind.UNRECOVERABLE, AttemptKind.OVER_LIMITS}
     if loss is None or own or not (verdict.inferred or verdict.cause in _BY_LOSS):
         return verdict

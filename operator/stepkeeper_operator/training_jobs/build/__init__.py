@@ -1,4 +1,4 @@
-"""Build the manifests of the operator's objects from the job alone. Nothing here reads a clock or a cluster."""
+"""Build the manifests of a job's objects. Pure: nothing here reads a clock or a cluster."""
 
 from stepkeeper_operator.training_jobs.build.jobset import (
     build_jobset,

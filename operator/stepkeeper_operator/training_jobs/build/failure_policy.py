@@ -1,4 +1,4 @@
-"""Build the failure policies: which end of a pod ends its Job, and which failed Job restarts the JobSet or ends it."""
+"""Build the failure policies: which pod failures fail the Job, and which failed Jobs restart or fail the JobSet."""
 
 from typing import Any, Final
 
@@ -15,11 +15,11 @@ RULE_DISRUPTION: Final = "disruption"
 RULE_SAVED: Final = "saved"
 
 _MAX_IN_PLACE_FAILURES: Final = 2
-"""Restarts after application failures that JobSet does on its own, also without an operator. They have no back-off."""
+"""Restarts after application failures that JobSet does by itself, without an operator and without back-off."""
 
 
 def build_job_policy(job: CheckpointedTrainingJob) -> dict[str, Any]:
-    """Build one rule for each cause: a Job's message to its JobSet names the matching rule and no other fact.
+    """Build one rule for each cause: a Job's message to its JobSet contains only the matching rule.
 
     The first match wins. A preempted trainer exits 75 and 143 alike, so conditions come before codes.
     """
@@ -31,7 +31,7 @@ def build_job_policy(job: CheckpointedTrainingJob) -> dict[str, Any]:
 
 
 def build_jobset_policy(job: CheckpointedTrainingJob, *, failures_left: int) -> dict[str, Any]:
-    """Build the policy of a JobSet after which so many failures may still be restarted.
+    """Build the policy of a JobSet with `failures_left` restarts after failures.
 
     A failed Job that matches no rule counts towards maxRestarts as an application failure.
     """
@@ -50,7 +50,7 @@ def build_jobset_policy(job: CheckpointedTrainingJob, *, failures_left: int) -> 
 
 
 def _fatal_codes(job: CheckpointedTrainingJob) -> list[int]:
-    """List the user's fatal codes without those that have a meaning of their own: these are never fatal."""
+    """List the user's fatal codes without the runtime's own exit codes, which are never fatal."""
     return sorted(set(job.spec.restarts.fatal_exit_codes) - {int(code) for code in ExitCode})
 
 

@@ -1,4 +1,4 @@
-"""Build the JobSet that runs one job. After it is made only its `suspend` changes."""
+"""Build the JobSet that runs one job. After its creation only its `suspend` changes."""
 
 import hashlib
 import json
@@ -23,10 +23,10 @@ from stepkeeper_operator.training_jobs.build.pod import build_pod_template
 __all__ = ["build_jobset", "machines_hash", "queue_labels", "template_hash"]
 
 _PROVISIONING_ANNOTATIONS: Final = "provreq.kueue.x-k8s.io/"
-"""Parameters of the ProvisioningRequest that Kueue makes for the JobSet."""
+"""Parameters of the ProvisioningRequest that Kueue creates for the JobSet."""
 
 _EXCLUSIVE_TOPOLOGY: Final = "alpha.jobset.sigs.k8s.io/exclusive-topology"
-"""JobSet's annotation: one of its Jobs for each value of this node label."""
+"""JobSet's annotation to run one Job per value of the named node label."""
 
 
 def build_jobset(
@@ -41,8 +41,8 @@ def build_jobset(
 
     Args:
         job: The job.
-        number: JobSets that the job had before.
-        failures_left: Restarts after failures that are still allowed.
+        number: Number of JobSets that the job had before.
+        failures_left: Number of restarts after failures that are still allowed.
         unreachable_s: Seconds that a pod stays on an unreachable node.
         machines: The QueuedResource that the job names, if it names one.
 
@@ -76,7 +76,7 @@ def build_jobset(
 
 
 def _build_annotations(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> dict[str, str]:
-    """Build what Kueue and JobSet read, and what tells later whether the JobSet is out of date."""
+    """Build the annotations for Kueue and JobSet, and the hashes that show later whether the JobSet is outdated."""
     return {
         **_pick(job.metadata.annotations, _PROVISIONING_ANNOTATIONS),
         TEMPLATE_HASH_ANNOTATION: template_hash(job, machines),
@@ -88,7 +88,7 @@ def _build_annotations(job: CheckpointedTrainingJob, machines: QueuedMachines | 
 def _build_job_spec(
     job: CheckpointedTrainingJob, *, number: int, unreachable_s: int, machines: QueuedMachines | None
 ) -> dict[str, Any]:
-    """Build the spec of the Job of one slice: a pod for each host, of which none is ever replaced alone."""
+    """Build the spec of the Job of one slice: one pod per host, and no pod is replaced alone."""
     n_hosts = job.spec.placement.hosts_per_slice
     return {
         "parallelism": n_hosts,
@@ -107,10 +107,10 @@ def queue_labels(job: CheckpointedTrainingJob) -> dict[str, str]:
 
 
 def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
-    """Digest the user's template and placement, without what the operator and the API server add.
+    """Hash the user's template and placement, without the additions of the operator and the API server.
 
-    So no upgrade of the operator or of the CRD restarts a job. The uid of the QueuedResource is part of the placement:
-    one that is made again under a name is another.
+    So no upgrade of the operator or of the CRD restarts a job. The uid of the QueuedResource is part of the placement,
+    so a recreated resource with the same name differs.
     """
     uid = [] if machines is None else [machines.uid]
     placement = job.spec.placement.model_dump(mode="json", by_alias=True, exclude_defaults=True)
@@ -118,7 +118,7 @@ def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None 
 
 
 def machines_hash(machines: QueuedMachines) -> str:
-    """Digest what pods are built from of a QueuedResource. It can change while they run, and ends none of them."""
+    """Hash the parts of a QueuedResource from which pods are built. A change of them ends no running pods."""
     return _digest([machines.autocheckpoint, machines.spot, machines.n_slices])
 
 
@@ -132,10 +132,9 @@ def _digest(parts: list[Any]) -> str:
 
 
 def _spread(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> dict[str, str]:
-    """Keep the pods of each slice of the job on one slice of the machines, where there are several.
+    """Keep the pods of each slice of the job on one slice of the machines, if there are several.
 
-    On GKE a slice is a node pool. An annotation of the job names another label of nodes; an empty one keeps no slice
-    apart.
+    On GKE a slice is a node pool. An annotation of the job can name another node label; an empty one disables this.
     """
     if machines is not None:
         return {_EXCLUSIVE_TOPOLOGY: SLICE_LABEL} if machines.n_slices > 1 else {}

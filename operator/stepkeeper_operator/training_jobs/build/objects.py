@@ -1,4 +1,4 @@
-"""Build the ConfigMap that is mounted into every pod, and what all manifests have in common."""
+"""Build the ConfigMap that is mounted into every pod, and the common parts of all manifests."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ __all__ = ["build_config_map", "config_map_name", "job_labels", "owner_reference
 
 
 def owner_reference(job: CheckpointedTrainingJob) -> dict[str, Any]:
-    """Refer to the job as the controller of an object, so that the object is deleted with the job."""
+    """Build the reference to the job as controller of an object, so that the object is deleted with the job."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -43,7 +43,7 @@ def config_map_name(job_name: str) -> str:
 
 
 def build_config_map(job: CheckpointedTrainingJob, settings: OperatorSettings, ca_pem: str) -> dict[str, Any]:
-    """Build the manifest. An edit reaches running pods through the mount; they use it at their next start."""
+    """Build the manifest. The mount in running pods follows an edit, but they use it only at their next start."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -1,4 +1,4 @@
-"""Place the pods: node selectors, tolerations and chips, and how long the machines let them run at their end."""
+"""Place the pods: node selectors, tolerations, and the grace period that the machines allow."""
 
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 SPOT_GRACE_S: Final = 15
-"""Seconds that the kubelet of a Spot machine on GKE gives a pod, whatever its grace period says."""
+"""Seconds that the kubelet of a Spot machine on GKE gives a pod, regardless of its grace period."""
 
 AUTOCHECKPOINT_GRACE_S: Final = 300
 """Seconds that Cloud TPU waits for a training to save before maintenance, on nodes with autocheckpoint."""
@@ -42,7 +42,7 @@ _DEFAULT_GRACE_S: Final = 30
 
 _RESERVATION_LABEL: Final = "cloud.google.com/reservation-name"
 _EVICTING_OR_ANY: Final = frozenset({"NoExecute", "", None})
-"""The effects of tolerations that say how long a pod stays."""
+"""The effects of tolerations that limit how long a pod stays."""
 
 
 def on_spot(placement: PlacementSpec) -> bool:
@@ -50,9 +50,9 @@ def on_spot(placement: PlacementSpec) -> bool:
 
 
 def node_selector(placement: PlacementSpec, machines: QueuedMachines | None) -> dict[str, str]:
-    """Return the labels of the nodes that fit the placement. `machines`: the QueuedResource that it names.
+    """Return the labels of the nodes that fit the placement. `machines` is the QueuedResource that it names.
 
-    A uid names one QueuedResource and no other: nodes of an earlier one of the same name may still be there.
+    The uid is used because nodes of an earlier QueuedResource with the same name may still exist.
     """
     tpu = placement.tpu
     if tpu is None:
@@ -72,7 +72,7 @@ def tolerations(
     """Return the template's tolerations plus those that the placement needs.
 
     A pod leaves an unreachable node after `unreachable_s` instead of Kubernetes' 300 s, unless the template names
-    that taint. A node that shuts down says it is not ready while its pods still save, so those pods get longer.
+    that taint. A node that shuts down is not ready while its pods still save, so those pods get more time.
     """
     added: list[dict[str, Any]] = []
     if placement.tpu is not None:
@@ -86,12 +86,12 @@ def tolerations(
         for key, limit_s in limits.items()
         if key not in known
     ]
-    # The first one that fits counts: after a template's `operator: Exists` these would say nothing.
+    # The first match counts: after a template's `operator: Exists` these would have no effect.
     return [*leaving, *given, *added]
 
 
 def choose_grace_s(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> int:
-    """Choose the grace period in the manifest of the job's pods: the template's, else as long as the machines wait."""
+    """Choose the grace period in the pods' manifests: the template's, or else as long as the machines wait."""
     given: int | None = job.spec.template["spec"].get("terminationGracePeriodSeconds")
     if given is not None:
         return given
@@ -99,7 +99,7 @@ def choose_grace_s(job: CheckpointedTrainingJob, machines: QueuedMachines | None
 
 
 def limit_grace_s(pod_grace_s: int, job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> int:
-    """Return the seconds that a trainer can count on at its end, of those that its pod's manifest gives it."""
+    """Return the effective grace period of a trainer, from the one in its pod's manifest."""
     if on_spot_machines(job, machines):
         return min(SPOT_GRACE_S, pod_grace_s)
     if machines is not None and machines.autocheckpoint:

@@ -47,13 +47,13 @@ _FIELD_PATHS: Final = {
     "slice_index": f"metadata.labels['{JOB_INDEX_LABEL}']",
     "host_index": f"metadata.labels['{COMPLETION_INDEX_LABEL}']",
 }
-"""Fields of Identity that differ by pod. The downward API fills them."""
+"""Fields of Identity that differ by pod, filled by the downward API."""
 
 
 def build_pod_template(
     job: CheckpointedTrainingJob, *, number: int, unreachable_s: int, machines: QueuedMachines | None
 ) -> dict[str, Any]:
-    """Build the pod template of the JobSet with that number. `machines`: the QueuedResource that the job names."""
+    """Build the pod template of the JobSet with that number. `machines` is the job's QueuedResource."""
     template = copy.deepcopy(job.spec.template)
     meta = template.setdefault("metadata", {})
     meta["labels"] = (meta.get("labels") or {}) | job_labels(job) | {JOBSET_NUMBER_LABEL: str(number)}
@@ -74,7 +74,7 @@ def build_pod_template(
         for container in spec["containers"]
     ]
     for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
-        # A program that leaves no message of its own leaves the end of its log.
+        # The termination message of a program that writes none is the end of its log.
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     return template
 
@@ -88,10 +88,10 @@ def _trainer(
     job: CheckpointedTrainingJob, container: dict[str, Any], *, number: int, grace_s: int
 ) -> dict[str, Any]:
     trainer = copy.deepcopy(container)
-    last_word = trainer.get("terminationMessagePath") or TERMINATION_FILE
-    # A variable is expanded only in those that come after it.
+    termination_file = trainer.get("terminationMessagePath") or TERMINATION_FILE
+    # A variable is expanded only in later variables.
     trainer["env"] = [
-        *_identity(job, number=number, grace_s=grace_s, termination_file=last_word),
+        *_identity(job, number=number, grace_s=grace_s, termination_file=termination_file),
         *(trainer.get("env") or []),
     ]
     trainer["volumeMounts"] = [
@@ -101,7 +101,7 @@ def _trainer(
         {"name": _RUN_VOLUME, "mountPath": RUN_FOLDER},
     ]
     lifecycle = trainer.get("lifecycle") or {}
-    # A shell as PID 1 forwards no SIGTERM to its trainer: the file is the notice that always arrives.
+    # A shell as PID 1 does not forward SIGTERM to its trainer; the file always works.
     trainer["lifecycle"] = {"preStop": {"exec": {"command": ["touch", NOTICE_FILE]}}} | lifecycle
     if chips := job.spec.placement.chips_per_host:
         resources = trainer.get("resources") or {}

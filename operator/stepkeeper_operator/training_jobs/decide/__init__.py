@@ -1,1 +1,1 @@
-"""Decide what to do for a job from what was observed. Pure: nothing here reads a clock or a cluster."""
+"""Decide what to do for a job from the observed facts. Pure: nothing here reads a clock or a cluster."""

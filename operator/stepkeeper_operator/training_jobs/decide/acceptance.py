@@ -1,4 +1,4 @@
-"""Accept a job, or find the problem that keeps it from running at all. Each message says what to change."""
+"""Accept a job, or find the problem that keeps it from running. Each message explains what to change."""
 
 from typing import Final
 
@@ -13,19 +13,19 @@ from stepkeeper_operator.training_jobs.observed import Observed
 __all__ = ["NAME_TAKEN", "check_acceptance"]
 
 NAME_TAKEN: Final = frozenset({Reason.JOB_SET_NAME_TAKEN, Reason.CONFIG_MAP_NAME_TAKEN, Reason.ROOT_IN_USE})
-"""The reasons that end without an edit of the job, by the deletion of an object for example."""
+"""The reasons that can end without an edit of the job, for example by the deletion of an object."""
 
 _RESERVED_PREFIXES: Final = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/")
 _RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
-"""Labels that the Job controller sets on every pod. It silently fails to make pods whose template says otherwise."""
+"""Labels that the Job controller sets on every pod. It silently creates no pods if the template sets them."""
 
 
 def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> ConditionUpdate:
-    """Derive condition Accepted. The API server refuses most problems already; this finds those that it can't see.
+    """Derive condition Accepted. The API server refuses most problems; this finds those that it cannot check.
 
-    A field that isn't known holds up nothing: an operator that was rolled back finds fields of newer CRDs in every job.
+    An unknown field blocks nothing: after a rollback, an operator finds fields of newer CRDs in every job.
     """
-    # What the API server let pass because its CRD is older or newer than this operator.
+    # The API server accepted these because its CRD is older or newer than this operator.
     unreadable = (Reason.UNREADABLE_SPEC, describe_problems(observed.unreadable))
     problem = (
         (unreadable if observed.unreadable else None)
@@ -46,21 +46,21 @@ def _find_template_problem(job: CheckpointedTrainingJob) -> tuple[Reason, str] |
         if label.startswith(_RESERVED_PREFIXES) or label in _RESERVED_LABELS:
             return (
                 Reason.RESERVED_LABEL,
-                f"JobSet and Job set the label {label}: take it out of spec.template",
+                f"label {label} is set by JobSet and Job: remove it from spec.template",
             )
     containers = (job.spec.template.get("spec") or {}).get("containers") or []
     trainers = [container for container in containers if container.get("name") == CONTAINER_NAME]
     if len(trainers) != 1:
         return (
             Reason.NO_TRAINER,
-            f"spec.template needs one container named {CONTAINER_NAME!r}: the one that trains",
+            f"spec.template needs exactly one container named {CONTAINER_NAME!r}, which runs the training",
         )
     reserved = set(Identity.variables())
     for variable in trainers[0].get("env") or ():
         if variable.get("name") in reserved:
             return (
                 Reason.RESERVED_VARIABLE,
-                f"the operator sets {variable['name']}: take it out of spec.template",
+                f"{variable['name']} is set by the operator: remove it from spec.template",
             )
     return None
 
@@ -68,18 +68,18 @@ def _find_template_problem(job: CheckpointedTrainingJob) -> tuple[Reason, str] |
 def _find_name_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[Reason, str] | None:
     name, uid = job.metadata.name, job.metadata.uid
     if observed.jobset is not None and observed.jobset.owner_uid != uid:
-        text = f"a JobSet {name} exists that is not of this job: delete it, or give the job another name"
+        text = f"JobSet {name} exists and does not belong to this job: delete it, or rename the job"
         return Reason.JOB_SET_NAME_TAKEN, text
     if observed.config_map is not None and observed.config_map.owner_uid != uid:
-        text = f"a ConfigMap {config_map_name(name)} exists that is not of this job: delete it, or rename the job"
+        text = f"ConfigMap {config_map_name(name)} exists and does not belong to this job: delete it, or rename the job"
         return Reason.CONFIG_MAP_NAME_TAKEN, text
     return None
 
 
 def _find_root_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[Reason, str] | None:
-    """Find a job that was before this one in the root of its checkpoints.
+    """Find an earlier job with a conflicting checkpoint root.
 
-    A job that has begun isn't refused: storage fences it, or has let it take the root over.
+    A job that has begun is not refused: storage fences it, or has let it take over the root.
     """
     if job.status.attempts:
         return None
@@ -87,14 +87,14 @@ def _find_root_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tup
     first = [
         rival
         for rival in observed.root_rivals
-        if not rival.at_rest and (rival.begun or (rival.created_at, rival.uid) < own)
+        if not rival.inactive and (rival.started or (rival.created_at, rival.uid) < own)
     ]
     if not first:
         return None
     rival = min(first, key=lambda each: (each.created_at, each.uid))
     text = (
-        f"job {rival.namespace}/{rival.name} keeps its checkpoints in {rival.uri}: no two jobs may use one root, nor "
-        "one inside the other's. Give this job a checkpoint.uri of its own, or wait until that one is over, "
+        f"job {rival.namespace}/{rival.name} keeps its checkpoints in {rival.uri}: two jobs must not share a root, and "
+        "no root may be inside another. Give this job another checkpoint.uri, or wait until that job has ended or is "
         "suspended or deleted"
     )
     return Reason.ROOT_IN_USE, text

@@ -29,14 +29,14 @@ __all__ = ["derive_conditions", "derive_phase"]
 _reporting: Final = partial(ConditionUpdate, ConditionType.REPORTING)
 _quota: Final = partial(ConditionUpdate, ConditionType.QUOTA_RESERVED)
 _NO_WORKLOAD_TEXT: Final = (
-    "The JobSet's Workload is not known: Kueue has not created it yet, or this operator doesn't watch "
-    "Workloads (kueue.enabled of its chart)"
+    "The JobSet's Workload is not known: Kueue has not created it yet, or this operator does not watch "
+    "Workloads (chart value kueue.enabled)"
 )
 _HELD_TEXT: Final = (
-    "another controller suspended the JobSet as it was created: a queue manages it (Kueue's "
-    "manageJobsWithoutQueueName), and its Workload is not known yet. That controller has to resume it"
+    "another controller suspended the JobSet at its creation and has to resume it (Kueue with "
+    "manageJobsWithoutQueueName, for example). Its Workload is not known yet"
 )
-_LEFT_TEXT: Final = "the job is in no queue: it has no JobSet, or no queue manages that"
+_LEFT_TEXT: Final = "the job is not queued: it has no JobSet, or no queue manages its JobSet"
 
 
 def derive_conditions(
@@ -51,10 +51,10 @@ def derive_conditions(
     running = derive_running(view, plan.history, waiting=plan.waiting)
     if plan.end is not None:
         running = replace(running, status=False, reason=plan.end.reason, message="the job has ended")
-    goes_on = running.status is True or running.reason == Reason.FINISHING
-    reporting, look_s = _derive_reporting(view, plan.history, running=goes_on)
-    heard = reporting.status if goes_on else None
-    progressing, step_s = derive_progressing(view, plan.history, progress, running=goes_on, heard=heard)
+    active = running.status is True or running.reason == Reason.FINISHING
+    reporting, look_s = _derive_reporting(view, plan.history, running=active)
+    received = reporting.status if active else None
+    progressing, step_s = derive_progressing(view, plan.history, progress, running=active, received=received)
     updates = [
         add_refusals(accepted, view.job, view.observed),
         running,
@@ -62,7 +62,7 @@ def derive_conditions(
     ]
     updates += _derive_quota(view, plan.history)
     known = find_condition(view.job.status.conditions, ConditionType.REPORTING)
-    # A restarted operator has no report yet: the judgement of the last one still stands.
+    # A restarted operator has no report yet: keep the condition that the last one set.
     if reporting.reason is not Reason.NO_REPORT_YET or known is None or known.reason in UNJUDGED:
         updates.append(reporting)
     updates += progressing
@@ -73,7 +73,7 @@ def derive_conditions(
 
 
 def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, history: JobHistory) -> Phase:
-    """Sum up the conditions in one word. For a job that doesn't run, the history tells how it came to that."""
+    """Summarize the conditions in one word. The history decides the phase of a job that does not run."""
     true = {condition.type for condition in conditions if condition.status is ConditionStatus.TRUE}
     by_condition = (
         (ConditionType.COMPLETE, Phase.COMPLETE),
@@ -85,10 +85,8 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
             return phase
     if any(c.type == ConditionType.SUSPENDED and c.reason != Reason.NOT_SUSPENDED for c in conditions):
         return Phase.SUSPENDING
-    near_its_end = any(
-        condition.reason in {Reason.TRAINER_ENDED, Reason.FINISHING} for condition in conditions
-    )
-    if ConditionType.RUNNING in true or near_its_end:
+    finishing = any(condition.reason in {Reason.TRAINER_ENDED, Reason.FINISHING} for condition in conditions)
+    if ConditionType.RUNNING in true or finishing:
         return Phase.RUNNING
     no_quota = any(
         c.type == ConditionType.QUOTA_RESERVED and c.status is not ConditionStatus.TRUE for c in conditions
@@ -122,7 +120,7 @@ def _derive_suspended(view: View, plan: Plan) -> ConditionUpdate:
 def _derive_reporting(
     view: View, history: JobHistory, *, running: bool
 ) -> tuple[ConditionUpdate, float | None]:
-    """Check whether reports arrive. Also return in how many seconds to check again."""
+    """Check whether reports arrive, and return after how many seconds to check again."""
     silence_s = view.settings.silence_s
     if not running or history.last_attempt is None:
         return _reporting(Reason.NOT_RUNNING, "no attempt runs", status=None), None
@@ -139,15 +137,15 @@ def _derive_reporting(
     message = (
         f"no report for {silence_s} s. Training continues without reports, and status shows the last known state. "
         "Check that the training code uses CheckpointManager.from_env() and has started, that no NetworkPolicy blocks "
-        "the operator's Service, and that the trainer isn't stuck"
+        "the operator's Service, and that the trainer is not stuck"
     )
     return _reporting(Reason.NO_REPORTS, message, status=False), None
 
 
 def _derive_quota(view: View, history: JobHistory) -> tuple[ConditionUpdate, ...]:
-    """Derive condition QuotaReserved of a job whose JobSet Kueue manages. Others don't have it.
+    """Derive condition QuotaReserved of a job whose JobSet Kueue manages. Other jobs lack it.
 
-    While pods of a JobSet that goes run down, the condition shows that it was Kueue's: their end is judged by that.
+    While the pods of a deleted JobSet end, the condition shows that Kueue managed it: their end is judged by that.
     """
     jobset, workload = view.jobset, view.observed.workload
     if workload is not None:
@@ -160,14 +158,14 @@ def _derive_quota(view: View, history: JobHistory) -> tuple[ConditionUpdate, ...
         return () if known is None else (_quota(Reason.NOT_QUEUED, _LEFT_TEXT, status=None),)
     if jobset is None:
         return ()
-    text = _HELD_TEXT if jobset.born_suspended and jobset.suspend else _NO_WORKLOAD_TEXT
+    text = _HELD_TEXT if jobset.created_suspended and jobset.suspend else _NO_WORKLOAD_TEXT
     return (_quota(Reason.NO_WORKLOAD, text, status=None),)
 
 
 def _describe_quota(workload: Workload) -> str:
-    """Give Kueue's words on the quota and, until it has some again, on why it was taken back."""
+    """Return Kueue's message on the quota and, until quota is reserved again, on its eviction."""
     evicted = workload.eviction
     if evicted is None:
         return workload.message
-    said = f"Kueue evicted it ({evicted}): it is queued again, and resumes from the latest commit"
-    return said if workload.message in evicted else f"{workload.message}; {said}"
+    text = f"Kueue evicted the job ({evicted}); it is queued again and resumes from the latest commit"
+    return text if workload.message in evicted else f"{workload.message}; {text}"

@@ -1,4 +1,4 @@
-"""Derive the Kubernetes events that tell a person how the status changed."""
+"""Derive the Kubernetes events that report changes of the status."""
 
 from stepkeeper_operator.api.v1alpha1.conditions import (
     Condition,
@@ -23,9 +23,14 @@ _BAD_REASONS = {Reason.NODES_JOIN_TIMEOUT, Reason.NO_NEW_CHECKPOINT, Reason.TRAI
 def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     """List the events between two statuses.
 
-    There is one for each end of an attempt, start that counts for nothing, corrected cause, resume, change of phase, of
-    what a suspended job waits for, refusal, for fields that aren't known, for missing pods, for a training that makes
-    no steps, for pods that don't end, and for a grace period that becomes too short or long enough again.
+    They report:
+
+    - attempts: each end, corrected cause, resume and withdrawn start,
+    - each change of the phase, and of the reason why a job is suspended,
+    - refusals and unknown fields,
+    - missing pods, pods that do not end, and a stalled training,
+    - a grace period that becomes too short, or long enough again,
+    - requests to save, and the commits that fulfill them.
     """
     return (
         *_derive_attempt_events(before, after),
@@ -55,7 +60,7 @@ def _derive_attempt_events(before: TrainingJobStatus, after: TrainingJobStatus) 
 
 
 def _derive_withdrawal_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    """Report a start that is no attempt any more."""
+    """Report a start that was withdrawn."""
     if not before.attempts or before.attempts[-1].end is not None:
         return ()
     number = before.attempts[-1].number
@@ -64,8 +69,8 @@ def _derive_withdrawal_event(before: TrainingJobStatus, after: TrainingJobStatus
     quota = find_condition(after.conditions, "QuotaReserved")
     why = "" if quota is None else f": {quota.message}"
     done = after.phase is Phase.COMPLETE
-    since = "the training was done before" if done else f"not all of its pods ever ran{why}"
-    text = f"start {number} counts for nothing, since {since}"
+    reason = "the training was already done" if done else f"not all of its pods ever ran{why}"
+    text = f"start {number} is not counted: {reason}"
     return (ObjectEvent(warning=True, reason="StartWithdrawn", message=text),)
 
 
@@ -89,7 +94,7 @@ def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> 
 
 
 def _derive_condition_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    """Report conditions that have become news, each in its own words."""
+    """Report conditions with a notable change, each by its message."""
     known = {condition.type: condition for condition in before.conditions}
     events = []
     for now in after.conditions:
@@ -125,7 +130,7 @@ def _derive_request_events(before: TrainingJobStatus, after: TrainingJobStatus) 
     if now is None or now == earlier:
         return ()
     if now.sequence is not None:
-        text = f"commit {now.sequence}, step {now.step}, answers the request for a save: {now.reason}"
+        text = f"commit {now.sequence} at step {now.step} fulfills the request to save: {now.reason}"
         return (ObjectEvent(warning=False, reason="SaveRequestAnswered", message=text),)
     text = f"asked the training to save: {now.reason}"
     return (ObjectEvent(warning=False, reason="SaveRequested", message=text),)

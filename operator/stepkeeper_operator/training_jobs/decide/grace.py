@@ -1,4 +1,4 @@
-"""Derive condition GraceSufficient: whether a save fits into the time that the job's pods have at their end."""
+"""Derive condition GraceSufficient: whether a save fits into the grace period of the job's pods."""
 
 import math
 from functools import partial
@@ -27,10 +27,10 @@ _FIELD: Final = "spec.template.spec.terminationGracePeriodSeconds"
 def derive_grace(
     view: View, history: JobHistory, checkpoint: CheckpointStatus | None
 ) -> tuple[ConditionUpdate, ...]:
-    """Compare the longest of the newest saves with the time that pods really have.
+    """Compare the longest of the newest saves with the effective grace period of the pods.
 
     Returns:
-        The condition. Nothing while the machines aren't known that the next pods run on: what was found stands.
+        The condition; nothing, to keep the present one, while the machines of the next pods are unknown.
 
     """
     pod_s = _find_pod_grace_s(view, history)
@@ -38,31 +38,33 @@ def derive_grace(
         return ()
     left_s = limit_grace_s(pod_s, view.job, view.machines)
     save_s = _find_longest_save_s(checkpoint)
-    have = f"pods have {left_s} s at their end{_name_autocheckpoint(view.observed)}"
+    have = f"pods have {left_s} s to shut down{_name_autocheckpoint(view.observed)}"
     if view.job.spec.checkpoint.on_disruption is OnDisruption.SKIP:
-        text = f"{have}, and nothing is saved then, as spec.checkpoint.onDisruption is Skip"
+        text = f"{have}; spec.checkpoint.onDisruption is Skip, so nothing is saved then"
         return (_update(Reason.NOTHING_TO_SAVE, text, status=True),)
     if save_s is None:
         return (
             _update(
-                Reason.NO_COMMIT_YET, f"{have}; the first commit shows how long a save takes", status=None
+                Reason.NO_COMMIT_YET,
+                f"{have}; the time of a save is unknown until the first commit",
+                status=None,
             ),
         )
-    said = f"a save takes {math.ceil(save_s)} s, and {have}"
+    text = f"a save takes {math.ceil(save_s)} s, and {have}"
     if save_s + END_RESERVE_S <= left_s:
-        return (_update(Reason.SAVE_FITS, said, status=True),)
+        return (_update(Reason.SAVE_FITS, text, status=True),)
     advice = _advise(view, pod_s=pod_s, needed_s=math.ceil(save_s + END_RESERVE_S))
     return (
         _update(
             Reason.GRACE_TOO_SHORT,
-            f"{said}, of which the end itself takes {END_RESERVE_S} s: {advice}",
+            f"{text}, of which {END_RESERVE_S} s are reserved for the exit itself: {advice}",
             status=False,
         ),
     )
 
 
 def _find_pod_grace_s(view: View, history: JobHistory) -> int | None:
-    """Find the grace period in the manifests of the pods that run, else of the ones that come next."""
+    """Find the grace period in the manifests of the running pods, or else of the next ones."""
     given = [
         pod.grace_s
         for pod in view.observed.pods
@@ -77,7 +79,7 @@ def _find_pod_grace_s(view: View, history: JobHistory) -> int | None:
 
 
 def _name_autocheckpoint(observed: Observed) -> str:
-    """Say what the job's QueuedResource does before maintenance; nothing for a job that names none."""
+    """Describe the QueuedResource's autocheckpoint setting; empty for a job without a QueuedResource."""
     machines = observed.machines
     return (
         ""
@@ -95,15 +97,15 @@ def _find_longest_save_s(checkpoint: CheckpointStatus | None) -> float | None:
 
 
 def _advise(view: View, *, pod_s: int, needed_s: int) -> str:
-    """Say what to change, in numbers: the template up to what the machines allow, and the saves beyond that."""
+    """Recommend a change: a longer grace period if the machines allow it, or else faster saves."""
     most_s, why = _find_limit(view)
     if most_s is None or needed_s <= most_s:
-        how = "leave it out, or set it" if most_s == AUTOCHECKPOINT_GRACE_S else "set it"
+        how = "remove it, or set it" if most_s == AUTOCHECKPOINT_GRACE_S else "set it"
         return f"{_FIELD} is {pod_s}: {how} to at least {needed_s}"
     also = "" if pod_s >= most_s else f"; set {_FIELD} to {most_s}"
     return (
-        f"{why}. A save that takes at most {math.floor(most_s - END_RESERVE_S)} s would fit: save less, to a faster "
-        "place, or from more hosts. Until then such an end costs the steps since the latest commit: shorten "
+        f"{why}. A save of at most {math.floor(most_s - END_RESERVE_S)} s would fit: save less data, use faster "
+        "storage, or save from more hosts. Until then such an end loses the steps since the latest commit: shorten "
         f"spec.checkpoint.interval{also}"
     )
 
@@ -111,7 +113,7 @@ def _advise(view: View, *, pod_s: int, needed_s: int) -> str:
 def _find_limit(view: View) -> tuple[int | None, str]:
     machines = view.machines
     if on_spot_machines(view.job, machines):
-        return SPOT_GRACE_S, f"Spot machines give {SPOT_GRACE_S} s whatever the template says"
+        return SPOT_GRACE_S, f"Spot machines give {SPOT_GRACE_S} s regardless of the template"
     if machines is not None and machines.autocheckpoint:
         return (
             AUTOCHECKPOINT_GRACE_S,

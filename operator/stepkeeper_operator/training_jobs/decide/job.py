@@ -49,7 +49,7 @@ from stepkeeper_operator.training_jobs.policy.plan import Plan, stop_jobset
 __all__ = ["decide_job"]
 
 _MIN_WRITE_INTERVAL_S: Final = 1.0
-_NAME_AGAIN_S: Final = 30.0
+_NAME_RECHECK_S: Final = 30.0
 
 
 def decide_job(
@@ -58,7 +58,7 @@ def decide_job(
     """Decide what to write, and when to look again."""
     view = View(job=job, observed=observed, settings=settings, now=now)
     if job.metadata.deletion_timestamp is not None:
-        # Whoever deletes it in the foreground waits for all pods, also for those that nobody else ends.
+        # A foreground deletion waits for all pods, including lost ones, which only the operator ends.
         given_up, look_s = find_lost_pods(view)
         return Decision(status=job.status, actions=given_up, requeue_after_s=look_s)
     if find_end(job) is not None:
@@ -87,8 +87,8 @@ def _decide_running(view: View, accepted: ConditionUpdate) -> Decision:
     )
     missing_s = compute_missing_s(view, plan.history)
     pods_s = None if missing_s is None or missing_s <= 0 else missing_s
-    # An edit of the spec comes by its watch; no watch tells that a name is free.
-    name_s = _NAME_AGAIN_S if accepted.reason in NAME_TAKEN else None
+    # A watch delivers an edit of the spec, but not that a name has become free.
+    name_s = _NAME_RECHECK_S if accepted.reason in NAME_TAKEN else None
     checkpoint = clear_previous_attempt(view, mirror.checkpoint, plan.history)
     checkpoint, request_s = update_request(view, checkpoint, plan.history)
     checkpoint = show_autocheckpoint(checkpoint, view.machines)
@@ -138,7 +138,7 @@ def _compose_status(
 
 def _plan_config_map(view: View) -> tuple[ApplyConfigMap, ...]:
     if view.observed.leftover is not None:
-        return ()  # it may be a ConfigMap that is another's yet; the pods that read it can't be made before it is gone
+        return ()  # it may be a ConfigMap of another owner; no pod is created before it is gone
     manifest = build_config_map(view.job, view.settings, view.observed.ca_pem)
     if view.observed.config_map is not None and view.observed.config_map.data == manifest["data"]:
         return ()
@@ -146,14 +146,14 @@ def _plan_config_map(view: View) -> tuple[ApplyConfigMap, ...]:
 
 
 def _hold(job: CheckpointedTrainingJob, observed: Observed) -> Observed:
-    """Take what runs for what there is of a job that isn't accepted. A JobSet of another owner is none of it."""
+    """Hold a job that is not accepted: its running pods continue. Ignore a JobSet of another owner."""
     jobset = observed.jobset
     own = jobset if jobset is not None and jobset.owner_uid == job.metadata.uid else None
     return replace(observed, held=True, jobset=own)
 
 
 def _decide_finished(view: View) -> Decision:
-    """Decide for a job that has ended: show late commits and what is left, stop what runs, delete it in time."""
+    """Decide for a job that has ended: show late commits and stuck pods, stop running pods, delete expired jobs."""
     mirror = mirror_storage(view.job, view.observed, running=None)
     stuck, stuck_s = derive_stuck(view)
     updates = (*judge_after_end(view.job, view.observed), *stuck)
@@ -191,7 +191,7 @@ def _pace_write(view: View, draft: Decision) -> Decision:
     minor = _without_progress(view.job.status) == _without_progress(draft.status)
     interval_s = view.settings.progress_interval_s if minor else _MIN_WRITE_INTERVAL_S
     wait_s = compute_write_wait_s(interval_s, last_write_at=view.observed.last_write_at, now=view.now)
-    # It is written before actions that rely on it, however soon after the last write.
+    # Actions that rely on the status need the write at once.
     relied_on = any(isinstance(action, RELYING_ON_STATUS) for action in draft.actions)
     if wait_s > 0 and not relied_on:
         return replace(draft, requeue_after_s=find_soonest(draft.requeue_after_s, wait_s))
@@ -199,7 +199,7 @@ def _pace_write(view: View, draft: Decision) -> Decision:
 
 
 def _without_progress(status: TrainingJobStatus) -> TrainingJobStatus:
-    """Leave out the parts of the status that are not worth a write at once. Every minute is enough for them."""
+    """Remove the parts of the status whose changes do not need a write at once."""
     checkpoint = status.checkpoint
     if checkpoint is not None:
         checkpoint = checkpoint.model_copy(update={"in_flight_step": None, "tail": None})

@@ -1,4 +1,4 @@
-"""Find pods that died with their node: nobody else fails or deletes them, and JobSet would wait for them for ever."""
+"""Find pods that were lost with their node. Only the operator ends them, and JobSet would wait for them forever."""
 
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.training_jobs.decision import GiveUpPod
@@ -8,20 +8,24 @@ __all__ = ["find_lost_pods"]
 
 _LOOK_AGAIN_S = 5.0
 _LIFE_S = 300.0
-"""Seconds for which a sign of life counts. The training may have gone on for a while before it stood still."""
+"""Seconds for which a sign of life counts. The training may have continued for a while before it stalled."""
 
 
 def find_lost_pods(view: View) -> tuple[tuple[GiveUpPod, ...], float | None]:
     """Find the pods to fail and delete, and the seconds after which to look again.
 
-    A pod is lost only if all of these hold. Its deletion is overdue. Its node is gone, or has been silent for
-    as long as its grace period. The pod has not reported since, and no report has shown another step of its attempt,
-    or that was long ago.
-    The operator has watched for a while. Fewer than half of all nodes are silent: otherwise the control plane has
-    lost touch. The pod's writer may still run; storage fences it.
+    A pod is lost only if all of these hold:
+
+    - Its deletion is overdue.
+    - Its node is gone, or has been silent for as long as the pod's grace period.
+    - The pod has not reported since, and no recent report has shown a new step of its attempt.
+    - The operator has been running for a while.
+    - Fewer than half of all nodes are silent: otherwise the control plane has lost contact.
+
+    The pod's writer may still run; storage fences it.
     """
     observed = view.observed
-    left = () if observed.leftover is None else observed.leftover.told
+    left = () if observed.leftover is None else observed.leftover.terminating
     known = {pod.uid: pod for pod in (*left, *observed.pods)}
     waiting = [
         pod
@@ -38,7 +42,7 @@ def find_lost_pods(view: View) -> tuple[tuple[GiveUpPod, ...], float | None]:
 
 
 def _is_done(pod: Pod) -> bool:
-    """Return True if nothing is left to do: its end is known and its object goes without its kubelet."""
+    """Return True if nothing is left to do: its end is known, and its object disappears without its kubelet."""
     return pod.terminal and pod.grace_s == 0
 
 
@@ -55,10 +59,10 @@ def _is_lost(pod: Pod, observed: Observed, now: float, *, outage: bool) -> bool:
 
 
 def _shows_life(pod: Pod, observed: Observed, *, since: float) -> bool:
-    """Tell whether the pod has reported since then, or its attempt goes on.
+    """Return True if the pod has reported since then, or its attempt has made a step.
 
-    The companion of another host goes on with reporting where the trainers wait for the lost one for ever. Where
-    another pod has taken its place it is that one whose attempt goes on.
+    Reports of other hosts alone prove nothing: their companions keep reporting while the trainers wait for the lost
+    pod. After a replacement of the pod, steps belong to the new pod.
     """
     report = observed.report
     if report is None or report.ordinal != pod.ordinal:
@@ -66,11 +70,11 @@ def _shows_life(pod: Pod, observed: Observed, *, since: float) -> bool:
     evidence = observed.find_evidence(report.ordinal)
     known = () if evidence is None else evidence.pods
     replaced = any(other.rank == pod.rank and other.created_at > pod.created_at for other in known)
-    heard_at, moved_at = report.heard_at.get(pod.uid), None if replaced else report.moved_at
-    return any(at is not None and at >= since for at in (heard_at, moved_at))
+    reported_at, moved_at = report.reported_at.get(pod.uid), None if replaced else report.moved_at
+    return any(at is not None and at >= since for at in (reported_at, moved_at))
 
 
 def _explain(pod: Pod, observed: Observed) -> str:
     node = observed.nodes.get(pod.node or "")
-    state = "is gone" if node is None or node.gone_since is not None else "is not heard of"
+    state = "is gone" if node is None or node.gone_since is not None else "does not report"
     return f"node {pod.node} {state} and the pod's deletion is overdue"

@@ -1,6 +1,6 @@
-"""Derive condition Progressing: whether the training makes steps, and what to do about one that makes none.
+"""Derive condition Progressing: whether the training makes steps, and advice if it does not.
 
-Nothing is ended for it: a step that stands still looks the same in a hang, an evaluation and an export.
+No pod is ended: a hang, an evaluation and an export look the same.
 """
 
 from functools import partial
@@ -27,43 +27,43 @@ from stepkeeper_operator.training_jobs.observed import View
 __all__ = ["UNJUDGED", "derive_progressing", "is_stalled"]
 
 UNJUDGED: Final = frozenset({Reason.NOT_RUNNING, Reason.UNREADABLE_SPEC})
-"""Reasons of earlier conditions that say nothing of an attempt that runs now."""
+"""Reasons of earlier conditions that do not apply to the running attempt."""
 
 _update: Final = partial(ConditionUpdate, ConditionType.PROGRESSING)
 _STEP_TIMEOUT_S: Final = 1800
 """Seconds that any step may take."""
 
 _FACTOR: Final = 10
-"""How many times longer than the longest step of the attempt so far the present one may take."""
+"""Factor by which the present step may exceed the longest step of the attempt so far."""
 
 _FINISHED_TIMEOUT_S: Final = 3600
-"""Seconds that the other pods have for their next step or commit once one of them has exited 0."""
+"""Seconds that the other pods have for their next step or commit after one pod has exited 0."""
 
 _NAMED: Final = 3
 
 
 def derive_progressing(
-    view: View, history: JobHistory, progress: ProgressStatus | None, *, running: bool, heard: bool | None
+    view: View, history: JobHistory, progress: ProgressStatus | None, *, running: bool, received: bool | None
 ) -> tuple[tuple[ConditionUpdate, ...], float | None]:
     """Check whether the running attempt makes steps or commits.
 
     Args:
         view: The job, with the conditions so far, and the facts of this reconcile.
-        history: The attempts, with what was just seen of them.
-        progress: The progress as this reconcile's status has it.
+        history: The attempts, updated by this reconcile.
+        progress: The progress in this reconcile's status.
         running: True if all pods of the attempt run or have exited 0.
-        heard: Whether reports arrive; None: nobody knows yet.
+        received: Whether reports arrive; None if unknown.
 
     Returns:
-        The condition, or nothing where the judgement of before stands; and the seconds until it has to be judged
-        again, None if it needn't be.
+        The condition, or nothing to keep the present one; and the seconds until it has to be judged again, None if
+        never.
 
     """
     attempt = history.last_attempt
     if not running or attempt is None:
         return (_update(Reason.NOT_RUNNING, "not all pods of an attempt run", status=None),), None
     last = find_current_report(view.observed, history)
-    report = last if heard else None
+    report = last if received else None
     n_done, done = find_done(view, history)
     n_hosts = view.n_hosts
     limit_s = _find_limit_s(view.job, report, progress, n_done=n_done, n_hosts=n_hosts)
@@ -71,18 +71,18 @@ def derive_progressing(
     left_s = None if limit_s is None else max(*signs, *_list_signs(last)) + limit_s - view.now
     if limit_s is not None and left_s is not None and left_s <= 0:
         reason = Reason.PARTIALLY_FINISHED if n_done else Reason.STALLED
-        said = _describe_done(n_hosts, n_done, done) if n_done else ""
-        message = f"{said}{_describe_stall(last, progress, limit_s)}. {_advise(view.job)}"
+        prefix = _describe_done(n_hosts, n_done, done) if n_done else ""
+        message = f"{prefix}{_describe_stall(last, progress, limit_s)}. {_advise(view.job)}"
         return (_update(reason, message, status=False),), None
     known = (
         find_condition(view.job.status.conditions, ConditionType.PROGRESSING)
         if history.is_attempt_of(view.job.status)
         else None
     )
-    unheard = heard is None and known is not None and known.reason not in UNJUDGED
-    # Where all are done nobody can make a step.
-    stands = unheard or (n_done != n_hosts and _still_stands(view.job, known, last, n_done))
-    return () if stands else (_judge_by_reports(view.job, report, progress),), left_s
+    unknown = received is None and known is not None and known.reason not in UNJUDGED
+    # If all pods are done, no step can follow.
+    unchanged = unknown or (n_done != n_hosts and _is_still_stalled(view.job, known, last, n_done))
+    return () if unchanged else (_judge_by_reports(view.job, report, progress),), left_s
 
 
 def is_stalled(status: TrainingJobStatus) -> bool:
@@ -99,13 +99,13 @@ def _find_limit_s(
     n_done: int,
     n_hosts: int,
 ) -> int | None:
-    """Find how many seconds may go by without a step or a commit. None: nobody can tell."""
+    """Find how many seconds may pass without a step or a commit; None if unknown."""
     if n_done:
         return _FINISHED_TIMEOUT_S if n_done < n_hosts else None
     longest_ms = None if progress is None else progress.longest_step_millis
     if report is None or longest_ms is None or _has_made_all_steps(job, report):
         return None
-    # A process that starts again in its pod compiles and restores first: these are no steps.
+    # A process that restarts in its pod first compiles and restores, without steps.
     makes_steps = report.report.phase in {ReportPhase.TRAINING, ReportPhase.SAVING}
     return max(_STEP_TIMEOUT_S, _FACTOR * longest_ms // 1000) if makes_steps else None
 
@@ -122,19 +122,19 @@ def _list_signs(report: LastReport | None) -> list[float]:
     return [0.0, *(time for time in times if time is not None)]
 
 
-def _still_stands(
+def _is_still_stalled(
     job: CheckpointedTrainingJob, known: Condition | None, report: LastReport | None, n_done: int
 ) -> bool:
-    """Tell whether the training was found to make no steps, and has made none since, nor a commit."""
+    """Return True if the training was found to be stalled, and has made no step or commit since."""
     if known is None or known.status is not ConditionStatus.FALSE:
         return False
     if known.reason == Reason.PARTIALLY_FINISHED and not n_done:
-        return False  # the Job of the one that was done was made anew: all run
+        return False  # the Job of the pod that was done was created again: all pods run
     if report is None:
         return True
     if _has_made_all_steps(job, report):
         return False
-    # The first report to a new operator moves nothing that this operator knows of.
+    # The first report to a new operator is no progress by itself.
     progress = job.status.progress
     same = report.report.step == (None if progress is None else progress.step)
     return same and max(_list_signs(report)) <= known.last_transition_time
@@ -144,11 +144,11 @@ def _judge_by_reports(
     job: CheckpointedTrainingJob, report: LastReport | None, progress: ProgressStatus | None
 ) -> ConditionUpdate:
     if report is None:
-        return _update(Reason.NO_REPORTS, "no report arrives: see condition Reporting", status=None)
+        return _update(Reason.NO_REPORTS, "no reports arrive: see condition Reporting", status=None)
     if _has_made_all_steps(job, report):
         return _update(Reason.ALL_STEPS_MADE, "", status=True)
     if progress is None or progress.longest_step_millis is None:
-        text = "the reports of this attempt have shown too few steps to know how long one takes"
+        text = "too few steps were reported in this attempt to know how long a step takes"
         return _update(Reason.NO_STEP_YET, text, status=None)
     return _update(Reason.STEPS_ADVANCE, "", status=True)
 
@@ -157,22 +157,22 @@ def _describe_done(n_hosts: int, n_done: int, done: list[Pod]) -> str:
     names = ", ".join(pod.name for pod in done[:_NAMED])
     more = ", …" if len(done) > _NAMED else ""
     named = f" ({names}{more})" if names else ""
-    return f"{n_done} of {n_hosts} pods have exited 0{named}, and the others still run; "
+    return f"{n_done} of {n_hosts} pods have exited 0{named}, and the others are still running; "
 
 
 def _describe_stall(last: LastReport | None, progress: ProgressStatus | None, limit_s: int) -> str:
-    """Say which step since when. The text stays the same while nothing moves."""
-    said = f"no step or commit was reported for {limit_s} s"
+    """Describe the last step and its time. The text stays the same during a stall."""
+    text = f"no step or commit was reported for {limit_s} s"
     if last is None or progress is None or progress.last_progress_time is None:
-        return said
-    return f"{said}: the last is step {progress.step} at {render_time(progress.last_progress_time)}"
+        return text
+    return f"{text}: the last is step {progress.step} at {render_time(progress.last_progress_time)}"
 
 
 def _advise(job: CheckpointedTrainingJob) -> str:
     kubectl = f"kubectl -n {job.metadata.namespace}"
     return (
-        "A long evaluation or export looks the same, so nothing is ended for it. Where it stands: stepkeeper has "
-        f"written the stacks of all threads to the pods' logs ({kubectl} logs POD -c trainer), py-spy dump in the pod "
-        f"shows any other program's. If it hangs, {kubectl} delete pod POD of one that runs starts all pods again "
-        "from the latest commit"
+        "No pod is stopped, since a long evaluation or export looks the same. To find where the training is, see the "
+        f"stacks of all threads that stepkeeper wrote to the pods' logs ({kubectl} logs POD -c trainer), or use py-spy "
+        f"dump in the pod for other programs. If the training hangs, delete one of its running pods ({kubectl} delete "
+        "pod POD): all pods restart from the latest commit"
     )

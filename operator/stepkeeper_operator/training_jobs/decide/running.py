@@ -1,4 +1,4 @@
-"""Derive condition Running: whether all pods of the present attempt run, and else what they wait for."""
+"""Derive condition Running: whether all pods of the present attempt run, and if not, what they wait for."""
 
 from functools import partial
 from typing import Final
@@ -21,27 +21,27 @@ __all__ = ["compute_missing_s", "derive_running"]
 
 _update: Final = partial(ConditionUpdate, ConditionType.RUNNING, status=False)
 _NORMAL_S: Final = 30
-"""Seconds for which it is normal that no pod is made though not all exist."""
+"""Seconds for which a pause in creating the pods is normal."""
 
 
 def derive_running(view: View, history: JobHistory, *, waiting: str | None) -> ConditionUpdate:
-    """Check whether all pods of the present attempt run. If not, the message says what they wait for."""
+    """Check whether all pods of the present attempt run. If not, the message explains what they wait for."""
     if view.jobset is None:
-        return _update(Reason.NO_JOB_SET, waiting or "its JobSet is being made")
+        return _update(Reason.NO_JOB_SET, waiting or "its JobSet is being created")
     n_hosts = view.n_hosts
     present = [pod for pod in view.observed.pods if pod.ordinal == history.ordinal]
     alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
     running = [pod for pod in alive if pod.exit_code is None]
     n_done, _ = find_done(view, history)
     if n_done and n_done + len(running) >= n_hosts:
-        # The job is over when JobSet says so.
+        # The job ends when JobSet reports completion.
         return _update(Reason.FINISHING, f"{n_done} of {n_hosts} pods have exited 0")
     if not history.is_running:
         last = history.last_attempt
         ended = last.cause if last is not None and last.cause else "it has not started"
         return _update(Reason.ENDED, waiting or f"the last attempt ended: {ended}")
     if len(running) >= n_hosts:
-        return _update(Reason.ALL_PODS_RUN, f"{n_hosts} of {n_hosts} pods run", status=True)
+        return _update(Reason.ALL_PODS_RUN, f"{n_hosts} of {n_hosts} pods are running", status=True)
     outlived = next((pod for pod in alive if pod.exit_code is not None and pod.others_running), None)
     if outlived is not None:
         return _update(Reason.TRAINER_ENDED, _describe_outlived(outlived))
@@ -49,13 +49,13 @@ def derive_running(view: View, history: JobHistory, *, waiting: str | None) -> C
     missing_s = compute_missing_s(view, history)
     if reason == Reason.STARTING and missing_s is not None and missing_s <= 0:
         reason, detail = Reason.NO_PODS, _describe_missing(view.job, len(present), n_hosts)
-    return _update(reason, f"{len(running)} of {n_hosts} pods run{detail}")
+    return _update(reason, f"{len(running)} of {n_hosts} pods are running{detail}")
 
 
 def compute_missing_s(view: View, history: JobHistory) -> float | None:
-    """Compute the seconds until pods that the running attempt lacks count as a problem: 0 or less if they do.
+    """Compute the seconds until missing pods of the running attempt count as a problem: 0 or less if they do.
 
-    The controllers make the pods of many hosts one after the other, and replace some: only a pause counts.
+    The controllers create the pods of many hosts one by one, and replace some: only a pause counts.
 
     Returns:
         The seconds; None if no pod is missing, or no attempt runs.
@@ -78,21 +78,21 @@ def compute_missing_s(view: View, history: JobHistory) -> float | None:
 
 
 def _describe_missing(job: CheckpointedTrainingJob, n_present: int, n_hosts: int) -> str:
-    """Describe that not all pods exist, and say where to look, as the end of a sentence about those that run."""
+    """Complete the sentence about the running pods: how many exist, and where to look for the cause."""
     name, describe = job.metadata.name, f"kubectl -n {job.metadata.namespace} describe"
     found = f", {n_present} of {n_hosts} exist, and no other" if n_present else ", and none"
     return (
-        f"{found} was made for {_NORMAL_S} s. The events of its JobSet and Jobs say why: {describe} jobset "
-        f"{name}; {describe} jobs -l {JOB_NAME_LABEL}={name}"
+        f"{found} was created in the last {_NORMAL_S} s. For the cause, see the events of its JobSet and Jobs: "
+        f"{describe} jobset {name}; {describe} jobs -l {JOB_NAME_LABEL}={name}"
     )
 
 
 def _describe_outlived(pod: Pod) -> str:
     names = ", ".join(repr(name) for name in pod.others_running)
     return (
-        f"the trainer of {pod.name} exited with code {pod.exit_code}, and container {names} still runs: the pod "
-        "ends only once all its containers have. Make a container that has to end with the trainer an init container "
-        "with restartPolicy: Always"
+        f"the trainer of {pod.name} exited with code {pod.exit_code}, but container {names} is still running: the pod "
+        "ends when all its containers have ended. To end a container with the trainer, make it an init container with "
+        "restartPolicy: Always"
     )
 
 
@@ -102,5 +102,5 @@ def _find_obstacle(pods: list[Pod]) -> tuple[Reason, str]:
             return Reason.STOPPING, f"; {pod.name} on node {pod.node} is being stopped"
     for pod in pods:
         if pod.waiting:
-            return Reason.POD_WAITING, f"; {pod.name} waits: {pod.waiting}"
+            return Reason.POD_WAITING, f"; {pod.name} is waiting: {pod.waiting}"
     return Reason.STARTING, ""

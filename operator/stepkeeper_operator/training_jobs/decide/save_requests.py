@@ -1,4 +1,4 @@
-"""Ask a running training to save ahead of announced maintenance, and see the commit that answers."""
+"""Request a save from a running training before announced maintenance, and find the commit that fulfills it."""
 
 from typing import Final
 
@@ -18,21 +18,21 @@ __all__ = ["compute_lead_s", "find_open_request", "update_request"]
 _MIN_LEAD_S: Final = 120.0
 _MAX_LEAD_S: Final = 3600.0
 _LEAD_PER_SAVE: Final = 3.0
-"""Times that the last save took, before maintenance: one for a save in flight, one for ours, one for luck."""
+"""The lead in durations of the last save: one for a save in flight, one for this one, one as a margin."""
 
 _TOGETHER_S: Final = _MIN_LEAD_S
-"""Windows that begin within so many seconds of each other are one reason to save."""
+"""Windows that begin within this number of seconds of each other share one request."""
 
 
 def update_request(
     view: View, checkpoint: CheckpointStatus | None, history: JobHistory
 ) -> tuple[CheckpointStatus | None, float | None]:
-    """Add a request that is due to the checkpoint part of the status, and the commit that answers the last one.
+    """Add a due request to the checkpoint part of the status, and the commit that fulfills the last one.
 
-    Each attempt is asked once for each window, as soon as it has done something that no commit has.
+    Each attempt gets one request per window, as soon as it has a step that is not committed.
 
     Returns:
-        That part, and the seconds until a request will be due; None if none is known.
+        That part, and the seconds until a request is due; None if none is known.
 
     """
     status = _add_answer(checkpoint or CheckpointStatus())
@@ -50,13 +50,13 @@ def update_request(
 
 
 def compute_lead_s(status: CheckpointStatus) -> float:
-    """Compute how many seconds before maintenance a save is asked for, from the time that the last one took."""
+    """Compute how many seconds before maintenance to request a save, from the duration of the last one."""
     millis = None if status.latest is None else status.latest.duration_millis
     return min(_MAX_LEAD_S, max(_MIN_LEAD_S, _LEAD_PER_SAVE * (millis or 0) / 1000))
 
 
 def find_open_request(status: TrainingJobStatus) -> SaveRequest | None:
-    """Return the request that no commit has answered yet. An attempt that has ended answers none."""
+    """Return the request that no commit has fulfilled yet; None once its attempt has ended."""
     request = None if status.checkpoint is None else status.checkpoint.last_request
     last = status.attempts[-1] if status.attempts else None
     if request is None or request.sequence is not None or last is None or last.end is not None:
@@ -65,7 +65,7 @@ def find_open_request(status: TrainingJobStatus) -> SaveRequest | None:
 
 
 def _find_window(view: View, status: CheckpointStatus, attempt: Attempt) -> MaintenanceWindow | None:
-    """Find the earliest window that isn't over and that the attempt has not been asked for."""
+    """Find the earliest window that is not over and for which the attempt has no request."""
     windows = () if view.machines is None else view.machines.windows
     request = status.last_request
     asked = request.maintenance_time if request is not None and request.attempt == attempt.number else None
@@ -77,7 +77,7 @@ def _find_window(view: View, status: CheckpointStatus, attempt: Attempt) -> Main
 
 
 def _has_something_to_lose(attempt: Attempt, status: CheckpointStatus) -> bool:
-    """Return True if the attempt has done a step that the latest commit doesn't hold."""
+    """Return True if the attempt has made a step that the latest commit does not contain."""
     if attempt.to_step is None:
         return False
     return status.latest is None or attempt.to_step > status.latest.step

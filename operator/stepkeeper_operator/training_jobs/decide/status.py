@@ -1,4 +1,4 @@
-"""Derive the checkpoint and progress parts of the status from reports and pods. The same facts give the same bytes."""
+"""Derive the checkpoint and progress parts of the status from reports and pods, deterministically."""
 
 import math
 from collections.abc import Iterable
@@ -25,16 +25,16 @@ __all__ = ["Mirror", "clear_previous_attempt", "derive_progress", "mirror_storag
 
 _TEXT_LIMIT: Final = 64
 _MAX_ETA_S: Final = 2**53
-"""The API keeps no number that is much greater."""
+"""The API cannot store much larger numbers exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mirror:
-    """The committed checkpoints as far as pods reported them."""
+    """The committed checkpoints that pods reported."""
 
     checkpoint: CheckpointStatus | None
     new_commit: bool
-    """True if the job has made a commit that the status didn't know before."""
+    """True if the job has made a commit that is not in the status yet."""
 
 
 def mirror_storage(
@@ -42,18 +42,18 @@ def mirror_storage(
 ) -> Mirror:
     """Derive the checkpoint part of the status. `running` is the ordinal of the present attempt."""
     before = job.status.checkpoint or CheckpointStatus()
-    words, report = _find_last_words(observed, before), observed.report
-    if any(_supersedes(word, report) for word in words):
+    finals, report = _find_final_commits(observed, before), observed.report
+    if any(_supersedes(final, report) for final in finals):
         report = None
     after = before
     if report is not None:
         current = report.ordinal == running and _is_of_last_attempt(job, report)
         after = _mirror_report(after, report, current=current)
-    for word in words:
-        # A report that no word supersedes names the present root.
-        if report is None or report.report.root in {None, word.root}:
-            after = _mirror_last_word(after, job, word)
-    new_commit = _has_new_commit(before, report, words)
+    for final in finals:
+        # A report that was not superseded names the present root.
+        if report is None or report.report.root in {None, final.root}:
+            after = _mirror_final_commit(after, job, final)
+    new_commit = _has_new_commit(before, report, finals)
     return Mirror(checkpoint=None if after == CheckpointStatus() else after, new_commit=new_commit)
 
 
@@ -72,7 +72,7 @@ def clear_previous_attempt(
 def show_autocheckpoint(
     checkpoint: CheckpointStatus | None, machines: QueuedMachines | None
 ) -> CheckpointStatus | None:
-    """Say in the checkpoint part what the job's machines do before maintenance."""
+    """Add the autocheckpoint setting of the job's machines to the checkpoint part."""
     setting = None if machines is None else machines.autocheckpoint_setting
     shown = (checkpoint or CheckpointStatus()).model_copy(update={"autocheckpoint": setting})
     return None if shown == CheckpointStatus() else shown
@@ -125,7 +125,7 @@ def _mirror_report(status: CheckpointStatus, last: LastReport, *, current: bool)
     if report.root is not None:
         new_root = report.root != status.root
         if new_root or report.tail > (status.tail or 0):
-            # Without a HEAD nothing can be resumed: the root is new, or its only commits turned out to be bad.
+            # Without a HEAD there is no commit to resume: the root is new, or its only commits turned out to be bad.
             update["latest"] = None if report.head is None else _find_latest(report.head, last)
         update |= {
             "root": report.root,
@@ -169,20 +169,20 @@ def _convert_commit(commit: ReportedCommit) -> CommitStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LastWord:
-    """The newest commit that a process made, as its termination message tells."""
+class _FinalCommit:
+    """The newest commit of a process, from its termination message."""
 
     root: str
     commit: CommitPoint
     ordinal: tuple[int, int]
-    said_at: float
+    reported_at: float
 
 
-def _find_last_words(observed: Observed, status: CheckpointStatus) -> tuple[_LastWord, ...]:
-    """Find the last words that name a commit, whatever ended the process.
+def _find_final_commits(observed: Observed, status: CheckpointStatus) -> tuple[_FinalCommit, ...]:
+    """Find the commits in termination messages, however the processes ended.
 
-    After an edit of its uri a job has another root. Words of another root than the status knows count only while
-    they are the newest that is known of the job.
+    An edit of the uri gives the job another root. Commits in another root than the status names count only while they
+    are newer than all reports.
     """
     newest = max((evidence.ordinal for evidence in observed.evidence), default=(0, 0))
     if observed.report is not None:
@@ -193,56 +193,62 @@ def _find_last_words(observed: Observed, status: CheckpointStatus) -> tuple[_Las
             last = pod.termination
             if last is None or last.root is None or last.committed is None:
                 continue
-            said_at = 0.0 if pod.finished_at is None else pod.finished_at
-            word = _LastWord(root=last.root, commit=last.committed, ordinal=evidence.ordinal, said_at=said_at)
-            later = observed.report is None or _supersedes(word, observed.report)
-            if status.root in {None, word.root} or (word.ordinal == newest and later):
-                found.append(word)
+            final = _FinalCommit(
+                root=last.root,
+                commit=last.committed,
+                ordinal=evidence.ordinal,
+                reported_at=0.0 if pod.finished_at is None else pod.finished_at,
+            )
+            later = observed.report is None or _supersedes(final, observed.report)
+            if status.root in {None, final.root} or (final.ordinal == newest and later):
+                found.append(final)
     return tuple(found)
 
 
-def _supersedes(word: _LastWord, report: LastReport | None) -> bool:
-    """Tell whether the last word is newer than the report and names another root."""
-    if report is None or report.report.root == word.root:
+def _supersedes(final: _FinalCommit, report: LastReport | None) -> bool:
+    """Return True if the final commit is newer than the report and in another root."""
+    if report is None or report.report.root == final.root:
         return False
-    return (word.ordinal, word.said_at) > (report.ordinal, report.received_at)
+    return (final.ordinal, final.reported_at) > (report.ordinal, report.received_at)
 
 
-def _mirror_last_word(
-    status: CheckpointStatus, job: CheckpointedTrainingJob, word: _LastWord
+def _mirror_final_commit(
+    status: CheckpointStatus, job: CheckpointedTrainingJob, final: _FinalCommit
 ) -> CheckpointStatus:
-    """Add a commit that only a last word names: it was made after the last report.
+    """Add a commit that only a termination message names, because it was made after the last report.
 
-    The tail stays as it is: the next report also knows the commit's folder. A report that has seen the commit's slot
-    knows better, since a commit that turned out to be bad is not the latest any more.
+    The tail is kept: the next report includes the commit's slot. A report that already includes the slot takes
+    precedence, since a commit that turned out to be bad is no longer the latest.
     """
-    if word.root != status.root:
-        status = status.model_copy(update={"root": word.root, "tail": None, "latest": None, "recent": ()})
-    if word.commit.sequence <= _find_newest_sequence(status, word.root, tail=True):
+    if final.root != status.root:
+        status = status.model_copy(update={"root": final.root, "tail": None, "latest": None, "recent": ()})
+    if final.commit.sequence <= _find_newest_sequence(status, final.root, tail=True):
         return status
-    latest = CommitStatus(sequence=word.commit.sequence, step=word.commit.step, uri=job.spec.checkpoint.uri)
+    latest = CommitStatus(sequence=final.commit.sequence, step=final.commit.step, uri=job.spec.checkpoint.uri)
     return status.model_copy(update={"latest": latest})
 
 
-def _has_new_commit(before: CheckpointStatus, last: LastReport | None, words: tuple[_LastWord, ...]) -> bool:
-    """Tell whether the job has made a commit that the status doesn't know: restored ones are no progress.
+def _has_new_commit(
+    before: CheckpointStatus, last: LastReport | None, finals: tuple[_FinalCommit, ...]
+) -> bool:
+    """Return True if the job has made a commit that is not in the status. Restored commits are no progress.
 
-    The root that the status knows is the job's own, so a later HEAD of it is one too. Another root may hold
-    commits of before.
+    The root in the status belongs to the job, so a later HEAD of it is a new commit too. Another root may contain
+    earlier commits.
     """
-    made = [(word.root, word.commit.sequence, True) for word in words]
+    made = [(final.root, final.commit.sequence, True) for final in finals]
     if last is not None and last.report.root is not None:
         root, head = last.report.root, last.report.head
         made += [(root, commit.sequence, False) for commit in last.commits]
         if head is not None and root == before.root and last.report.tail > (before.tail or 0):
             made.append((root, head.sequence, False))
     return any(
-        sequence > _find_newest_sequence(before, root, tail=by_word) for root, sequence, by_word in made
+        sequence > _find_newest_sequence(before, root, tail=is_final) for root, sequence, is_final in made
     )
 
 
 def _find_newest_sequence(status: CheckpointStatus, root: str, *, tail: bool) -> int:
-    """Find the newest commit of that root that the status knows, or with `tail` the newest slot; -1 if none."""
+    """Find the newest commit of `root` in the status, or with `tail` its newest slot; -1 if there is none."""
     if status.root != root:
         return -1
     latest = () if status.latest is None else (status.latest.sequence,)

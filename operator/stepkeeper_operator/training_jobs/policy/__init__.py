@@ -1,1 +1,1 @@
-"""Judge why an attempt ended, what that costs, and when the next one may start. Pure."""
+"""Plan what follows: the end of the job, a wait, or the next start. Pure."""

@@ -1,4 +1,4 @@
-"""Find out what an end leads to: the end of the job, a wait, or the next JobSet."""
+"""Plan what follows the end of an attempt: the end of the job, a wait, or the next JobSet."""
 
 from dataclasses import replace
 from typing import Final
@@ -28,7 +28,7 @@ _AFTER_FIX: Final = "Fix the cause, then delete and create this job again: it re
 
 
 def find_completion(history: JobHistory) -> JobEnd | None:
-    """Return the end of the job if an attempt has ended without a cause: its training is done."""
+    """Return the end of the job if an attempt ended without a cause, because the training is done."""
     completed = {None, AttemptKind.COMPLETED}
     ended = (each for each in history.closed if each.end is not None)
     done = next((each for each in ended if each.cause is None and each.kind in completed), None)
@@ -40,9 +40,9 @@ def find_completion(history: JobHistory) -> JobEnd | None:
 
 
 def judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restarted: bool) -> JobEnd | None:
-    """Return the end of the job if its newest ended attempt leaves no restart.
+    """Return the end of the job if no restart is allowed after its newest ended attempt.
 
-    A judgement by the budgets is final: an edit of them ends no attempt that was allowed to start.
+    A judgement by the budgets is final: an edit of the budgets ends no attempt that was allowed to start.
     """
     attempt = history.closed[-1] if history.closed else None
     if attempt is None or not attempt.cause:
@@ -50,12 +50,12 @@ def judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restart
     message = describe_end(attempt)
     if attempt.cause == FENCED:
         advice = (
-            "Nothing was written since. End the other job, or give one of them a checkpoint.uri of its own, "
+            "This job has written nothing since. End the other job, or give one of them another checkpoint.uri, "
             "then delete and create this job again"
         )
         return JobEnd(complete=False, reason=Reason.ROOT_OWNED_BY_ANOTHER, message=f"{message}. {advice}")
     if attempt.kind == AttemptKind.UNRECOVERABLE:
-        text = f"{message}. spec.restarts.fatalExitCodes names that code. {_AFTER_FIX}"
+        text = f"{message}. spec.restarts.fatalExitCodes lists that code. {_AFTER_FIX}"
         return JobEnd(complete=False, reason=Reason.FATAL_EXIT_CODE, message=text)
     if restarted and _is_recorded(job, history, attempt):
         return None
@@ -64,11 +64,11 @@ def judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restart
         return None
     failed = attempt.cause == Cause.APPLICATION_ERROR
     reason = Reason.MAX_FAILURES_REACHED if failed else Reason.MAX_DISRUPTIONS_REACHED
-    return JobEnd(complete=False, reason=reason, message=f"{why}. The last time: {message}. {_AFTER_FIX}")
+    return JobEnd(complete=False, reason=reason, message=f"{why}. The last end: {message}. {_AFTER_FIX}")
 
 
 def has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
-    """Return True if the status lacks the running attempt, or what is known of the cause of the end before it."""
+    """Return True if the status lacks the running attempt, or the current cause of the end before it."""
     if not history.closed or not _is_recorded(job, history, history.closed[-1]):
         return True
     known = {(attempt.number, attempt.inferred) for attempt in job.status.attempts}
@@ -76,7 +76,7 @@ def has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> boo
 
 
 def _is_recorded(job: CheckpointedTrainingJob, history: JobHistory, ended: Attempt) -> bool:
-    """Return True if the status has the running attempt, and the cause of the end before it."""
+    """Return True if the status has the running attempt and the cause of the end before it."""
     running, known = history.last_attempt, job.status.attempts
     if running is None or not known or known[-1].number != running.number:
         return False
@@ -84,17 +84,17 @@ def _is_recorded(job: CheckpointedTrainingJob, history: JobHistory, ended: Attem
 
 
 def must_be_replaced(view: View, jobset: JobSet, history: JobHistory) -> bool:
-    """Return True if the attempt has ended by pods that JobSet takes for done: it restarts nothing then."""
+    """Return True if the attempt ended by pods with hidden exit codes, which JobSet does not restart."""
     last = history.last_attempt
     if last is None or last.end is None or last.kind in STOPPED_KINDS:
         return False
     pods = find_pods(history, view.observed)
     acts = any(pod.phase == "Failed" for pod in pods.present)
-    return (jobset.completed or not acts) and bool(pods.list_masked(view.job.spec.total_steps))
+    return (jobset.completed or not acts) and bool(pods.list_hidden_exits(view.job.spec.total_steps))
 
 
 def plan_after_completion(view: View, jobset: JobSet, plan: Plan) -> Plan:
-    """Plan what follows when every pod has exited 0: the end, unless they were asked to stop."""
+    """Plan what follows when every pod has exited 0: the end of the job, unless the pods were asked to stop."""
     last, total = plan.history.last_attempt, view.job.spec.total_steps
     if last is not None and last.cause is not None:
         where = None
@@ -103,7 +103,7 @@ def plan_after_completion(view: View, jobset: JobSet, plan: Plan) -> Plan:
         elif find_pods(plan.history, view.observed).stopped_with_0():
             where = ""
         if where is not None:
-            waiting = f"all pods exited 0{where} after a notice; it is started again"
+            waiting = f"all pods exited 0{where} after a notice; the job is restarted"
             return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
     return replace(
         plan, end=JobEnd(complete=True, reason=Reason.ALL_PODS_SUCCEEDED, message="every pod exited 0")
@@ -111,16 +111,16 @@ def plan_after_completion(view: View, jobset: JobSet, plan: Plan) -> Plan:
 
 
 def plan_after_failure(view: View, jobset: JobSet, plan: Plan) -> Plan:
-    """Plan what follows a JobSet that has failed: the end, a wait, or the next one.
+    """Plan what follows a failed JobSet: the end of the job, a wait, or the next JobSet.
 
-    One whose other pods still run is deleted before the wait.
+    A JobSet with running pods is deleted before the wait.
     """
     last = plan.history.last_attempt
     if end := judge_last_end(view.job, plan.history, restarted=False):
         ended_at = 0 if last is None or last.end is None else last.end
         open_s = ended_at + view.settings.reattribution_s - view.now
         if open_s > 0 and _is_provisional(view, plan.history):
-            return replace(plan, waiting="the cause of its end may still be corrected", look_again_s=open_s)
+            return replace(plan, waiting="the cause of the last end may still change", look_again_s=open_s)
         return replace(plan, end=end)
     history, wait_s = set_backoff(view, plan.history)
     if wait_s > 0 and jobset.is_finished:
@@ -130,13 +130,13 @@ def plan_after_failure(view: View, jobset: JobSet, plan: Plan) -> Plan:
 
 
 def _is_provisional(view: View, history: JobHistory) -> bool:
-    """Return True if the cause of the last end can still turn out to be another: nothing final may follow yet.
+    """Return True if the cause of the last end may still be corrected, so that the job must not end yet.
 
-    Survivors fail before the machines of their peers are seen to be gone: while a pod of another slice has not ended,
-    its node may be one that is lost.
+    Survivors fail before the loss of their peers' machines is noticed. While a pod of another slice has not ended, its
+    node may be lost.
     """
     last = history.last_attempt
     if last is None or last.kind == AttemptKind.UNRECOVERABLE:
         return False
-    by_loss = view.is_on_queued_resource or find_pods(history, view.observed).run(view.observed)
+    by_loss = view.is_on_queued_resource or find_pods(history, view.observed).has_running_pods(view.observed)
     return bool(last.inferred) or (last.kind == AttemptKind.FAILED and by_loss)

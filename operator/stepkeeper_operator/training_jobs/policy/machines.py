@@ -1,4 +1,4 @@
-"""Find out what a job waits for on the machines of the QueuedResource that it names: may it start, must it stop."""
+"""Find whether a job has to wait for the machines of its QueuedResource, and whether it has to stop."""
 
 from dataclasses import dataclass
 
@@ -17,24 +17,24 @@ class MachinesWait:
     reason: Reason
     message: str
     stop: bool
-    """True: what runs has to stop as well. False: hosts that have left for a moment stop nothing by themselves."""
+    """True if running pods have to stop as well. Hosts that left for a moment stop no pods."""
 
 
 def find_wait(view: View) -> MachinesWait | None:
-    """Find why the job has to wait for its QueuedResource. None: its machines are ready, or it names none."""
+    """Find why the job has to wait for its QueuedResource; None if its machines are ready, or it names none."""
     name, machines = view.job.spec.placement.queued_resource_name, view.machines
     if name is None:
         return None
     if not view.observed.queued_resources_managed:
         text = (
-            f"it waits for QueuedResource {name}, and this operator doesn't manage QueuedResources: install the chart "
+            f"waiting for QueuedResource {name}, but this operator does not manage QueuedResources: install the chart "
             "with cloudTPU.enabled=true"
         )
         return MachinesWait(reason=Reason.QUEUED_RESOURCES_DISABLED, message=text, stop=False)
     if machines is None:
         text = (
-            f"it waits for QueuedResource {name}, which doesn't exist in namespace {view.job.metadata.namespace}: "
-            "create it there (a job uses only one of its own namespace), or correct "
+            f"QueuedResource {name} does not exist in namespace {view.job.metadata.namespace}: create it there "
+            "(a job can use only a QueuedResource of its own namespace), or fix "
             "spec.placement.tpu.queuedResourceName"
         )
         return MachinesWait(reason=Reason.QUEUED_RESOURCE_NOT_FOUND, message=text, stop=True)
@@ -44,18 +44,16 @@ def find_wait(view: View) -> MachinesWait | None:
 def _describe_wait(machines: QueuedMachines) -> MachinesWait:
     where = f"QueuedResource {machines.name}"
     if machines.deleting:
-        text = f"{where} is being deleted: the job is resumed on a new one of that name"
+        text = f"{where} is being deleted; the job resumes on a new QueuedResource with that name"
         return MachinesWait(reason=Reason.QUEUED_RESOURCE_DELETING, message=text, stop=True)
     if not machines.active:
-        what = machines.obstacle or "its machines are not there yet"
-        text = f"the job starts when {where} is Active, and that is {machines.state} now: {what}"
+        what = machines.obstacle or "its machines do not exist yet"
+        text = f"the job starts when {where} is Active; its state is {machines.state}: {what}"
         return MachinesWait(reason=Reason.WAITING_FOR_QUEUED_RESOURCE, message=text, stop=True)
-    what = machines.obstacle or "none is known yet"
+    what = machines.obstacle or "no host is known yet"
     if machines.join_timed_out:
         text = f"the hosts of {where} have not joined the cluster in time: {what}"
         return MachinesWait(reason=Reason.NODES_JOIN_TIMEOUT, message=text, stop=False)
-    until = (
-        "" if machines.join_deadline is None else f"; they have until {render_time(machines.join_deadline)}"
-    )
-    text = f"it waits for the hosts of {where} to join the cluster{until}: {what}"
+    until = "" if machines.join_deadline is None else f" (deadline {render_time(machines.join_deadline)})"
+    text = f"waiting for the hosts of {where} to join the cluster{until}: {what}"
     return MachinesWait(reason=Reason.WAITING_FOR_NODES, message=text, stop=False)

@@ -1,4 +1,4 @@
-"""Plan what happens to the JobSet next: make, keep, suspend or replace it, or end the job."""
+"""Plan the next action on the JobSet: create, keep, suspend or replace it, or end the job."""
 
 from dataclasses import replace
 from typing import Final
@@ -36,9 +36,9 @@ from stepkeeper_operator.training_jobs.policy.starts import (
 
 __all__ = ["find_change", "plan_next", "plan_without_jobset"]
 
-_REQUEUED: Final = "its labels kueue.x-k8s.io/* were changed, so its JobSet is replaced"
+_REQUEUED: Final = "the job's labels kueue.x-k8s.io/* were changed, so its JobSet is replaced"
 
-_LEFT_QUEUE: Final = "it is suspended, and leaves the queue that Kueue admits it from"
+_LEFT_QUEUE: Final = "the job is suspended, and leaves the queue of Kueue"
 
 
 def plan_next(view: View, history: JobHistory) -> Plan:
@@ -47,7 +47,7 @@ def plan_next(view: View, history: JobHistory) -> Plan:
     reference = None if jobset is None else JobSetRef(name=jobset.name, uid=jobset.uid)
     plan = Plan(history=history, job_set=reference)
     if (jobset is None or not jobset.completed) and (end := find_completion(history)):
-        # JobSet may have begun one more start before the operator saw that.
+        # JobSet may have begun one more start before the operator noticed.
         return replace(plan, end=end, history=history.withdraw() if history.is_running else history)
     if jobset is None:
         return plan_without_jobset(view, history)
@@ -58,7 +58,7 @@ def _plan_with_jobset(view: View, jobset: JobSet, plan: Plan) -> Plan:
     history = plan.history
     failed = must_be_replaced(view, jobset, history)
     if jobset.completed and not failed:
-        # Before any edit or deletion: what is done isn't done again.
+        # Checked before any edit or deletion: a finished training is not repeated.
         completion = plan_after_completion(view, jobset, plan)
         if completion.end is not None or not jobset.deleting:
             return completion
@@ -73,21 +73,21 @@ def _plan_with_jobset(view: View, jobset: JobSet, plan: Plan) -> Plan:
 
 
 def find_change(view: View, jobset: JobSet, history: JobHistory) -> str | None:
-    """Find out what was changed since the JobSet was made, so that another one has to take its place."""
+    """Describe the change since the JobSet's creation that requires a new JobSet; None if there is none."""
     if view.observed.held:
         return None
     if _is_outdated(view, jobset):
         return EDITED
-    # Kueue takes no other queue for what runs.
+    # Kueue accepts no other queue for running pods.
     idle = jobset.suspended and not history.is_running
     return _REQUEUED if idle and jobset.lacks_labels(queue_labels(view.job)) else None
 
 
 def _is_outdated(view: View, jobset: JobSet) -> bool:
-    """Return True if the JobSet was built from another template, or for other machines than it could be resumed on.
+    """Return True if the JobSet was built from another template, or for other machines than the present ones.
 
-    Without its machines that can't be known yet, nor while the spec hides changes. What runs continues, whatever is
-    learnt of the machines meanwhile.
+    This is unknown, so False, without the machines or while the spec hides changes. Running pods continue even if the
+    machines differ.
     """
     machines = view.machines
     if view.is_on_queued_resource and machines is None:
@@ -101,7 +101,7 @@ def _is_outdated(view: View, jobset: JobSet) -> bool:
 
 def _plan_while_alive(view: View, jobset: JobSet, plan: Plan) -> Plan:
     history = plan.history
-    # JobSet acts first on an attempt that has just ended, unless no restart of it can be right.
+    # JobSet acts first on an attempt that has just ended, unless no restart is allowed.
     last = history.last_attempt
     final = last is not None and last.kind == AttemptKind.UNRECOVERABLE
     to_judge = has_unrecorded_end(view.job, history) if history.is_running else final
@@ -110,7 +110,7 @@ def _plan_while_alive(view: View, jobset: JobSet, plan: Plan) -> Plan:
         return replace(plan, end=end, history=stopped)
     plan = replace(plan, look_again_s=compute_report_wait_s(view, history))
     wait = find_wait(view)
-    # Hosts that left for a moment stop nothing that runs, but nothing starts without them.
+    # Hosts that left for a moment stop no running pods, but nothing starts without them.
     waits = wait is not None and (wait.stop or jobset.suspend)
     if view.observed.is_queued:
         if leaves_queue(view, history):
@@ -122,17 +122,17 @@ def _plan_while_alive(view: View, jobset: JobSet, plan: Plan) -> Plan:
 
 def _suspend_or_resume(view: View, jobset: JobSet, plan: Plan, *, waits: bool) -> Plan:
     wanted = waits or plan.waiting is not None or should_suspend(view, plan.history)
-    # A back-off only spaces restarts, also those of a job that isn't accepted any more.
+    # A back-off only spaces restarts, including those of a job that is no longer accepted.
     resumes = not view.observed.held or plan.history.next_start_time is not None
     return replace(plan, actions=set_suspend(jobset, suspend=wanted)) if wanted or resumes else plan
 
 
 def plan_without_jobset(view: View, history: JobHistory) -> Plan:
-    """Plan the next JobSet: make it, or wait, or end the job."""
+    """Plan the next JobSet: create it, wait, or end the job."""
     if end := judge_last_end(view.job, history, restarted=False):
         return Plan(history=history, job_set=None, end=end)
     if _number_was_used(view, history):
-        # Reserve the JobSet's number in the status before it is made: no second JobSet may get it.
+        # Reserve the JobSet's number in the status before its creation: no second JobSet may get it.
         history = history.note(
             job_sets=history.operator.job_sets + 1,
             started=False,
@@ -152,13 +152,13 @@ def plan_without_jobset(view: View, history: JobHistory) -> Plan:
         unreachable_s=view.settings.unreachable_toleration_s,
         machines=view.machines,
     )
-    return replace(plan, actions=(CreateJobSet(manifest=manifest),), waiting="its JobSet is being made")
+    return replace(plan, actions=(CreateJobSet(manifest=manifest),), waiting="its JobSet is being created")
 
 
 def _number_was_used(view: View, history: JobHistory) -> bool:
-    """Return True if a JobSet was made with the last reserved number.
+    """Return True if a JobSet was created with the last reserved number.
 
-    The status doesn't name one that was gone again before the operator looked. Its pods show it.
+    The status does not name a JobSet that disappeared before the operator saw it, but its pods show it.
     """
     resources, last = view.job.status.resources, history.operator.job_sets - 1
     if history.operator.job_sets == 0 or (resources is not None and resources.job_set is not None):

@@ -1,4 +1,4 @@
-"""Define the part of a decision that is about the JobSet, and what its next start waits for."""
+"""Define the plan for the JobSet, and find what its next start waits for."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -9,7 +9,7 @@ from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_pods
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.decision import Action, DeleteJobSet, JobEnd, SetSuspend
-from stepkeeper_operator.training_jobs.observed import JOBSET_RECHECK_S, REJECTED_AGAIN_S, View
+from stepkeeper_operator.training_jobs.observed import JOBSET_RECHECK_S, REJECTION_RETRY_S, View
 from stepkeeper_operator.training_jobs.policy.machines import find_wait
 from stepkeeper_operator.training_jobs.policy.starts import compute_next_start, should_suspend
 
@@ -23,14 +23,14 @@ __all__ = [
     "stop_jobset",
 ]
 
-_HELD: Final = "the job is not accepted: condition Accepted says why"
-_REFUSED: Final = "the API server refuses its JobSet: condition Accepted says why"
-BACKING_OFF: Final = "it waits until status.nextStartTime (spec.restarts.backoff)"
+_HELD: Final = "the job is not accepted: see condition Accepted"
+_REFUSED: Final = "the API server refuses its JobSet: see condition Accepted"
+BACKING_OFF: Final = "waiting until status.nextStartTime (spec.restarts.backoff)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The part of a decision that is about the JobSet."""
+    """The part of a decision that concerns the JobSet."""
 
     history: JobHistory
     job_set: JobSetRef | None
@@ -39,7 +39,7 @@ class Plan:
     actions: tuple[Action, ...] = ()
     end: JobEnd | None = None
     waiting: str | None = None
-    """The reason why a job without a running attempt waits, for people."""
+    """The reason why a job without a running attempt waits, for messages."""
 
     look_again_s: float | None = None
 
@@ -47,7 +47,7 @@ class Plan:
 def stop_jobset(jobset: JobSet | None, *, queued: bool) -> tuple[Action, ...]:
     """Stop all pods after the job's end. The pods of a JobSet that ended by itself are kept for their logs.
 
-    One that Kueue manages is not suspended first: Kueue would resume it.
+    A JobSet that Kueue manages is deleted, not suspended: Kueue would resume it.
     """
     if jobset is None or jobset.is_finished or jobset.deleting:
         return ()
@@ -55,39 +55,39 @@ def stop_jobset(jobset: JobSet | None, *, queued: bool) -> tuple[Action, ...]:
 
 
 def set_suspend(jobset: JobSet, *, suspend: bool) -> tuple[Action, ...]:
-    """Suspend or resume the JobSet, if it is not so already."""
+    """Suspend or resume the JobSet, unless it already is in that state."""
     return () if jobset.suspend == suspend else (SetSuspend(jobset=jobset, suspend=suspend),)
 
 
 def find_delay(view: View, history: JobHistory, *, wait_s: float) -> tuple[str, float | None] | None:
-    """Find what the next JobSet waits for. Also return in how many seconds to look again."""
+    """Find what the next JobSet waits for, and after how many seconds to look again."""
     observed = view.observed
     if observed.held or should_suspend(view, history):
-        return _HELD if observed.held else "it is suspended", None
+        return _HELD if observed.held else "the job is suspended", None
     if wait := find_wait(view):
         return wait.message, None
     if wait_s > 0:
         return BACKING_OFF, wait_s
-    if (refusal := observed.rejection) is not None and view.now < refusal.at + REJECTED_AGAIN_S:
-        return _REFUSED, refusal.at + REJECTED_AGAIN_S - view.now
+    if (refusal := observed.rejection) is not None and view.now < refusal.at + REJECTION_RETRY_S:
+        return _REFUSED, refusal.at + REJECTION_RETRY_S - view.now
     if (leftover := observed.leftover) is not None:
-        # Two sets of pods at once would fight for the storage, and two Jobs can't have one name.
-        text = f"{leftover.name} of {leftover.origin} is still there: it has to end, or to be deleted"
+        # Two sets of pods would compete for the storage, and two Jobs cannot share a name.
+        text = f"{leftover.origin} left {leftover.name}: wait until it is gone, or delete it"
         return text, JOBSET_RECHECK_S
     return None
 
 
 def set_backoff(view: View, history: JobHistory) -> tuple[JobHistory, float]:
-    """Set the time of the next start in the history. Also return the seconds until then."""
+    """Set the time of the next start in the history, and return the seconds until then."""
     at = compute_next_start(view, history)
     wait_s = 0.0 if at is None else max(0.0, at - view.now)
     return replace(history, next_start_time=None if at is None else int(at)), wait_s
 
 
 def hold_next_start(view: View, plan: Plan) -> Plan:
-    """Hold up the restart that JobSet is about to do, if the job's starts end at once.
+    """Delay the restart that JobSet is about to do, if the job's starts end at once.
 
-    JobSet restarts in place without any wait, and without any limit unless it counts a failure: those are few.
+    JobSet restarts in place without a wait, and limits only the restarts that it counts as failures.
     """
     last = plan.history.last_attempt
     if last is None or _counts_towards_max(view, plan.history, last):
@@ -98,9 +98,9 @@ def hold_next_start(view: View, plan: Plan) -> Plan:
 
 
 def _counts_towards_max(view: View, history: JobHistory, last: Attempt) -> bool:
-    """Return True if JobSet has counted the restart after the last attempt, or will.
+    """Return True if JobSet counts the restart after the last attempt.
 
-    It may not have counted what is charged to the application: a pod that saved because its peer failed hides that.
+    It may not count an application failure: a pod that saved because its peer failed hides the failure.
     """
     jobset, known = view.jobset, history.operator
     if last.cause != Cause.APPLICATION_ERROR:

@@ -1,4 +1,4 @@
-"""Limit and space the starts of a job: those that end at once, and those that a queue decides on."""
+"""Limit and space the starts of a job, and decide when it leaves its queue."""
 
 from typing import Final
 
@@ -20,13 +20,13 @@ __all__ = [
 ]
 
 _REPORT_WAIT_S: Final = 60
-"""Seconds left to the pods to report to an operator that has just started."""
+"""Seconds that the pods have to report to an operator that has just started."""
 
 
 def is_limit_reached(view: View, history: JobHistory) -> bool:
-    """Return True if no further start is allowed before a person has looked at the job.
+    """Return True if no further start is allowed until a user changes the job.
 
-    The last start that is allowed may run, and so may what might have committed while no operator watched.
+    The last allowed start may run, and so may an attempt that may have committed while no operator ran.
     """
     n_left = _count_starts_left(view.job, history)
     if not history.is_running:
@@ -42,11 +42,11 @@ def _count_starts_left(job: CheckpointedTrainingJob, history: JobHistory) -> int
 
 
 def compute_report_wait_s(view: View, history: JobHistory) -> float | None:
-    """Compute for how many seconds a new operator lets more starts run than are allowed, until it hears of commits.
+    """Compute for how many seconds a new operator lets a start beyond the limit run, so that its commits are reported.
 
     Returns:
-        The seconds; None if nothing is waited for: no such start runs, or it is already being stopped, or a report
-        has named the root, or it has had its time.
+        The seconds; None if there is nothing to wait for: no such start runs, it is already being stopped, a report
+        has named the root, or the time has passed.
 
     """
     jobset, last = view.jobset, view.observed.report
@@ -61,7 +61,7 @@ def compute_report_wait_s(view: View, history: JobHistory) -> float | None:
 
 
 def explain_limit(job: CheckpointedTrainingJob, history: JobHistory) -> str:
-    """Explain to a person why the job was suspended, and how to start it again."""
+    """Explain why the job was suspended, and how to start it again."""
     n_starts = history.operator.starts_without_checkpoint
     which = "1 start has" if n_starts == 1 else f"{n_starts} starts in a row have"
     ended = history.closed[-1] if history.closed else None
@@ -69,15 +69,15 @@ def explain_limit(job: CheckpointedTrainingJob, history: JobHistory) -> str:
     return (
         f"{which} committed no new checkpoint; "
         f"spec.restarts.maxStartsWithoutCheckpoint allows {job.spec.restarts.max_starts_without_checkpoint}.{last} "
-        "Fix the cause. A changed spec.template starts the job again; so does spec.suspend set to true and back to "
-        "false, or a greater maxStartsWithoutCheckpoint"
+        "Fix the cause. To start the job again, change spec.template, set spec.suspend to true and back to false, or "
+        "raise maxStartsWithoutCheckpoint"
     )
 
 
 def compute_next_start(view: View, history: JobHistory) -> float | None:
-    """Compute the earliest time of the next start. None: at once.
+    """Compute the earliest time of the next start; None for now.
 
-    An end that somebody asked for makes nobody wait, and what was edited may be repaired.
+    There is no wait after a requested end, nor after an edit, which may have fixed the cause.
     """
     last = history.last_attempt
     if last is None or last.end is None or not last.cause or last.kind in STOPPED_KINDS:
@@ -94,15 +94,15 @@ def compute_next_start(view: View, history: JobHistory) -> float | None:
 
 
 def should_suspend(view: View, history: JobHistory) -> bool:
-    """Return True if the user suspends the job, or too many of its starts in a row ended without a commit."""
+    """Return True if the user suspends the job, or too many starts in a row ended without a commit."""
     return view.job.spec.suspend or is_limit_reached(view, history)
 
 
 def leaves_queue(view: View, history: JobHistory) -> bool:
-    """Return True if the JobSet of a queued job has to go for the job to stop.
+    """Return True if the JobSet of a queued job has to be deleted for the job to stop.
 
-    Kueue would at once resume what it has admitted, and is suspended by somebody else. Without its JobSet the job
-    holds no quota; a new one joins the queue once the job may start. Hosts that left for a moment cost no place in it.
+    Kueue would at once resume an admitted JobSet that the operator suspended. Without its JobSet the job holds no
+    quota; a new JobSet joins the queue once the job may start. If hosts left for a moment, it keeps its place.
     """
     wait = find_wait(view)
     return view.observed.is_queued and (should_suspend(view, history) or (wait is not None and wait.stop))

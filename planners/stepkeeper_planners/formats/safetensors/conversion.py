@@ -47,7 +47,7 @@ def safetensors_to_checkpoint(
 
     Raises:
         FileNotFoundError: there is no `src`.
-        SourceError: a file is damaged, cut off or missing, or the index names what isn't there.
+        SourceError: a file is damaged, cut off or missing, or the index names a missing file or tensor.
         DuplicateNameError: two tensors get the same name.
         DestinationExistsError: there is something at `dst`.
 
@@ -91,19 +91,19 @@ def checkpoint_to_safetensors(
         dst: one file if it ends in ".safetensors", else a folder.
         prefix: convert only the names below this one, and remove it: with "model", "model.a" becomes "a".
         rename: changes each name, after the prefix is removed; None from it leaves the tensor out.
-        values: what to do with values that are no tensors, which the format can't hold: raise, or leave them out.
+        values: what to do with values that aren't tensors, which the format can't hold: raise, or leave them out.
         max_shard_bytes: the size of a file's tensors, at most; one larger tensor gets a file of its own. A folder of
             several files also gets an index.
         overwrite: replace existing safetensors files at `dst`.
         progress: called with the bytes of tensors that are done, and those of all tensors.
 
     Returns:
-        The files that were written, the tensors, and what was left out, by their names in `src`.
+        The files that were written, and the tensors and other entries, by their names in `src`.
 
     Raises:
-        SourceError: `src` is no checkpoint, one of its files is missing or damaged, or it has no such tensors.
+        SourceError: `src` isn't a checkpoint, one of its files is missing or damaged, or it has no such tensors.
         MetadataDecodeError: its metadata is damaged, contradicts itself, or would run code.
-        UnsupportedValueError: there are values that are no tensors, or a tensor has a dtype or name that the format
+        UnsupportedValueError: there are values that aren't tensors, or a tensor has a dtype or name that the format
             lacks.
         DuplicateNameError: two tensors get the same name.
         DestinationExistsError: there is something at `dst`.
@@ -134,7 +134,7 @@ def _select_names(
 
     Raises:
         SourceError: there are none.
-        UnsupportedValueError: there are values that are no tensors, and `values` refuses them.
+        UnsupportedValueError: there are values that aren't tensors, and `values` refuses them.
         DuplicateNameError: two tensors get the same name.
     """
     names = _rename_all(checkpoint.tensors, lambda fqn: _select_name(fqn, prefix, rename))
@@ -165,7 +165,7 @@ def _rename_all(names: Iterable[str], rename: RenameFunction | None) -> dict[str
             continue
         if name in sources:
             raise DuplicateNameError(
-                f"{sources[name]!r} and {source!r} both become {name!r}; rename one otherwise"
+                f"{sources[name]!r} and {source!r} both become {name!r}; rename one of them differently"
             )
         renamed[source] = name
         sources[name] = source
@@ -176,6 +176,7 @@ def _refuse_values(checkpoint: CheckpointReader, prefix: str) -> None:
     values = [fqn for fqn in checkpoint.values if not prefix or fqn.startswith(f"{prefix}.")]
     if values:
         raise UnsupportedValueError(
-            f"safetensors files hold tensors only, and {len(values)} values of {checkpoint.files.name} are none: "
+            f"safetensors files hold tensors only, but {len(values)} values of {checkpoint.files.name} aren't "
+            "tensors: "
             f'{join_names(values)}. Pass values="leave_out" to convert the rest'
         )

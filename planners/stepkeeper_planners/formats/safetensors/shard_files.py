@@ -131,7 +131,7 @@ def plan_shard_files(entries: Sequence[TensorEntry], max_shard_bytes: int | None
 
 
 def build_index(shards: Sequence[ShardFile]) -> bytes:
-    """Build the index file, which says which tensor is in which file."""
+    """Build the index file, which maps each tensor to its file."""
     index = {
         "metadata": {"total_size": sum(entry.n_bytes for shard in shards for entry in shard.entries)},
         "weight_map": {entry.name: shard.file_name for shard in shards for entry in shard.entries},

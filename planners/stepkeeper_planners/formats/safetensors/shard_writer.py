@@ -49,7 +49,8 @@ def write_shards(
         return _write_folder(target, shards, checkpoint, meter, overwrite=overwrite)
     if len(shards) > 1:
         raise ValueError(
-            f"{target} names one file, max_shard_bytes asks for {len(shards)}; name a folder, or leave it out"
+            f"{target} names one file, but max_shard_bytes needs {len(shards)}; name a folder, or leave "
+            "max_shard_bytes out"
         )
     with new_file(target, source=checkpoint.files.path, overwrite=overwrite) as file:
         _write_shard(file, shards[0], checkpoint, meter)

@@ -74,14 +74,14 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise SourceError(f"{index} is no index of safetensors files: it has no weight_map") from error
+        raise SourceError(f"{index} isn't an index of safetensors files: it has no weight_map") from error
     if type(weight_map) is not dict or not weight_map:
         raise SourceError(f"{index}: the weight_map names no tensor")
     for name, file_name in weight_map.items():
         if type(file_name) is not str or not file_name.endswith(SUFFIX) or Path(file_name).name != file_name:
             raise SourceError(
                 f"{index}: the weight_map has {printable(str(file_name))} for {printable(name)}, "
-                "which is no file beside it"
+                "which isn't a file beside it"
             )
     return weight_map
 
@@ -89,20 +89,20 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 def _map_tensors(path: Path) -> dict[str, torch.Tensor]:
     _check_is_file(path)
     try:
-        # It maps the file for reading only, however large it is, and checks all that the header says.
+        # It maps the file for reading only, however large it is, and checks the whole header.
         with safe_open(path, framework="np"):
             pass
         with path.open("rb") as file:
             start = _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
             header = json.loads(file.read(start - _LENGTH_BYTES))
-            # What is written to the memory stays in this process. None is reserved for it: the file may be larger.
+            # Writes to the memory stay in this process. None is reserved for it: the file may be larger.
             flags, prot = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
             content = mmap.mmap(file.fileno(), 0, flags=flags, prot=prot)
         header.pop("__metadata__", None)
         return {name: _view(content, start, **described) for name, described in header.items()}
     except (SafetensorError, ValueError, LookupError, TypeError, OverflowError, RuntimeError) as error:
         raise SourceError(
-            f"{printable(str(path))} is no safetensors file, damaged or cut off: {error}"
+            f"{printable(str(path))} isn't a safetensors file, or is damaged or cut off: {error}"
         ) from error
 
 
@@ -122,4 +122,4 @@ def _check_is_file(path: Path) -> None:
     if not path.exists():
         raise SourceError(f"{printable(str(path))} is missing")
     if not path.is_file():
-        raise SourceError(f"{printable(str(path))} is no regular file; it is a folder, a pipe or a device")
+        raise SourceError(f"{printable(str(path))} isn't a regular file: it is a folder, a pipe or a device")

@@ -39,7 +39,7 @@ def torch_save_to_checkpoint(
 
     Raises:
         FileNotFoundError: there is no `src`.
-        SourceError: it is no torch.save file, a damaged one, or holds more than dense tensors and plain values.
+        SourceError: it isn't a torch.save file, is damaged, or holds more than dense tensors and plain values.
         UnsupportedValueError: a value has a type that isn't stored.
         DestinationExistsError: there is something at `dst`.
 
@@ -70,7 +70,7 @@ def checkpoint_to_torch_save(
         The file that was written, and the tensors by their flat names.
 
     Raises:
-        SourceError: `src` is no checkpoint, or one of its files is missing, damaged or cut off.
+        SourceError: `src` isn't a checkpoint, or one of its files is missing, damaged or cut off.
         MetadataDecodeError: its metadata is damaged, contradicts itself, or would run code.
         ValueDecodeError: a value is damaged, or has a type that isn't read without running it.
         DestinationExistsError: there is something at `dst`.
@@ -113,6 +113,6 @@ def _defer_tensor(
 
 
 def _restore_order(leaves: dict[str, Any], checkpoint: CheckpointReader) -> dict[str, Any]:
-    """Sort the entries as the state had them, if the planner data tells. Lists may be filled in any order."""
+    """Sort the entries as the state had them, if the planner data has their order. Lists may be filled in any order."""
     known = {fqn: leaves[fqn] for fqn in checkpoint.paths if fqn in leaves}
     return {**known, **leaves}

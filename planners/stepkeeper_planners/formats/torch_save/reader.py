@@ -1,4 +1,4 @@
-"""Read a torch.save file with `dcp.load`: one rank opens it, and all ranks get what they need of it."""
+"""Read a torch.save file with `dcp.load`: one rank opens it, and sends its content to all ranks."""
 
 import io
 import os
@@ -36,7 +36,7 @@ class TorchSaveReader(StorageReader):
     """Load a torch.save file into the state of a distributed job. Pass one to `dcp.load`, with any planner.
 
     Only the first rank opens the file, and nothing in it is run. Each tensor is sent once, whole, to all other ranks,
-    which keep their parts. So a rank needs memory for its state and the largest tensor. Tensors that no rank asks for
+    which keep their parts. So a rank needs memory for its state and the largest tensor. Tensors that no rank requests
     are not read.
 
     Ranks: all ranks of the group make one and call `dcp.load` at the same time. If something fails while data arrives,
@@ -73,7 +73,7 @@ class TorchSaveReader(StorageReader):
 
     @override
     def read_metadata(self, *_: Any) -> Metadata:
-        """Return what the file holds, on all ranks, as the first rank sees it.
+        """Return the file's metadata on all ranks, as the first rank reads it.
 
         Ranks: collective.
         """
@@ -90,7 +90,7 @@ class TorchSaveReader(StorageReader):
 
         Raises:
             FileNotFoundError: there is no such file.
-            SourceError: it is no torch.save file, a damaged one, or holds more than dense tensors and plain values.
+            SourceError: it isn't a torch.save file, is damaged, or holds more than dense tensors and plain values.
         """
         if self._error is not None:
             raise self._error
@@ -132,10 +132,10 @@ class TorchSaveReader(StorageReader):
         try:
             if self._path is None:
                 raise ValueError(
-                    "no file is named: TorchSaveReader(path), or dcp.load(…, checkpoint_id=path)"
+                    "no file to load from: use TorchSaveReader(path), or dcp.load(…, checkpoint_id=path)"
                 )
             self._flat = flatten_state(open_torch_save(self._path))
-            # Find what can't be sent before any rank gets anything.
+            # Find tensors that can't be sent before any rank gets data.
             for name, tensor in self._flat.tensors.items():
                 _check_dense(name, tensor)
             for name, value in self._flat.values.items():
@@ -145,7 +145,7 @@ class TorchSaveReader(StorageReader):
         return _build_metadata(self._flat), None
 
     def _names_needed(self, by_name: dict[str, list[ReadItem]]) -> Sequence[str]:
-        """Return the names that any rank asks for, in the order of the file."""
+        """Return the names that any rank requests, in the order of the file."""
         names = list(self._metadata.state_dict_metadata)
         if self._world_size() == 1:
             return [name for name in names if name in by_name]
@@ -180,7 +180,7 @@ class TorchSaveReader(StorageReader):
         return self._broadcast(own, stored, wanted=wanted)
 
     def _read_own(self, name: str) -> torch.Tensor | bytes:
-        """Return what the first rank sends."""
+        """Return the data that the first rank sends."""
         if name in self._flat.values:
             return encode_value(name, self._flat.values[name])
         tensor = self._flat.tensors[self._flat.aliases.get(name, name)]

@@ -27,7 +27,7 @@ def open_torch_save(path: Path) -> dict[Any, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        SourceError: it is no torch.save file, a damaged one, or holds more than dense tensors and plain values.
+        SourceError: it isn't a torch.save file, is damaged, or holds more than dense tensors and plain values.
     """
     with path.open("rb") as file:
         _check_kind(path, file.read(len(_LEGACY_MAGIC)))
@@ -37,9 +37,8 @@ def open_torch_save(path: Path) -> dict[Any, Any]:
             state = load_archive(archive)
         except UnknownNameError as error:
             raise SourceError(
-                f"{path} holds what is neither a dense tensor nor a plain value ({error}). "
-                "Nothing was run. Save the file again without, "
-                "as dense tensors, numbers, strings, numpy arrays, and lists and dicts of these"
+                f"{path} holds something other than dense tensors and plain values ({error}). Nothing was run. Save "
+                "the file again with only dense tensors, numbers, strings, numpy arrays, and lists and dicts of these"
             ) from error
         except PickleRefusedError as error:
             raise SourceError(
@@ -47,7 +46,7 @@ def open_torch_save(path: Path) -> dict[Any, Any]:
             ) from error
     if not isinstance(state, dict):
         raise SourceError(
-            f"{path} holds a {type(state).__name__}, a checkpoint is made of a dict of names; "
+            f"{path} holds a {type(state).__name__}, but a checkpoint needs a dict of names; "
             'save {"name": value} instead'
         )
     return state
@@ -74,15 +73,15 @@ class _MappedArchive(TorchArchive):
 def _check_kind(path: Path, start: bytes) -> None:
     if start == _LEGACY_MAGIC:
         raise SourceError(
-            f"{path} is in the format of torch before 1.6, which can only be read whole. Where memory is enough: "
+            f"{path} is in the format of torch before 1.6, which can only be read whole. With enough memory, run "
             "torch.save(torch.load(old, weights_only=True), new), then convert the new file"
         )
     if not start.startswith(ZIP_MAGIC):
-        raise SourceError(f"{path} is no torch.save file: it doesn't begin as one")
+        raise SourceError(f"{path} isn't a torch.save file: it doesn't start like one")
 
 
 def _check_records(path: Path, archive: TorchArchive) -> None:
     if any(name.endswith("/constants.pkl") for name in archive.names):
         raise SourceError(
-            f"{path} is a TorchScript program; save the state_dict() of the module it was made of"
+            f"{path} is a TorchScript program; save the state_dict() of the module that it was made from"
         )

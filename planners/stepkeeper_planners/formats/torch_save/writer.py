@@ -33,7 +33,7 @@ class DeferredTensor:
     read_elements: Callable[[], Iterable[memoryview]]
     """Returns all bytes in C order, in pieces."""
     write_order: tuple[str, int, int] = ("", 0, 0)
-    """Elements are asked for in ascending order of this key."""
+    """Elements are requested in ascending order of this key."""
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Write `.metadata`: the pickle from which stock torch.distributed.checkpoint learns what a folder holds."""
+"""Write `.metadata`: the pickle that lists a folder's contents for stock torch.distributed.checkpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -67,7 +67,9 @@ def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
     aliases = dict(sorted((name, of) for manifest in manifests for name, of in manifest.aliases.items()))
     for name, of in aliases.items():
         if name in merged or of not in merged:
-            raise ManifestError(f"tied tensor {name!r} stands for {of!r}, which wasn't saved, or was itself")
+            raise ManifestError(
+                f"tied tensor {name!r} refers to {of!r}: that wasn't saved, or {name!r} was saved too"
+            )
         tensors[name] = replace(tensors[of], fqn=name)
     return tensors
 
@@ -76,14 +78,16 @@ def merge_values(manifests: Sequence[Manifest]) -> dict[str, ValueRecord]:
     """Merge the values of all ranks by name.
 
     Raises:
-        ManifestError: Two ranks wrote one name.
+        ManifestError: Two ranks wrote the same name.
 
     """
     values: dict[str, ValueRecord] = {}
     for manifest in manifests:
         for value in manifest.values:
             if value.fqn in values:
-                raise ManifestError(f"value {value.fqn!r} was written by rank {manifest.rank} and by another")
+                raise ManifestError(
+                    f"value {value.fqn!r} was written by rank {manifest.rank} and by another rank"
+                )
             values[value.fqn] = value
     return dict(sorted(values.items()))
 
@@ -168,16 +172,16 @@ def _check_covered(tensor: TensorRecord) -> None:
             for start, size, whole in zip(chunk.offsets, chunk.sizes, tensor.global_shape, strict=True)
         ):
             raise ManifestError(
-                f"tensor {tensor.fqn!r} has the shape {tensor.global_shape}, its chunk at {chunk.offsets} of sizes "
-                f"{chunk.sizes} isn't in it: the ranks' plans don't fit together"
+                f"tensor {tensor.fqn!r} has the shape {tensor.global_shape}, but its chunk at {chunk.offsets} with "
+                f"the sizes {chunk.sizes} is outside it: the ranks' plans don't fit together"
             )
-    # Readers find a chunk by where it starts, also one without elements.
+    # Readers find a chunk by its offsets, even one without elements.
     places = {chunk.offsets for chunk in tensor.chunks}
     volume = sum(prod(chunk.sizes) for chunk in tensor.chunks)
     if volume != prod(tensor.global_shape) or len(places) != len(tensor.chunks):
         raise ManifestError(
-            f"tensor {tensor.fqn!r} has {prod(tensor.global_shape)} elements, its {len(tensor.chunks)} chunks "
-            f"at {len(places)} places have {volume}: the ranks' plans don't fit together"
+            f"tensor {tensor.fqn!r} has {prod(tensor.global_shape)} elements, but its {len(tensor.chunks)} "
+            f"chunks at {len(places)} offsets have {volume}: the ranks' plans don't fit together"
         )
     overlap = find_overlap(tensor.chunks)
     if overlap is not None:

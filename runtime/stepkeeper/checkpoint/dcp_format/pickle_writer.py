@@ -1,4 +1,4 @@
-"""Write pickles that name classes of torch, opcode by opcode, without torch and without stand-ins that could leak.
+"""Write pickles that name torch's classes, opcode by opcode, without torch and without stand-in classes.
 
 They use protocol 2, and only opcodes that torch's restricted unpickler (weights_only) knows.
 """
@@ -27,7 +27,7 @@ class Call(NamedTuple):
 
 
 class Instance(NamedTuple):
-    """The object that `cls.__new__(cls)` makes. Unless `state` is None, it is passed to __setstate__ or __dict__."""
+    """The object that `cls.__new__(cls)` returns. Unless `state` is None, it is passed to __setstate__ or __dict__."""
 
     cls: Global
     state: object = None
@@ -42,7 +42,7 @@ class Pairs:
 
 
 class Persistent(NamedTuple):
-    """The object that the unpickler's persistent_load makes of `identity`."""
+    """The object that the unpickler's persistent_load returns for `identity`."""
 
     identity: object
 
@@ -72,7 +72,7 @@ class _Writer:
     def add(self, value: object) -> None:
         method = _METHODS.get(type(value))
         if method is None:
-            raise TypeError(f"{type(value).__name__} has no place in a checkpoint's metadata")
+            raise TypeError(f"{type(value).__name__} can't be stored in a checkpoint's metadata")
         method(self, value)
 
     def add_none(self, _: None) -> None:
@@ -96,7 +96,7 @@ class _Writer:
             self._memoize(value)
 
     def add_call(self, value: Call) -> None:
-        """Add a call. Equal calls give one object: sizes and layouts, which nothing changes."""
+        """Add a call. Equal calls share one object: they build sizes and layouts, which never change."""
         if not self._write_memoized(value):
             self.add_global(value.function)
             self.add_tuple(value.arguments)
@@ -142,7 +142,7 @@ class _Writer:
         self.written += pickle.SETITEMS
 
     def _write_memoized(self, value: object) -> bool:
-        """Refer to the value in the memo, and return True, if it is there."""
+        """Write a reference to the value if it is in the memo. Return True if it is."""
         get = self._memo.get(value)
         if get is not None:
             self.written += get

@@ -47,11 +47,11 @@ class _Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
-    """A tensor file without its data, and without the data's checksum, which stands both before and after the data."""
+    """A tensor file without its data and the data's checksum, which is both before and after the data."""
 
     layout: TensorFileLayout
     before: tuple[bytes, bytes]
-    behind: tuple[bytes, bytes]
+    after: tuple[bytes, bytes]
 
 
 def lay_out_tensor_file(dtype: str, sizes: tuple[int, ...]) -> TensorFileLayout:
@@ -62,7 +62,7 @@ def lay_out_tensor_file(dtype: str, sizes: tuple[int, ...]) -> TensorFileLayout:
 def frame_tensor_file(dtype: str, sizes: tuple[int, ...], crc32: int) -> tuple[bytes, bytes]:
     """Return the bytes of the tensor file before and after its data, which has this crc-32."""
     frame, crc = _build_frame(dtype, sizes), struct.pack("<I", crc32)
-    return crc.join(frame.before), crc.join(frame.behind)
+    return crc.join(frame.before), crc.join(frame.after)
 
 
 @lru_cache(maxsize=4096)
@@ -81,7 +81,7 @@ def _build_frame(dtype: str, sizes: tuple[int, ...]) -> _Frame:
     return _Frame(
         layout=layout,
         before=_split_at_crc(head + header, len(head) + _CRC_IN_HEADER),
-        behind=_split_at_crc(tail, in_tail),
+        after=_split_at_crc(tail, in_tail),
     )
 
 
@@ -129,7 +129,7 @@ def _count_header_bytes(header_offset_bytes: int) -> int:
 
 
 def _build_header(record: _Record, padded_to: int = 0) -> bytes:
-    """Build a record's header. The sizes always stand in the zip64 field, for small records as for large ones."""
+    """Build a record's header. The sizes are always in the zip64 field, even for small records."""
     extra = struct.pack("<HHQQ", 1, 16, record.size_bytes, record.size_bytes)
     if padded_to:
         padding = padded_to - 30 - len(record.name) - len(extra) - 4

@@ -1,1 +1,1 @@
-"""Check whether a root can be trusted: its log, latest commit and bucket, and what the store promises."""
+"""Check whether a root can be trusted: its log, latest commit and bucket, and the store's guarantees."""

@@ -1,4 +1,4 @@
-"""Judge what a bucket's settings mean for a root in it. Pure."""
+"""Judge a bucket's settings for a root in it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class Finding:
     """Name of the check. It is stable: scripts select by it."""
 
     verdict: Verdict
-    says: str
-    """Description of what was found, for people."""
+    summary: str
+    """Description of the finding, for people."""
 
     todo: str = ""
     """Advice on what to do about it."""
@@ -60,45 +60,45 @@ def _lifecycle(settings: Mapping[str, Any], prefix: str) -> Finding:
         return Finding(
             check="lifecycle",
             verdict="bad",
-            says=f"a lifecycle rule deletes objects of this root: {deleting[0].get('condition')}",
-            todo="take the rule away, or give it a matchesPrefix elsewhere: the log may never lose an object",
+            summary=f"a lifecycle rule deletes objects of this root: {deleting[0].get('condition')}",
+            todo="remove the rule, or limit it to other paths with matchesPrefix: the log must never lose an object",
         )
     if moving:
         return Finding(
             check="lifecycle",
             verdict="warn",
-            says=f"a lifecycle rule moves objects of this root to {moving[0]['action'].get('storageClass')}",
-            todo="leave the log and recent checkpoints in STANDARD: reading and deleting early cost extra elsewhere",
+            summary=f"a lifecycle rule moves objects of this root to {moving[0]['action'].get('storageClass')}",
+            todo="keep the log and recent checkpoints in STANDARD: elsewhere reads and early deletion cost extra",
         )
     if not aborting:
         return Finding(
             check="lifecycle",
             verdict="ok",
-            says="no rule touches this root; none ends uploads that were broken off",
-            todo="a rule AbortIncompleteMultipartUpload (age 7) frees what other clients' broken uploads hold",
+            summary="no rule touches this root; none aborts incomplete uploads",
+            todo="a rule AbortIncompleteMultipartUpload (age 7) frees the space of other clients' incomplete uploads",
         )
-    return Finding(check="lifecycle", verdict="ok", says="no rule deletes or moves objects of this root")
+    return Finding(check="lifecycle", verdict="ok", summary="no rule deletes or moves objects of this root")
 
 
 def _soft_delete(settings: Mapping[str, Any]) -> Finding:
     kept_s = int(settings.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0))
     if not kept_s:
-        return Finding(check="soft-delete", verdict="ok", says="off: deleted checkpoints cost nothing more")
+        return Finding(check="soft-delete", verdict="ok", summary="off: deleted checkpoints cost nothing")
     return Finding(
         check="soft-delete",
         verdict="warn",
-        says=f"deleted checkpoints are kept, and billed, for {age_text(kept_s)} more",
-        todo="gcloud storage buckets update --clear-soft-delete, unless you want to be able to undelete",
+        summary=f"deleted checkpoints are kept and billed for {age_text(kept_s)}",
+        todo="run gcloud storage buckets update --clear-soft-delete, unless you want to be able to undelete",
     )
 
 
 def _versioning(settings: Mapping[str, Any]) -> Finding:
     if not settings.get("versioning", {}).get("enabled"):
-        return Finding(check="versioning", verdict="ok", says="off")
+        return Finding(check="versioning", verdict="ok", summary="off")
     return Finding(
         check="versioning",
         verdict="warn",
-        says="deleted checkpoints stay as noncurrent versions, and are billed",
+        summary="deleted checkpoints stay as noncurrent versions and are billed",
         todo="turn versioning off, or add a rule that deletes noncurrent versions (isLive false)",
     )
 
@@ -106,13 +106,13 @@ def _versioning(settings: Mapping[str, Any]) -> Finding:
 def _holds(settings: Mapping[str, Any]) -> Finding:
     seconds = int(settings.get("retentionPolicy", {}).get("retentionPeriod", 0))
     if not seconds and not settings.get("defaultEventBasedHold"):
-        return Finding(check="retention-policy", verdict="ok", says="none: what is deleted can go")
+        return Finding(check="retention-policy", verdict="ok", summary="none: objects can be deleted")
     return Finding(
         check="retention-policy",
         verdict="warn",
-        says="the bucket refuses to delete objects"
+        summary="the bucket refuses to delete objects"
         + (f" younger than {age_text(seconds)}" if seconds else " under a hold"),
-        todo="use a bucket without it: deletion of checkpoints will fail and their data pile up",
+        todo="use a bucket without it: otherwise checkpoints can't be deleted, and their data accumulates",
     )
 
 
@@ -123,14 +123,14 @@ def _storage_class(settings: Mapping[str, Any]) -> Finding:
         return Finding(
             check="storage-class",
             verdict="ok",
-            says=place,
-            todo="the accelerators should be in that location, else every byte crosses regions",
+            summary=place,
+            todo="run the accelerators in that location; otherwise every byte crosses regions",
         )
     return Finding(
         check="storage-class",
         verdict="warn",
-        says=f"{place}: deleting a checkpoint early and reading it cost extra",
-        todo="use a STANDARD bucket for roots that are written to",
+        summary=f"{place}: reads and early deletion cost extra",
+        todo="use a STANDARD bucket for roots that jobs write to",
     )
 
 
@@ -139,7 +139,7 @@ def _action(rule: Mapping[str, Any]) -> str:
 
 
 def _reaches(rule: Mapping[str, Any], prefix: str) -> bool:
-    """Tell whether the rule may apply to live objects of a root under `prefix`."""
+    """Return whether the rule may apply to live objects of a root under `prefix`."""
     condition = rule.get("condition", {})
     if (
         condition.get("isLive") is False

@@ -1,4 +1,4 @@
-"""Define the command doctor: check whether a root can be trusted, and say what to do if it can't."""
+"""Define the command doctor: check whether a root can be trusted, and recommend what to do if it can't."""
 
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -33,7 +33,7 @@ def doctor(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check whether a root can be trusted, and say what to do.
+    """Check whether a root can be trusted, and recommend what to do.
 
     It checks the log, the bucket's settings, permissions and conditional writes. Exit code 1 if something is bad.
     """
@@ -46,7 +46,7 @@ def doctor(
             findings += probe_store(root.store, root.patience)
         if as_json:
             documents = [
-                {"check": f.check, "verdict": f.verdict, "says": f.says, "todo": f.todo} for f in findings
+                {"check": f.check, "verdict": f.verdict, "says": f.summary, "todo": f.todo} for f in findings
             ]
             show_document(root.uri, {"findings": documents})
         else:
@@ -57,7 +57,7 @@ def doctor(
 
 def _show(findings: list[Finding]) -> None:
     for finding in findings:
-        typer.echo(f"{finding.verdict.upper():<8}{finding.check}: {finding.says}")
+        typer.echo(f"{finding.verdict.upper():<8}{finding.check}: {finding.summary}")
         if finding.todo:
             typer.echo(f"{'':<8}-> {finding.todo}")
 
@@ -66,7 +66,7 @@ def _log_findings(root: Root) -> list[Finding]:
     """Check that no slot of the log is missing or of an unknown format.
 
     Raises:
-        StorageError: The store doesn't list the log: without that nothing can be said.
+        StorageError: The store doesn't list the log, without which nothing can be checked.
 
     """
     listed = root.patience.retry(lambda: root.store.list(LOG_PREFIX))
@@ -79,32 +79,36 @@ def _log_findings(root: Root) -> list[Finding]:
             root.log.entry(unlisted[0])
     except (LogGapError, MissingObjectError, DamagedEntryError) as error:
         todo = (
-            "put it back, from object versions, soft delete or a copy, and find the rule or job that deletes there; "
+            "restore it from object versions, soft delete or a copy, and find the rule or job that deletes there; "
             f"without a copy, see what can be rebuilt: stepkeeper repair {root.uri}"
         )
-        return [Finding(check="log", verdict="bad", says=str(error), todo=todo)]
+        return [Finding(check="log", verdict="bad", summary=str(error), todo=todo)]
     except LogFormatError as error:
-        todo = "use the newest release; if that says the same, the object was changed by something else"
-        return [Finding(check="log", verdict="bad", says=str(error), todo=todo)]
+        todo = "use the newest release; if it reports the same, something else changed the object"
+        return [Finding(check="log", verdict="bad", summary=str(error), todo=todo)]
     if state.tail < 0:
-        return [Finding(check="log", verdict="ok", says="empty: nothing has been saved here yet")]
+        return [Finding(check="log", verdict="ok", summary="empty: nothing has been saved here yet")]
     owner = state.owner.name if state.owner else "a process started by hand"
-    says = f"{state.tail + 1} entries without a gap; last claim: slot {state.claim}, {owner}"
-    return [Finding(check="log", verdict="ok", says=says)]
+    summary = f"{state.tail + 1} entries without a gap; last claim: slot {state.claim}, {owner}"
+    return [Finding(check="log", verdict="ok", summary=summary)]
 
 
 def _pin_findings(root: Root) -> list[Finding]:
     try:
         pins = list_pins(root.store, patience=root.patience)
     except PinFormatError as error:
-        todo = "ask who put it there; it keeps its commit's data until gc --pins --remove NAME removes it"
-        return [Finding(check="pins", verdict="warn", says=str(error), todo=todo)]
+        todo = (
+            "find out who put it there; it keeps its commit's data until gc --pins --remove NAME removes it"
+        )
+        return [Finding(check="pins", verdict="warn", summary=str(error), todo=todo)]
     stale = [pin for pin in pins if pin.slot not in root.log.state.commits]
     if stale:
-        says = f"{len(stale)} of {len(pins)} pins keep data of commits that were deleted"
-        todo = "gc --pins names their holders; gc --pins --remove NAME removes that of a holder that is gone"
-        return [Finding(check="pins", verdict="warn", says=says, todo=todo)]
-    return [Finding(check="pins", verdict="ok", says=f"{len(pins)}")]
+        summary = f"{len(stale)} of {len(pins)} pins keep data of commits that were deleted"
+        todo = (
+            "gc --pins lists their holders; gc --pins --remove NAME removes the pin of a holder that is gone"
+        )
+        return [Finding(check="pins", verdict="warn", summary=summary, todo=todo)]
+    return [Finding(check="pins", verdict="ok", summary=f"{len(pins)}")]
 
 
 def _latest_findings(root: Root) -> list[Finding]:
@@ -113,21 +117,21 @@ def _latest_findings(root: Root) -> list[Finding]:
     if latest is None:
         if not state.commits:
             return []
-        says = f"none, though there are {len(state.commits)} commits"
-        todo = "ls --all shows them; a start goes on from none of them unless it is told to"
-        return [Finding(check="latest", verdict="warn", says=says, todo=todo)]
+        summary = f"none, though there are {len(state.commits)} commits"
+        todo = "ls --all shows them; a start resumes from none of them unless one is chosen explicitly"
+        return [Finding(check="latest", verdict="warn", summary=summary, todo=todo)]
     listed = root.patience.retry(lambda: root.store.list(f"{latest.folder}/"))
     size_bytes = sum(stat.size_bytes for stat in listed)
     what = f"step {latest.step} (sequence {latest.slot})"
     if size_bytes < latest.size_bytes:
         if latest.slot not in root.log.refresh().commits:
-            return [Finding(check="latest", verdict="ok", says=f"{what} was replaced while it was looked at")]
-        says = f"{what} has {size_bytes} bytes of {latest.size_bytes}"
-        todo = f"stepkeeper verify {root.uri} names the objects; a start falls back to the commit before"
-        return [Finding(check="latest", verdict="bad", says=says, todo=todo)]
-    says = f"{what}: all {latest.size_bytes} bytes are there; whether they are right isn't checked here"
+            return [Finding(check="latest", verdict="ok", summary=f"{what} was replaced during this check")]
+        summary = f"{what} has {size_bytes} bytes of {latest.size_bytes}"
+        todo = f"stepkeeper verify {root.uri} names the objects; a start falls back to the previous commit"
+        return [Finding(check="latest", verdict="bad", summary=summary, todo=todo)]
+    summary = f"{what}: all {latest.size_bytes} bytes are there; their checksums are not verified here"
     todo = f"stepkeeper verify {root.uri} reads every block and compares it with its checksum"
-    return [Finding(check="latest", verdict="ok", says=says, todo=todo)]
+    return [Finding(check="latest", verdict="ok", summary=summary, todo=todo)]
 
 
 def _bucket_findings(store: Store) -> list[Finding]:
@@ -139,7 +143,9 @@ def _bucket_findings(store: Store) -> list[Finding]:
     try:
         settings = store.bucket_settings()
     except StorageError as error:
-        says = f"can't be read ({' '.join(str(error).split())})"
-        todo = "look yourself for lifecycle rules, soft delete and retention policy, or grant storage.buckets.get"
-        return [Finding(check="bucket", verdict="unknown", says=says, todo=todo)]
+        summary = f"can't be read ({' '.join(str(error).split())})"
+        todo = (
+            "check lifecycle rules, soft delete and retention policy yourself, or grant storage.buckets.get"
+        )
+        return [Finding(check="bucket", verdict="unknown", summary=summary, todo=todo)]
     return judge_bucket(settings, urlsplit(store.uri).path.strip("/"))

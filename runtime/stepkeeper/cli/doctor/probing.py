@@ -1,4 +1,4 @@
-"""Try a store: its permissions, and whether one of many creates wins."""
+"""Probe a store: its permissions, and whether exactly one of many creates wins."""
 
 from collections.abc import Callable
 from typing import Final
@@ -21,7 +21,7 @@ from stepkeeper.storage.retry import Patience
 __all__ = ["probe_store"]
 
 _EXCLUSIVE: Final = (
-    "no log can live here: use gs://, an s3:// with conditional writes, or a folder on one file system"
+    "this store can't hold a log: use gs://, an s3:// with conditional writes, or a folder on one file system"
 )
 
 
@@ -32,7 +32,7 @@ def probe_store(store: Store, patience: Patience) -> list[Finding]:
         One finding for each operation.
 
     Raises:
-        TransientStorageError: The store gave no answer, which is no finding.
+        TransientStorageError: The store gave no answer, which isn't a finding.
 
     """
     path = f"{_prefix(store, patience)}{new_nonce()}"
@@ -49,19 +49,21 @@ def probe_store(store: Store, patience: Patience) -> list[Finding]:
         except StorageError as error:
             complaint = " ".join(str(error).split())
         if complaint is None:
-            findings.append(Finding(check=check, verdict="ok", says="works"))
+            findings.append(Finding(check=check, verdict="ok", summary="works"))
         else:
-            findings.append(Finding(check=check, verdict="bad", says=complaint, todo=todo))
+            findings.append(Finding(check=check, verdict="bad", summary=complaint, todo=todo))
         return complaint is None
 
-    role = "on a bucket grant roles/storage.objectUser; of a folder let the job's user be the owner"
+    role = "for a bucket, grant roles/storage.objectUser; for a folder, make the job's user its owner"
     if not record_try("put", role, lambda: _try_put(store, path)):
         return findings
     try:
         record_try(
-            "read", role, lambda: None if store.read(path) == b"0" else "it reads other bytes than were put"
+            "read",
+            role,
+            lambda: None if store.read(path) == b"0" else "the bytes read differ from those written",
         )
-        record_try("list", "caches of listings must be off", lambda: _try_list(store, path))
+        record_try("list", "turn off caching of listings", lambda: _try_list(store, path))
         record_try("conditional-write", _EXCLUSIVE, lambda: _try_racing_creates(store, patience))
     finally:
         record_try("delete", role, lambda: _try_delete(store, path))
@@ -71,27 +73,27 @@ def probe_store(store: Store, patience: Patience) -> list[Finding]:
 def _prefix(store: Store, patience: Patience) -> str:
     """Return a prefix for probe objects that contains the log's next slot.
 
-    A later start that has claimed the root deletes what a killed command left there.
+    A later start that has claimed the root deletes the leftovers of a killed command there.
     """
     try:
         next_slot = find_tail(store, patience) + 1
     except TransientStorageError:
         raise
     except (StorageError, LogGapError):
-        # Other checks report this error, and no start claims the root before it is mended.
+        # Other checks report this error, and no start claims the root before it is repaired.
         next_slot = 0
     return f"{PROBE_PREFIX}{next_slot:08d}-"
 
 
 def _try_put(store: Store, path: str) -> str | None:
-    # False is no loss: a first try had gone through without an answer, and nobody else knows the name.
+    # False is no conflict: an earlier try succeeded without an answer, and no other process knows the name.
     store.put_if_absent(path, b"0")
     return None
 
 
 def _try_list(store: Store, path: str) -> str | None:
     found = any(stat.path == path for stat in store.list(path))
-    return None if found else "an object that was just put isn't listed"
+    return None if found else "an object that was just written isn't listed"
 
 
 def _try_racing_creates(store: Store, patience: Patience) -> str | None:
@@ -105,4 +107,4 @@ def _try_delete(store: Store, path: str) -> str | None:
         store.read(path)
     except MissingObjectError:
         return None
-    return f"{path} is there after it was deleted"
+    return f"{path} still exists after its deletion"

@@ -1,4 +1,4 @@
-"""Choose the step of another writer that a training goes on from if nothing is committed: the newest complete one."""
+"""Choose the step of another writer that a training resumes from if nothing is committed: the newest complete one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ _log: Final = logger(__name__)
 _NAMED: Final = 8
 
 Look = Callable[[ForeignStep], str | None]
-"""Tells why a training can't go on from a step; None if it can."""
+"""Returns why a training can't resume from a step; None if it can."""
 
 
 def choose_foreign_step(
@@ -29,7 +29,7 @@ def choose_foreign_step(
     Newer steps that are not complete are logged as errors and named in the answer.
 
     Raises:
-        RestoreError: There are checkpoints, and a training can go on from none of them.
+        RestoreError: There are checkpoints, but a training can resume from none of them.
         StorageError: The store gave no answer, or refused.
 
     """
@@ -39,8 +39,8 @@ def choose_foreign_step(
         if unnamed := find_unnamed_in(listed):
             named = ", ".join(name or "the root itself" for name in unnamed[:_NAMED])
             raise RestoreError(
-                f"{store.uri} holds checkpoints that are no steps of it: {named}{', …' if unnamed[_NAMED:] else ''}. "
-                "Give the folder in which each has the name of its step (step-100); or, for the training to start from "
+                f"{store.uri} holds checkpoints that aren't steps of it: {named}{', …' if unnamed[_NAMED:] else ''}. "
+                "Use the folder in which each has the name of its step (step-100); or, to start the training from "
                 "scratch, another root"
             )
         return None
@@ -58,28 +58,28 @@ def choose_newest(
             return replace(step.base, reason="; ".join(wrong) or None)
         wrong.append(f"step {step.step} ({step.folder}): {why}")
         _log.error(
-            "%s: step %d of another writer is not gone on from: %s",
+            "%s: not resuming from step %d of another writer: %s",
             store.uri,
             step.step,
             why,
             extra={"step": step.step},
         )
-    said = "; ".join(wrong[:_NAMED]) + ("; …" if len(wrong) > _NAMED else "")
+    listed = "; ".join(wrong[:_NAMED]) + ("; …" if len(wrong) > _NAMED else "")
     raise RestoreError(
-        f"{store.uri} holds checkpoints of another writer, and none of them is whole: {said}. Put back what "
-        "is missing; or, for the training to start from scratch, give it another root"
+        f"{store.uri} holds checkpoints of another writer, and none of them is complete: {listed}. Restore what is "
+        "missing; or, to start the training from scratch, use another root"
     )
 
 
 def find_fault(
     store: Store, step: ForeignStep, reopen: Callable[[], Store], *, patience: Patience = DEFAULT_PATIENCE
 ) -> str | None:
-    """Find what `step` lacks by its names, sizes and `.metadata`; None if nothing.
+    """Find missing parts of `step` by its names, sizes and `.metadata`; None if there are none.
 
     Bad bytes are read a second time.
     """
     if not step.is_finished:
-        return f"it has no {METADATA}: its save didn't come to the end"
+        return f"it has no {METADATA}: its save didn't finish"
     try:
         content = open_content(store, step.folder, patience=patience)
     except TornCheckpointError:

@@ -63,7 +63,7 @@ class _Place:
     offset_bytes: int
     length_bytes: int
     unread: str | None = None
-    """A description of its kind, if that is one that isn't read here."""
+    """A description of its kind if that isn't supported."""
 
 
 @final
@@ -75,7 +75,7 @@ class _HeldArchive(TorchArchive):
         super().__init__(io.BytesIO(data), len(data))
 
     def find_damage(self) -> str | None:
-        """Find what is wrong with the archive by the checksums of its records; None if nothing is."""
+        """Find damage in the archive by the checksums of its records; None if there is none."""
         for path in sorted(self.names):
             name = path.removeprefix(self.root)
             try:
@@ -83,7 +83,7 @@ class _HeldArchive(TorchArchive):
             except PickleRefusedError as error:
                 return str(error)
             if isal_zlib.crc32(held) != self.entry(name).CRC:
-                return f"record {path} has another checksum than it says"
+                return f"record {path} has the wrong checksum"
         return None
 
     @override
@@ -150,7 +150,7 @@ class ForeignContent:
         )
 
     def find_chunks(self) -> dict[tuple[str, int], ChunkRecord]:
-        """Find what is in each file: the chunks by the file's path and by where in it they begin."""
+        """Find the content of each file: the chunks by the file's path and by where in it they begin."""
         tensors = self.contents.tensors.values()
         places = ((self._places[each.fqn, chunk.offsets], chunk) for each in tensors for chunk in each.chunks)
         return {(place.path, place.offset_bytes): chunk for place, chunk in places}
@@ -166,7 +166,7 @@ class ForeignContent:
         return None
 
     def check_kinds(self, numbers: Iterable[int]) -> None:
-        """Check by `.metadata` that all of these blocks are of a kind that is read here.
+        """Check by `.metadata` that all of these blocks are of a supported kind.
 
         Raises RestoreError, which names one that isn't.
         """
@@ -188,9 +188,9 @@ class ForeignContent:
         """Read a stored chunk of a tensor into CPU memory.
 
         Raises:
-            TornCheckpointError: Its bytes aren't what was written, by the checksums in the tensor file or by
-                its form.
-            RestoreError: They are, and the chunk is of a kind that isn't read here.
+            TornCheckpointError: Its bytes aren't as they were written, by the checksums in the tensor file or by its
+                form.
+            RestoreError: They are, but the chunk is of an unsupported kind.
 
         """
         stored = self.contents.tensors[fqn]
@@ -202,9 +202,11 @@ class ForeignContent:
             raise RestoreError(self._unread(fqn, str(error))) from error
         item = BadItem(folder=self._folder, name=fqn, chunk=number)
         if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != sizes:
-            raise self._torn(item, f"it isn't the chunk of shape {sizes} that {METADATA} says it is")
+            raise self._torn(item, f"it isn't the chunk of shape {sizes} that {METADATA} lists")
         if dtype_name(tensor.dtype) != stored.dtype:
-            raise self._torn(item, f"it is of {dtype_name(tensor.dtype)}, {METADATA} says {stored.dtype}")
+            raise self._torn(
+                item, f"it has dtype {dtype_name(tensor.dtype)}, but {METADATA} lists {stored.dtype}"
+            )
         return tensor.detach()
 
     def read_value(self, name: str) -> object:
@@ -212,15 +214,16 @@ class ForeignContent:
         return self.decode_value(name, self._archive(name, None).data)
 
     def decode_value(self, name: str, data: bytes) -> object:
-        """Decode a value that was read. Raises ValueDecodeError if its type isn't one that is read."""
+        """Decode a value that was read. Raises ValueDecodeError if its type isn't supported."""
         try:
             return decode_value(name, data)
         except ValueDecodeError as error:
             raise ValueDecodeError(self._unread(name, str(error))) from error
 
-    def _unread(self, name: str, said: str) -> str:
+    def _unread(self, name: str, reason: str) -> str:
         return (
-            f"{self._store.uri}/{self._folder}: {name} can't be read by stepkeeper: {said}. Nothing is wrong with the "
+            f"{self._store.uri}/{self._folder}: {name} can't be read by stepkeeper: {reason}. Nothing is wrong with "
+            "the "
             f"checkpoint: leave it out with exclude=[{name!r}], or {_INSTEAD}"
         )
 
@@ -248,16 +251,16 @@ class ForeignContent:
             raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {damage}")
         return archive
 
-    def _torn(self, item: BadItem, said: str) -> TornCheckpointError:
-        return TornCheckpointError(f"{self._store.uri}/{self._folder}: {item.name}: {said}", item)
+    def _torn(self, item: BadItem, fault: str) -> TornCheckpointError:
+        return TornCheckpointError(f"{self._store.uri}/{self._folder}: {item.name}: {fault}", item)
 
 
 def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATIENCE) -> ForeignContent:
-    """Read what the folder's `.metadata` says is there.
+    """Read the content that the folder's `.metadata` lists.
 
     Raises:
         TornCheckpointError: It is missing, damaged, or contradicts itself.
-        RestoreError: It, or all of its data, is of a kind that isn't read here.
+        RestoreError: It, or all of its data, is of an unsupported kind.
         StorageError: The store gave no answer, or refused.
 
     """
@@ -285,7 +288,7 @@ def decode_content(
         if isinstance(error.__cause__, UnknownNameError):
             raise RestoreError(
                 f"{name} can't be read by stepkeeper: {error.__cause__}. Unless it is damaged, "
-                f"{_INSTEAD} without that; else take {folder} away"
+                f"{_INSTEAD} without that; otherwise remove {folder}"
             ) from error
         raise TornCheckpointError(str(error), BadItem(folder=folder, name=METADATA)) from error
     return ForeignContent(store, folder, metadata, patience)
@@ -295,13 +298,13 @@ def _places(metadata: Metadata, where: str) -> Iterator[tuple[_Key, _Place]]:
     storage = metadata.storage_data
     if not isinstance(storage, Mapping):
         raise RestoreError(
-            f"{where} doesn't say in which files things are: convert it with its own writer's reader"
+            f"{where} doesn't list the files of its data: convert it with its own writer's reader"
         )
     n_bytes = dict(_sizes(metadata))
     for index, info in storage.items():
         if not isinstance(index, MetadataIndex) or not hasattr(info, "relative_path"):
             raise RestoreError(
-                f"{where} is of a writer that keeps its data otherwise than torch's FileSystemWriter"
+                f"{where} is from a writer that stores its data differently from torch's FileSystemWriter"
             )
         offsets = None if index.offset is None else tuple(index.offset)
         place = _Place(
@@ -332,7 +335,7 @@ def _kind_unread(info: Any, n_bytes: int | None) -> str | None:
         return f"it was stored compressed or otherwise changed ({transforms})"
     if n_bytes is not None and info.length <= n_bytes:
         # An archive of torch.save is longer than the elements in it.
-        return f"its {info.length} bytes are no archive of torch.save's (of safetensors, perhaps)"
+        return f"its {info.length} bytes aren't a torch.save archive (safetensors, perhaps)"
     return None
 
 

@@ -76,11 +76,11 @@ class Sharing:
     def assign_duties(
         self, rank: int, needs: Collection[int], table: BlockTable, order: Sequence[int]
     ) -> Duties:
-        """Compute what this rank reads, sends and receives.
+        """Compute the blocks that this rank reads, sends and receives.
 
         All ranks compute from the same values, so their duties agree.
 
-        Ranks that have least to read for themselves read most of what several ranks need.
+        Ranks that have least to read for themselves read most of the shared blocks.
 
         Args:
             rank: This rank.
@@ -117,7 +117,7 @@ class Sharing:
 
     @classmethod
     def decode(cls, message: Mapping[str, Any]) -> Self:
-        """Decode what `encode` has encoded."""
+        """Decode the result of `encode`."""
         groups = (
             Group(ranks=tuple(decode_runs(ranks)), blocks=blocks, readers=tuple(decode_runs(readers)))
             for ranks, blocks, readers in message["groups"]
@@ -128,11 +128,10 @@ class Sharing:
 def _stretches(
     needs: Sequence[Runs], at_hand: Sequence[Runs]
 ) -> Iterator[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
-    """Yield neighbouring blocks that the same ranks need.
+    """Yield ranges of blocks that the same ranks need.
 
     Yields:
-        The first block, the one behind the last, the ranks that need them, and the ranks among these that
-            have copies.
+        The first block, the one after the last, the ranks that need them, and the ranks among these that have copies.
 
     """
     needing: set[int] = set()

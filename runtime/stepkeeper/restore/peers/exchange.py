@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from stepkeeper.checkpoint.blocks import Contents, encode_runs
-from stepkeeper.coordination.peer_links import neighbours
+from stepkeeper.coordination.peer_links import neighbors
 from stepkeeper.coordination.rank_group import RankGroup, StoreRankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError, TornCheckpointError
@@ -39,12 +39,12 @@ class Exchange:
         self.links = links
         self._addresses = addresses
         self.is_awaited = False
-        """True while the other ranks wait for this one, which then can't tell them what it fails with."""
+        """True while the other ranks wait for this one, which then can't send them its error."""
 
     def share_manifests(
         self, read: Callable[[], Sequence[bytes]], prove: Callable[[Sequence[bytes]], T]
     ) -> T:
-        """Return what `prove` makes of the manifests. Rank 0 alone reads them, and sends them to the others.
+        """Return what `prove` returns for the manifests. Only rank 0 reads them, and sends them to the others.
 
         Raises what `read` and `prove` raise in rank 0, and PeerLostError in the others.
 
@@ -61,12 +61,12 @@ class Exchange:
             try:
                 return prove(received)
             except TornCheckpointError:
-                # They came through other ranks' memory: only its own reading tells this rank what the store holds.
+                # They came through other ranks' memory: only its own reading proves what the store holds.
                 return prove(run(read))
         try:
             found = run(read)
         except NoticeDeadlineError:
-            # The end of the connections tells the others.
+            # The closed connections notify the others.
             raise
         except Exception as error:
             links.announce_failure(error)
@@ -83,16 +83,16 @@ class Exchange:
         *,
         at_hand: Collection[int],
     ) -> Duties:
-        """Agree with the other ranks which blocks this rank reads, for whom, and what it is sent.
+        """Agree with the other ranks which blocks this rank reads, for which ranks, and which it receives.
 
         Raises PeerLostError.
 
         Ranks: all ranks call this.
 
         Args:
-            name: A name for what the ranks send each other; used once.
+            name: A name for this exchange; used once.
             needs: The blocks that this rank needs.
-            contents: What the commit holds, the same on all ranks.
+            contents: The content of the commit, the same on all ranks.
             filling: Gets the blocks that this rank is sent.
             at_hand: Those of the blocks that this rank has copies of.
 
@@ -106,8 +106,8 @@ class Exchange:
         silence_s = self.rank_group.limits.silence_s
         by_rank = self.rank_group.gather(f"{name}/needs", own, silence_s)
         runs, copied = ([each[what] for each in by_rank] for what in ("runs", "at_hand"))
-        said = Sharing.of(runs, contents.table, copied).encode() if by_rank else None
-        sharing = Sharing.decode(self.rank_group.broadcast(f"{name}/sharing", said, 2 * silence_s))
+        message = Sharing.of(runs, contents.table, copied).encode() if by_rank else None
+        sharing = Sharing.decode(self.rank_group.broadcast(f"{name}/sharing", message, 2 * silence_s))
         if sharing.groups:
             shared = sharing.assign_duties(
                 self.rank_group.rank, needs, contents.table, contents.reading_order
@@ -147,19 +147,19 @@ def _open_links(rank_group: StoreRankGroup, links: Links, name: str, waits: Wait
     silence_s = rank_group.limits.silence_s
     by_rank = rank_group.gather(f"{name}/addresses", own, silence_s)
     chosen = {"by_rank": by_rank, "secret": secrets.token_hex(32)} if by_rank else None
-    told = rank_group.broadcast(f"{name}/all-addresses", chosen, 2 * silence_s)
-    above, below = neighbours(rank_group.rank, rank_group.world_size)
-    links.start(bytes.fromhex(told["secret"]), below)
+    shared = rank_group.broadcast(f"{name}/all-addresses", chosen, 2 * silence_s)
+    above, below = neighbors(rank_group.rank, rank_group.world_size)
+    links.start(bytes.fromhex(shared["secret"]), below)
     peers = below if above is None else (above, *below)
-    if _connect_all(rank_group, links, f"{name}/linked", peers, told["by_rank"]):
-        return Exchange(rank_group, links, told["by_rank"], waits=waits)
+    if _connect_all(rank_group, links, f"{name}/linked", peers, shared["by_rank"]):
+        return Exchange(rank_group, links, shared["by_rank"], waits=waits)
     return Exchange(rank_group, waits=waits)
 
 
 def _connect_all(
     rank_group: RankGroup, links: Links, name: str, peers: Collection[int], addresses: Sequence[Any]
 ) -> bool:
-    """Make this rank's connections, and tell whether all ranks have theirs.
+    """Make this rank's connections, and return whether all ranks have theirs.
 
     Raises PeerLostError, or NoticeDeadlineError. Ranks: all ranks call this.
     """
@@ -178,5 +178,7 @@ def _connect_all(
         links.await_peers(peers)
         return True
     if rank_group.rank == 0:
-        _log.warning("each rank reads all that it needs from the store itself: %s", first["why_not"])
+        _log.warning(
+            "ranks can't connect, so each reads all that it needs from the store: %s", first["why_not"]
+        )
     return False

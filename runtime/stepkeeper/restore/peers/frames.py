@@ -25,7 +25,7 @@ FRAME_BYTES: Final = 1024 * 1024
 
 _HEADER: Final = struct.Struct("<BQQI")
 _CRC: Final = struct.Struct("<I")
-"""The checksum of the header and of the bytes that follow. Bytes in another place are as bad as other bytes."""
+"""The checksum of the header and of the bytes that follow. Right bytes in the wrong place are bad, too."""
 
 
 class Kind(IntEnum):
@@ -37,7 +37,7 @@ class Kind(IntEnum):
     """Bytes of a manifest: its place among the manifests, and its size. They come in order."""
     MANIFESTS_END = 3
     STOP = 4
-    """The sender has failed, or was told of a rank that has: the rank that failed first, and a text."""
+    """The sender has failed, or knows of a rank that has: the rank that failed first, and a text."""
     BYE = 5
     """The sender has nothing more to send."""
 
@@ -71,10 +71,10 @@ def receive_frame(sock: socket.socket, buffer: bytearray) -> Frame | None:
     kind, number, first, length = _HEADER.unpack(header)
     (crc,) = _CRC.unpack_from(start, _HEADER.size)
     if length > len(buffer):
-        raise ConnectionError(f"a frame of {length} bytes")
+        raise ConnectionError(f"a frame of {length} bytes is longer than {len(buffer)}")
     view = memoryview(buffer)[:length]
     if not fill(sock, view):
         return None
     if crc32c(view, crc32c(header)) != crc:
-        raise ConnectionError("bytes have changed on the way")
+        raise ConnectionError("bytes were changed in transit")
     return Frame(Kind(kind), number, first, np.frombuffer(view, dtype=np.uint8))

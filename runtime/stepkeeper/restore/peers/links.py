@@ -1,4 +1,4 @@
-"""Hold one rank's connections to others during a restore: send what it has read, receive, and notice who is lost."""
+"""Hold one rank's connections to others during a restore: send its blocks, receive others, and detect lost ranks."""
 
 import contextlib
 import json
@@ -19,14 +19,14 @@ from stepkeeper.restore.placing import Bytes
 __all__ = ["Links", "PeerStoppedError"]
 
 _CALLED_TIMEOUT_S: Final = 30.0
-"""The time for a call that was answered to be noted here."""
+"""The time in which a connection that a peer has made must be accepted here."""
 
 _LISTENED_S: Final = 5.0
 _LOOK_S: Final = 0.2
 
 
 class PeerStoppedError(PeerLostError):
-    """Another rank has failed, and tells itself why."""
+    """Another rank has failed, and has sent its error itself."""
 
 
 @dataclass(slots=True)
@@ -37,13 +37,13 @@ class _Link:
     """Held while a frame is sent."""
 
     bye: bool = False
-    """One of the two ends has said that it leaves."""
+    """One of the two ends has announced that it leaves."""
 
 
 class Links:
     """Connect one rank to others for one restore.
 
-    All ranks make their Links, tell each other their addresses, call `connect_to`, and then `await_peers`.
+    All ranks make their Links, exchange their addresses, call `connect_to`, and then `await_peers`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Links:
     def connect_to(self, peers: Collection[int], addresses: Sequence[Mapping[str, Any]]) -> None:
         """Connect to those of `peers` that have lower ranks than this one; the others call.
 
-        Raises OSError if there is no way, or what ends all waits.
+        Raises OSError if no connection is possible, or the error that ends all waits.
 
         Args:
             peers: The ranks to be connected with.
@@ -90,7 +90,7 @@ class Links:
         """
         for peer in sorted(peers):
             if peer < self._rank and peer not in self._links:
-                # A process that stands still takes the call, and says nothing.
+                # A stuck process accepts the connection, and sends nothing.
                 sock = self._waits.run(partial(self._joining.connect, peer, addresses[peer]))
                 self._join(peer, sock)
 
@@ -98,10 +98,12 @@ class Links:
         """Wait until there is a connection to each of these ranks; all of them have called. Raises PeerLostError."""
         if not self._await(lambda: not set(peers) - set(self._links), _CALLED_TIMEOUT_S):
             lacking = min(set(peers) - set(self._links))
-            raise PeerLostError(f"rank {lacking} says that it has called rank {self._rank}")
+            raise PeerLostError(
+                f"rank {lacking} has connected to rank {self._rank}, but the connection didn't arrive"
+            )
 
     def _await(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until something is there; False if it isn't in time. Raises why it won't be, or what ends all waits."""
+        """Wait until something is there; False if it isn't in time. Raises the failure, or what ends all waits."""
         since_s = time.monotonic()
         while True:
             with self._changed:
@@ -117,7 +119,7 @@ class Links:
             self._waits.check(since_s)
 
     def deliver_to(self, put: Callable[[int, int, Bytes], None], fail: Callable[[Exception], None]) -> None:
-        """Deliver bytes of blocks that come from now on to `put`, and tell `fail` if a rank fails or is lost."""
+        """Deliver bytes of blocks that come from now on to `put`, and call `fail` if a rank fails or is lost."""
         with self._changed:
             self._take, self._fail = put, fail
             if self._failure is not None:
@@ -141,24 +143,24 @@ class Links:
     def receive_manifests(self, timeout_s: float) -> list[bytes]:
         """Wait for the manifests that rank 0 has sent. Raises PeerLostError."""
         if not self._await(lambda: self._manifests is not None, timeout_s):
-            raise PeerLostError(f"rank {self._rank} waited {timeout_s:.0f} s for the manifests")
+            raise PeerLostError(f"rank {self._rank} received no manifests within {timeout_s:.0f} s")
         assert self._manifests is not None
         return self._manifests
 
     def announce_failure(self, error: BaseException) -> None:
-        """Tell the connected ranks that this one has failed, so that none of them waits for it."""
-        said = json.dumps({"rank": self._rank, "text": str(error)[:1000]}).encode()
+        """Send this rank's failure to the connected ranks, so that none of them waits for it."""
+        message = json.dumps({"rank": self._rank, "text": str(error)[:1000]}).encode()
         for link in list(self._links.values()):
             try:
-                self._send(link, Kind.STOP, data=said)
+                self._send(link, Kind.STOP, data=message)
             except PeerLostError:
                 # That rank is lost: it needs no message.
                 continue
 
     def close(self, *, announced: bool = True) -> None:
-        """Use the connections no more.
+        """Stop using the connections.
 
-        The others take this rank for lost unless its end was `announced` to them all.
+        The others treat this rank as lost unless its end was `announced` to them all.
         """
         self._left = True
         self._joining.close()
@@ -172,7 +174,7 @@ class Links:
                     send_frame(link.sock, Kind.BYE)
             except OSError:
                 continue
-            # The receiving thread reads what the other end still sends. Closing the connection before that would
+            # The receiving thread reads the other end's remaining frames. Closing the connection before that would
             # discard what has not arrived there yet.
             shut(link.sock, socket.SHUT_WR)
 
@@ -188,13 +190,13 @@ class Links:
         threading.Thread(target=self._receive, args=(link,), name=f"restore-from-{rank}", daemon=True).start()
 
     def _receive(self, link: _Link) -> None:
-        """Handle what the other end sends, until it has left or is lost."""
+        """Handle the other end's frames, until it has left or is lost."""
         why = "its connection ended"
         try:
             buffer = bytearray(FRAME_BYTES)
             while (frame := receive_frame(link.sock, buffer)) is not None:
                 self._handle(link, frame)
-        except Exception as error:  # whatever it is, nothing comes from that rank any more
+        except Exception as error:  # whatever the error, nothing more comes from that rank
             why = str(error)
         finally:
             link.sock.close()
@@ -202,7 +204,7 @@ class Links:
             self._note_failure(self._on_lost(link.rank, why))
 
     def _handle(self, link: _Link, frame: Frame) -> None:
-        """Handle a frame. What goes wrong on this side doesn't keep the other end from sending on."""
+        """Handle a frame. An error on this side doesn't stop the other end from sending."""
         try:
             self._dispatch(link, frame)
         except Exception as error:  # raised where the restore runs
@@ -213,8 +215,8 @@ class Links:
             link.bye = True
         elif frame.kind is Kind.STOP:
             self._relay_stop(frame)
-            said = json.loads(frame.data.tobytes())
-            self._note_failure(PeerStoppedError(f"rank {said['rank']}: {said['text']}"))
+            message = json.loads(frame.data.tobytes())
+            self._note_failure(PeerStoppedError(f"rank {message['rank']}: {message['text']}"))
         elif frame.kind is Kind.BLOCK:
             if self._take is not None:
                 self._take(frame.number, frame.first, frame.data)
@@ -251,7 +253,7 @@ class Links:
             with link.lock:
                 send_frame(link.sock, kind, number, first, data)
         except OSError as error:
-            # The thread that receives from the other end knows whether that is lost or has told why it leaves.
+            # The thread that receives from the other end knows whether that is lost or has sent why it leaves.
             with self._changed:
                 self._changed.wait_for(lambda: self._failure is not None, _LISTENED_S)
                 self._check()

@@ -1,6 +1,6 @@
 """Copy tensors of the host, and of accelerators that torch itself copies from, into a region.
 
-Where the state is there, the train loop waits mostly for this.
+For such states, the train loop waits mostly for this.
 """
 
 import os
@@ -39,7 +39,7 @@ def copy_host_tensors(tensors: Mapping[str, torch.Tensor], plan: SnapshotPlan, r
             shard = shards[write.local_index]
             part = shard if places[index].shape == shard.shape else shard[write.shard_box.slices]
             if on_device is not None:
-                # Straight to its place: a copy of the state on the host would take as much memory again.
+                # Directly to its place: a copy of the state on the host would take as much memory again.
                 places[index].copy_(part)
                 continue
             sources.append(part)
@@ -77,9 +77,9 @@ def _copy_by_threads(destinations: list[torch.Tensor], sources: list[torch.Tenso
 
 def copy_tensors(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy the elements of each source to its destination."""
-    if not destinations:  # torch wants one at least
+    if not destinations:  # torch needs at least one
         return
-    with torch.no_grad():  # of each thread
+    with torch.no_grad():  # a setting of each thread
         torch._foreach_copy_(
             destinations, sources
-        )  # as torch's optimizers: thousands in one call, without the GIL
+        )  # as in torch's optimizers: thousands in one call, without the GIL

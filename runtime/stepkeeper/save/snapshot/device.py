@@ -1,4 +1,4 @@
-"""Copy XLA tensors on their devices, and do with less where these have no room.
+"""Copy XLA tensors on their devices, and fewer of them if the devices have no room.
 
 torch_xla is imported only where tensors of it exist.
 """
@@ -29,9 +29,8 @@ _LOOK_S: Final = 0.2
 class DeviceCopies:
     """Make copies on the devices, as many as there is room for.
 
-    Without a `budget_bytes` the object finds out how much room there is, because torch_xla doesn't say it where a
-    program uses several devices. It copies everything, and half as much from then on each time that the devices
-    refuse.
+    Without a `budget_bytes` the limit is found by trial, because torch_xla doesn't report free memory if a program
+    uses several devices. Everything is copied at first, and half as much after each refusal of the devices.
     """
 
     def __init__(
@@ -66,11 +65,11 @@ class DeviceCopies:
             The copies' pieces, and the names of the tensors that are not copied.
 
         Raises:
-            SaveError: The copies don't fit the given budget, or several processes would have to find out alike how
-                many fit.
+            SaveError: The copies don't fit the given budget, or several processes would have to find the same
+                limit by trial.
             TimeoutError: Earlier copies are still there after `timeout_s`. Without a `timeout_s`, a SaveError once
                 they take far longer than copies took before.
-            NoticeDeadlineError: The time of a notice was over before.
+            NoticeDeadlineError: A notice's deadline passed first.
             PeerLostError: Another rank is lost.
             RuntimeError: The devices failed.
 
@@ -102,12 +101,12 @@ class DeviceCopies:
     def handle_refusal(
         self, error: RuntimeError, clones: Mapping[str, "ClonePlan"], fqns: Iterable[str]
     ) -> None:
-        """Take over an error of copies that were started: if the devices had no room, try fewer from now on.
+        """Handle an error of copies that were started: if the devices had no room, copy less from now on.
 
         Raises:
-            DevicesFullError: The devices had no room, and the next save will do with less.
-            SaveError: The devices had no room, and the budget was given, or several processes would have to find it
-                out alike.
+            DevicesFullError: The devices had no room, and the next save will copy less.
+            SaveError: The devices had no room, and the budget was given, or several processes would have to find the
+                same limit by trial.
 
         """
         if not _is_out_of_memory(error):
@@ -115,14 +114,14 @@ class DeviceCopies:
         self._check_may_learn(error, sum_device_bytes(clones, fqns))
         self._lower_limit(sum_device_bytes(clones, fqns))
         raise DevicesFullError(
-            f"the devices had no room for a copy of the state, and the save came to nothing ({error}); from the next "
-            f"one on {self._limit_bytes} bytes of it are copied there"
+            f"the devices had no room for a copy of the state, so the save failed ({error}); from the next "
+            f"one on, {self._limit_bytes} bytes of it are copied there"
         ) from error
 
     def _wait_for_room(self, timeout_s: float | None) -> None:
         """Wait until earlier copies are gone.
 
-        What doesn't fit beside them would have to wait for their transfer anyway.
+        Copies that don't fit beside them would have to wait for their transfer anyway.
         """
         limit_s = self._limits.transfer_s(self._unreleased_bytes) if timeout_s is None else timeout_s
         left_s, since_s = limit_s, time.monotonic()
@@ -149,7 +148,7 @@ class DeviceCopies:
             piece for fqn in fqns for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], clones[fqn])
         ]
         try:
-            # Otherwise a refusal would come up in whatever the training asks of the devices next.
+            # Otherwise a refusal would surface in the training's next use of the devices.
             xla.start_pending([piece.tensor for piece in pieces], until_running=True)
         except RuntimeError:
             xla_pieces.clear_failure()
@@ -157,23 +156,23 @@ class DeviceCopies:
         return pieces
 
     def _check_may_learn(self, error: RuntimeError, tried_bytes: int) -> None:
-        """Raise the error of full devices, unless this process may find out the budget by itself.
+        """Raise the error of full devices, unless this process may find the limit by trial.
 
         Raises:
-            SaveError: The budget was given, or other processes of one program would have to guess alike.
+            SaveError: The budget was given, or other processes of one program would have to find the same limit.
 
         """
         from stepkeeper_planners.adapters import xla_pieces
 
         if not self._learns:
             raise SaveError(
-                f"the devices have no room for a copy of {tried_bytes} bytes of the state ({error}): give "
-                "CheckpointManager Options with a smaller device_budget_bytes"
+                f"the devices have no room for a copy of {tried_bytes} bytes of the state ({error}): pass "
+                "Options with a smaller device_budget_bytes to CheckpointManager"
             ) from error
         if xla_pieces.is_multi_process_program():
             raise SaveError(
-                f"the devices have no room for a copy of the state ({error}): give CheckpointManager "
-                "Options with device_budget_bytes, the same on all ranks: what it leaves over is copied to the host "
+                f"the devices have no room for a copy of the state ({error}): pass Options with "
+                "device_budget_bytes, the same on all ranks, to CheckpointManager: the rest is copied to the host "
                 "while training waits"
             ) from error
 

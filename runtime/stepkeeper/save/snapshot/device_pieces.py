@@ -18,11 +18,11 @@ __all__ = ["batch_pieces", "compile_moves", "describe_clone", "move_tensors", "p
 
 _PIECE_BYTES: Final = 16 * 1024 * 1024
 """Pieces are moved together up to this size; torch_xla holds the GIL meanwhile. Larger pieces are faulted into
-memory anew each time and take twice as long. Smaller pieces cost compile time, once.
+memory again each time and take twice as long. Smaller pieces cost compile time, once.
 """
 
 _WAITED_PIECE_BYTES: Final = 64 * 1024 * 1024
-"""The size of pieces where the training waits anyway. Each piece is a program of its own there."""
+"""The size of pieces while training waits anyway. Each piece is a separate program there."""
 
 
 def plan_clones(tensors: Mapping[str, torch.Tensor]) -> dict[str, "ClonePlan"]:

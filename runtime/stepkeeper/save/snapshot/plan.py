@@ -37,7 +37,7 @@ class SnapshotPlan:
     """A plan that the saves of all states of one structure share."""
 
     structure: Structure
-    """The structure as the companion gets it. Both processes know it by its key."""
+    """The structure as the companion gets it. Both processes identify it by its key."""
 
     layouts: tuple[TensorLayout, ...]
     writes: tuple[TensorWrite, ...]
@@ -48,7 +48,7 @@ class SnapshotPlan:
     """The names of everything in the state, of all ranks' shares."""
 
     per_rank: frozenset[str]
-    """Those of what each rank has of its own."""
+    """The names of the values that each rank has separately."""
 
     tensor_bytes: int
     """Size in the region of all `orders`."""
@@ -57,7 +57,7 @@ class SnapshotPlan:
     """The plan of each XLA tensor's copy on its devices."""
 
     left_open: tuple[str, ...]
-    """Names of the XLA tensors that have no sharding, and shall get none from being copied."""
+    """Names of the XLA tensors that have no sharding. Copying must not give them one."""
 
     ordinary_tensors: frozenset[str]
     """Tensors that are copied as they are: on the CPU, whole, of torch's own classes."""
@@ -116,7 +116,7 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
         ranks: This rank, and how many there are.
 
     Raises:
-        UnsupportedShardingError: A tensor's placement can't be described, or no rank knows it alone.
+        UnsupportedShardingError: A tensor's placement can't be described, or a rank knows only part of it.
 
     """
     clones = device_pieces.plan_clones(flat.tensors)
@@ -158,7 +158,7 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
 
 
 def place_values(plan: SnapshotPlan, blobs: Mapping[str, bytes]) -> tuple[tuple[ValueOrder, ...], int]:
-    """Place the values behind the tensors.
+    """Place the values after the tensors.
 
     Returns:
         The values' orders, and the size in bytes that the region needs.
@@ -195,11 +195,11 @@ def _align_up(offset: int) -> int:
 
 
 def _check_known_whole(layouts: Sequence[TensorLayout], ranks: Ranks) -> None:
-    """Check that this rank knows where all of each tensor lies: every rank decides alone which rank writes what."""
+    """Check that this rank knows the placement of all of each tensor: each rank decides alone which rank writes it."""
     partial = next((layout.fqn for layout in layouts if not layout.complete), None)
     if partial is not None and ranks.world_size > 1:
         raise UnsupportedShardingError(
-            f"{partial}: this rank knows only its own part of it, and CheckpointManager saves tensors whose placement "
-            "every rank knows whole, such as a DTensor. Make it one, or save it with torch.distributed.checkpoint and "
+            f"{partial}: this rank knows only its own part of the placement, but CheckpointManager needs all of it on "
+            "every rank, as a DTensor has it. Use a DTensor, or save the tensor with torch.distributed.checkpoint and "
             "SPMDSavePlanner"
         )

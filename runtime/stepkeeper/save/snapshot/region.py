@@ -1,6 +1,6 @@
-"""Share memory with the companion: one anonymous file, reused from save to save, grown when it has to be.
+"""Share memory with the companion: one anonymous file, reused from save to save, grown when needed.
 
-An anonymous file is bound only by the pod's memory limit, while a pod's /dev/shm has 64 MB.
+An anonymous file is limited only by the pod's memory limit, while a pod's /dev/shm has 64 MB.
 """
 
 import ctypes
@@ -23,8 +23,8 @@ ALIGNMENT_BYTES: Final = 64
 """Every piece begins at a multiple of this, which suits any dtype and wide copies."""
 
 _ROOM_PART: Final = 16
-"""A region is larger than requested by this part, so that values that grow a little don't move it. The room costs
-nothing, because a page takes no memory until it is written to.
+"""A region is larger than requested by this fraction, so that values that grow a little don't move it. The extra
+costs nothing, because a page takes no memory until it is written to.
 """
 
 _LEAST_ROOM_BYTES: Final = 1024 * 1024
@@ -75,7 +75,7 @@ class Region:
     def populate(self, size_bytes: int) -> None:
         """Fault in the first `size_bytes`, if the kernel can do that (Linux 5.14). The contents don't change.
 
-        A background thread calls this, for the most part without the GIL. Other threads may use the region
+        A background thread calls this, mostly without the GIL. Other threads may use the region
         meanwhile.
         """
         held = self._bytes
@@ -107,7 +107,7 @@ class Region:
             self._map[offset : offset + len(data)] = data
 
     def close(self) -> None:
-        """Give the memory back. The system frees it once the companion has let go of it too."""
+        """Release the memory. The system frees it once the companion has released it too."""
         self._views = ((), [])
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._map = None
@@ -116,5 +116,5 @@ class Region:
             self._closing()
 
     def forget_after_fork(self) -> None:
-        """Close this copy, in a forked child, which would keep the memory from being freed for as long as it lives."""
+        """Close this copy in a forked child, which would otherwise keep the memory allocated while it lives."""
         self.close()

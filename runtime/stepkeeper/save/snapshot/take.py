@@ -16,7 +16,7 @@ from stepkeeper.save.snapshot.copying import copy_host_tensors, copy_tensors
 from stepkeeper.save.snapshot.plan import SnapshotPlan, place_values, plan_snapshot
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.time_limits import TimeLimits
-from stepkeeper_planners.adapters.open_shardings import shardings_left_open
+from stepkeeper_planners.adapters.open_shardings import keep_shardings_open
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
@@ -37,13 +37,13 @@ __all__ = ["Snapshot", "SnapshotTaker"]
 class Snapshot:
     """This rank's share of the state after one step.
 
-    Host tensors are in the region; copies on devices have yet to move.
+    Host tensors are in the region; copies on devices still have to be moved.
     """
 
     plan: SnapshotPlan
     values: tuple[ValueOrder, ...]
     digest: Callable[[], dict[str, bytes]]
-    """Computes one digest for each name, of what must be the same on all ranks, as it was at the snapshot."""
+    """Computes a digest for each name whose content must be equal on all ranks, as of the snapshot."""
 
     on_device: list["DevicePiece"] = field(default_factory=list)
     """Copies of XLA tensors. Changes of the state don't affect them."""
@@ -65,7 +65,7 @@ class Snapshot:
 
     @property
     def transfer_bytes(self) -> int:
-        """Number of bytes that the devices have, or had, to hand over."""
+        """Number of bytes that the devices have, or had, to transfer."""
         return device.sum_device_bytes(self.plan.clones, self.copied)
 
     def move_copies(self, region: Region) -> None:
@@ -134,7 +134,7 @@ class SnapshotTaker:
         self._copies = device.DeviceCopies(device_budget_bytes, waits, limits)
 
     def prepare(self, state: Mapping[str, object]) -> int:
-        """Compile what a snapshot of `state` needs, and return how many bytes of a region it takes.
+        """Compile the programs for a snapshot of `state`, and return how many bytes of a region it takes.
 
         Raises:
             UnsupportedValueError: See `take_snapshot`.
@@ -143,7 +143,7 @@ class SnapshotTaker:
         """
         found = self._look_up(state)
         flat, plan = found.flat, found.derived
-        with shardings_left_open(flat.tensors[fqn] for fqn in plan.left_open):
+        with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
             made, rest = self._copies.make_copies(
                 flat.tensors, plan.clones, device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
             )
@@ -167,16 +167,16 @@ class SnapshotTaker:
         first, by the same program that the loop's own `torch_xla.sync()` would start.
 
         Raises:
-            ValueError: There is nothing in `state`.
+            ValueError: `state` is empty.
             UnsupportedValueError: A value's type can't be stored; the error names the key.
-            UnsupportedShardingError: A tensor's placement can't be described, or no rank knows it alone.
+            UnsupportedShardingError: A tensor's placement can't be described, or a rank knows only part of it.
             TimeoutError: The copies of an earlier snapshot still leave no room after `timeout_s`.
-            SaveError: The devices have no room, and that can't be made good.
+            SaveError: The devices have no room, and the limit can't be lowered.
 
         """
         found = self._look_up(state)
         flat, plan = found.flat, found.derived
-        with shardings_left_open(flat.tensors[fqn] for fqn in plan.left_open):
+        with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
             snapshot = self._copy_state(flat, plan, region, timeout_s)
         if on_tensors is not None:
             on_tensors(flat.tensors)
@@ -247,7 +247,7 @@ def _prepare_digest(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> Callab
 class _RegionFiller:
     """Put elements of XLA tensors into the region as they arrive, and count them.
 
-    Elements that never arrived would be those of an older save.
+    Elements that don't arrive would be those of an older save.
     """
 
     def __init__(self, plan: SnapshotPlan, region: Region, fqns: Iterable[str]) -> None:
@@ -290,7 +290,7 @@ class _RegionFiller:
         lacking = next((fqn for fqn, missing in self._missing.items() if missing), None)
         if lacking is not None:
             raise SaveError(
-                f"{lacking}: {self._missing[lacking]} elements less than expected came from the devices"
+                f"{lacking}: {self._missing[lacking]} elements fewer than expected came from the devices"
             )
 
 

@@ -1,4 +1,4 @@
-"""Move a snapshot's copies from the devices into its region, behind the train thread, and wait for them."""
+"""Move a snapshot's copies from the devices into its region, in the background, and wait for them."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from stepkeeper.save.snapshot.take import Snapshot
 __all__ = ["await_transfer", "transfer_snapshot"]
 
 _LOOK_S: Final = 0.5
-"""The interval at which the wait for a transfer looks for its progress."""
+"""The interval at which the wait for a transfer checks its progress."""
 
 
 def transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock) -> None:
@@ -23,13 +23,13 @@ def transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock) -> N
 
     Raises:
         SaveError: The copies didn't come from the devices.
-        StepkeeperError: As above, for a reason that is known.
+        StepkeeperError: The same, for a known reason.
 
     """
     try:
         snapshot.move_copies(region)
     except BaseException as error:
-        # The remaining copies aren't needed. The error is kept until the save's turn, its frames' variables are not.
+        # The remaining copies aren't needed. The error is kept until the save's turn, but not its frames' variables.
         snapshot.drop_copies()
         each: BaseException | None = error
         while each is not None:
@@ -44,13 +44,13 @@ def transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock) -> N
 def await_transfer(
     transfer: Future[None], snapshot: Snapshot, limit_s: float, note_moved: Callable[[int], None]
 ) -> Exception | None:
-    """Wait until the snapshot is in its region, as long as copies come. Return why it isn't; None if it is.
+    """Wait until the snapshot is in its region, as long as copies arrive. Return the error; None if there is none.
 
     Args:
         transfer: Resolved when the whole snapshot is in the region, or with the error of its transfer.
         snapshot: The snapshot, which counts what has come.
-        limit_s: Seconds for which nothing may come.
-        note_moved: Called with how many more bytes have come, for those that wait for this save.
+        limit_s: Seconds that may pass without progress.
+        note_moved: Called with the number of bytes that came since the last call; shows progress to waiting ranks.
 
     """
     limit = SilenceLimit(limit_s, time.monotonic())

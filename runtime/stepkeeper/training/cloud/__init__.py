@@ -1,1 +1,1 @@
-"""Watch what the cloud announces for this machine: a preemption, or a maintenance."""
+"""Watch the cloud's announcements for this machine: preemption and maintenance."""

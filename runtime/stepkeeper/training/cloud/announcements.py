@@ -1,4 +1,4 @@
-"""Follow what the cloud announces for this machine: stop for a preemption, save before a maintenance and go on."""
+"""React to the cloud's announcements for this machine: stop for a preemption, save before a maintenance."""
 
 import os
 import threading
@@ -15,39 +15,41 @@ __all__ = ["Announcements", "maintenance_request", "save_lead_s"]
 
 _log: Final = logger(__name__)
 _IMMINENT_S: Final = 120.0
-"""An end of the process so soon before a maintenance, or after its begin, is taken for its consequence."""
+"""Seconds before a maintenance from which on it counts as the cause of the process's end."""
 
 _PAST_S: Final = 3600.0
-"""So long after its begin a maintenance is over, whatever is still announced."""
+"""Seconds after a maintenance's start at which it is over, even if it is still announced."""
 
 _UNMEASURED_S: Final = 300.0
-"""How long before a maintenance is saved where no save has been measured."""
+"""Seconds before a maintenance at which to save if no save was measured."""
 
 _LEAST_LEAD_S: Final = 60.0
 _SAFETY: Final = 3.0
 _SAME_S: Final = 600
-"""Hosts that hear of a maintenance without a date in the same ten minutes ask for one save."""
+"""Hosts that get an undated maintenance notice in the same ten minutes request one save."""
 
 
 def save_lead_s(save_s: float | None) -> float:
-    """Return how many seconds before a maintenance the training saves for it.
+    """Return the seconds before a maintenance at which the training saves.
 
     Args:
-        save_s: The seconds that a recent save took until its commit; None if none has been measured.
+        save_s: The seconds from a recent save's call to its commit; None if none was measured.
 
     """
     return _UNMEASURED_S if save_s is None else max(_LEAST_LEAD_S, _SAFETY * save_s)
 
 
 def maintenance_request(notice: CloudNotice, now_unix_s: float) -> str:
-    """Name the save for a maintenance: the hosts of a slice, which are maintained together, ask for one save."""
+    """Name the save for a maintenance, so that the hosts of a slice, which are maintained together, request one
+    save.
+    """
     if notice.begins_unix_s is not None:
         return f"maintenance/{int(notice.begins_unix_s)}"
     return f"maintenance/now/{int(now_unix_s) // _SAME_S}"
 
 
 class Announcements:
-    """Know what the cloud has announced, and ask for what it takes. Any thread may call this."""
+    """Hold the cloud's announcements, and request the stop or the save for them. Any thread may call this."""
 
     def __init__(
         self,
@@ -57,12 +59,12 @@ class Announcements:
         save_s: Callable[[], float | None],
         now_unix_s: Callable[[], float] = time.time,
     ) -> None:
-        """Know nothing yet.
+        """Store the callbacks; nothing is watched before `start`.
 
         Args:
             stop: Makes all ranks save one step and stop.
-            save: Asks all ranks to save one step for a request, which has a name.
-            save_s: Returns the seconds that a recent save took; None if none has been measured.
+            save: Asks all ranks to save one step for the named request.
+            save_s: Returns the seconds that a recent save took; None if none was measured.
             now_unix_s: Returns the time by the wall clock.
 
         """
@@ -73,14 +75,14 @@ class Announcements:
         self._lock = threading.Lock()
         self._announced: dict[str, CloudNotice] = {}
         self._names: dict[str, str] = {}
-        """The request for each, named when it was heard of."""
+        """The request's name for each, made when it was announced."""
 
         self._requested: set[str] = set()
         self._cloud: CloudNotices | None = None
 
     @property
     def cause(self) -> Cause | None:
-        """The cause of an end that came now; None if the cloud has announced nothing that explains it."""
+        """The cause of an end at this time; None if no announcement explains it."""
         with self._lock:
             announced = tuple(self._announced.values())
         if any(notice.cause is Cause.SPOT_PREEMPTION for notice in announced):
@@ -97,7 +99,7 @@ class Announcements:
             self._cloud.start()
 
     def take_over(self, key: str, notice: CloudNotice | None) -> None:
-        """Take over what a key of the metadata server announces now; None: nothing, any more."""
+        """Apply the current announcement of a key of the metadata server; None if there is none any more."""
         with self._lock:
             if notice is None:
                 self._announced.pop(key, None)
@@ -105,23 +107,23 @@ class Announcements:
                 self._announced[key] = notice
                 self._names[key] = maintenance_request(notice, self._now_unix_s())
         if notice is None:
-            _log.info("the cloud announces nothing by %s any more", key)
+            _log.info("the cloud withdrew its announcement %s", key)
         elif notice.cause is Cause.SPOT_PREEMPTION:
             self._stop()
-            _log.warning("the cloud preempts this machine")
+            _log.warning("the cloud is preempting this machine")
         else:
             left_s = max(0.0, _left_s(notice, self._now_unix_s()))
             lead_s = save_lead_s(self._save_s())
             when = "at once" if left_s <= lead_s else f"{lead_s:.0f} s before"
             _log.warning(
-                "the cloud maintains this machine in %.0f s: all ranks save one step %s, and train on until it comes",
+                "the cloud will maintain this machine in %.0f s: all ranks save one step %s and keep training",
                 left_s,
                 when,
             )
             self.check()
 
     def check(self) -> None:
-        """Ask for the save before a maintenance, once, when it is time."""
+        """Request the save before a maintenance, once, when it is due."""
         now_unix_s, lead_s = self._now_unix_s(), save_lead_s(self._save_s())
         with self._lock:
             near = [
@@ -129,7 +131,7 @@ class Announcements:
                 for key, notice in self._announced.items()
                 if notice.cause is Cause.MAINTENANCE and _left_s(notice, now_unix_s) <= lead_s
             ]
-            # What is announced without a date is the one with a date, if there is one.
+            # An undated announcement is the same maintenance as a dated one.
             dated = [key for key in near if self._announced[key].begins_unix_s is not None]
             due = {self._names[key] for key in dated or near} - self._requested
             self._requested |= due
@@ -137,7 +139,7 @@ class Announcements:
             self._save(request)
 
     def close(self) -> None:
-        """Follow nothing any more."""
+        """Stop watching."""
         if self._cloud is not None:
             self._cloud.close()
 

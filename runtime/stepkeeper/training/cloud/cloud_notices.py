@@ -1,4 +1,4 @@
-"""Hear from the cloud that this machine is preempted or will be maintained, before SIGTERM says so or instead of it."""
+"""Receive the cloud's notices of preemption and maintenance, before SIGTERM or without one."""
 
 import json
 import threading
@@ -19,17 +19,17 @@ _log: Final = logger(__name__)
 _KEYS: Final = ("preempted", "maintenance-event", "upcoming-maintenance")
 _WAIT_S: Final = 60.0
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
-"""From one question to the next while the server doesn't answer: it is known to fail for a while now and then."""
+"""Pauses between requests while the server doesn't answer, as happens for a while now and then."""
 
 _QUIET_S: Final = 60.0
-"""From one question to the next while the server has heard of nothing: it doesn't wait for a change then."""
+"""The pause between requests while the server has no notice: it doesn't wait for a change then."""
 
 _ABSENT_S: Final = 600.0
-"""From one question to the next for a key that the server doesn't have; GKE's has few."""
+"""The pause between requests for a key that the server doesn't have. GKE's server has few keys."""
 
 
 class KeyServer(Protocol):
-    """A server that is asked for keys of this machine; `MetadataServer` is the real one."""
+    """A server with keys of this machine; `MetadataServer` is the real one."""
 
     def wait_for_change(self, key: str, etag: str | None, timeout_s: float) -> MetadataValue: ...
 
@@ -39,10 +39,10 @@ class CloudNotice:
     """An announcement of the cloud for this machine."""
 
     cause: Cause
-    """SpotPreemption: the machine goes in a moment. Maintenance: it goes, or stands still, when that begins."""
+    """SpotPreemption: the machine is removed in a moment. Maintenance: it is removed or paused at its start."""
 
     begins_unix_s: float | None
-    """When it begins, by the wall clock; None: now, or in a moment."""
+    """Its start, by the wall clock; None: now or in a moment."""
 
 
 def read_cloud_notice(key: str, text: str) -> CloudNotice | None:
@@ -53,7 +53,7 @@ def read_cloud_notice(key: str, text: str) -> CloudNotice | None:
         text: Its value.
 
     Returns:
-        What it announces; None if that is nothing, or nothing that this knows.
+        The announcement; None if there is none, or of an unknown kind.
 
     """
     match key:
@@ -74,8 +74,8 @@ def _read_window(text: str) -> CloudNotice | None:
         return None
     if not isinstance(window, dict):
         return None
-    said = {str(name).replace("_", "").lower(): value for name, value in window.items()}
-    begins = said.get("windowstarttime")
+    fields = {str(name).replace("_", "").lower(): value for name, value in window.items()}
+    begins = fields.get("windowstarttime")
     try:
         begins_unix_s = datetime.fromisoformat(str(begins)).timestamp()
     except (ValueError, OverflowError):
@@ -84,9 +84,9 @@ def _read_window(text: str) -> CloudNotice | None:
 
 
 class CloudNotices:
-    """Watch the metadata server, in a thread for each key, and hand on what it announces.
+    """Watch the metadata server, in a thread for each key, and pass its announcements on.
 
-    The threads hold the method that they call weakly: a manager that is dropped without being closed ends them.
+    The threads hold their callback weakly, so that they end with a manager that is dropped without being closed.
     """
 
     def __init__(self, server: KeyServer, on_change: Callable[[str, CloudNotice | None], None]) -> None:
@@ -94,8 +94,8 @@ class CloudNotices:
 
         Args:
             server: The metadata server.
-            on_change: A method; called with a key and what it announces now, in one of the threads. None: nothing,
-                any more.
+            on_change: A method, called in one of the threads with a key and its current announcement; None if there is
+                none any more.
 
         """
         self._server = server
@@ -109,7 +109,7 @@ class CloudNotices:
             threading.Thread(target=watch.run, name=f"cloud-{key}", daemon=True).start()
 
     def close(self) -> None:
-        """Hand on nothing any more."""
+        """Stop watching. No more announcements are passed on."""
         self._closing.set()
 
 
@@ -132,7 +132,7 @@ class _KeyWatch:
         self._n_failures = 0
 
     def run(self) -> None:
-        """Ask until the watch is closed, or nobody holds who is told."""
+        """Send requests until the watch is closed or the callback's object is gone."""
         while not self._closing.is_set() and self._on_change() is not None:
             began_s = time.monotonic()
             try:
@@ -148,30 +148,30 @@ class _KeyWatch:
             if found.text is None:
                 self._closing.wait(_ABSENT_S)
             elif not found.etag or time.monotonic() - began_s < _PAUSES_S[0]:
-                # A server that doesn't wait isn't asked without a pause.
+                # Pause before the next request to a server that doesn't wait.
                 self._closing.wait(_PAUSES_S[0])
 
     def _take_over(self, found: MetadataValue) -> None:
         self._etag = found.etag or None
-        # A key that is gone announces nothing any more.
+        # A removed key withdraws its announcement.
         text = found.text or ""
         before = read_cloud_notice(self._key, self._text)
         self._text = text
-        notice, tell = read_cloud_notice(self._key, text), self._on_change()
-        if notice == before or tell is None or self._closing.is_set():
+        notice, notify = read_cloud_notice(self._key, text), self._on_change()
+        if notice == before or notify is None or self._closing.is_set():
             return
         try:
-            tell(self._key, notice)
-        except Exception:  # a watch that ended would miss the next announcement
-            _log.exception("the cloud's announcement %s=%r isn't followed", self._key, text)
+            notify(self._key, notice)
+        except Exception:  # the thread has to stay for the next announcement
+            _log.exception("handling the cloud's announcement %s=%r failed", self._key, text)
 
     def _pause_after(self, error: OSError) -> None:
         pause_s = _PAUSES_S[min(self._n_failures, len(_PAUSES_S) - 1)]
         self._n_failures += 1
         if self._n_failures == len(_PAUSES_S):
             _log.info(
-                "the machine's metadata server doesn't tell of %s (%s); it is asked again each %.0f s, and SIGTERM "
-                "is heeded all the same",
+                "the machine's metadata server gives no answer for %s (%s); retrying every %.0f s. SIGTERM still "
+                "stops the training",
                 self._key,
                 error,
                 _PAUSES_S[-1],

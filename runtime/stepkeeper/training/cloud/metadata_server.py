@@ -1,4 +1,4 @@
-"""Ask the metadata server of a Google Cloud machine what the cloud intends with the machine.
+"""Query the metadata server of a Google Cloud machine for the cloud's announcements.
 
 The paths and answers are those of https://cloud.google.com/compute/docs/metadata/querying-metadata. No proxy is used:
 the server is the machine's own.
@@ -17,35 +17,35 @@ __all__ = ["MetadataServer", "MetadataValue", "find_metadata_host"]
 
 _ADDRESS: Final = "169.254.169.254"
 _HOST_VARIABLE: Final = "GCE_METADATA_HOST"
-"""What Google's own libraries read, too: another address of the server."""
+"""The variable with another address of the server, which Google's own libraries read too."""
 
 _PRODUCT_FILE: Final = Path("/sys/class/dmi/id/product_name")
 _FLAVOR: Final = ("Metadata-Flavor", "Google")
 _ANSWER_S: Final = 10.0
-"""The seconds that an answer may take beyond the time that the server was asked to wait."""
+"""The seconds that an answer may take beyond the requested wait."""
 
 _LIMIT_BYTES: Final = 65536
 _QUIET: Final = "no notifications have been received"
-"""In the answer 503 of a server that works, and has had nothing to say of upcoming-maintenance since it was started."""
+"""Part of the answer 503 of a working server that has had no upcoming-maintenance since its start."""
 
 
 class MetadataValue(NamedTuple):
-    """The value of a key, and the tag by which a later question names it."""
+    """The value of a key, and its tag for a later request."""
 
     text: str | None
-    """None: this server doesn't have the key."""
+    """None if this server doesn't have the key."""
 
     etag: str
     is_quiet: bool = False
-    """True if the server has heard of nothing by this key. That withdraws nothing."""
+    """True if the server has no notice under this key. This doesn't withdraw an earlier one."""
 
 
 def find_metadata_host(environ: Mapping[str, str], product_file: Path = _PRODUCT_FILE) -> str | None:
-    """Return host[:port] of the metadata server; None if this is no machine of Google Cloud.
+    """Return host[:port] of the metadata server; None if this isn't a machine of Google Cloud.
 
     Args:
         environ: The process's environment: GCE_METADATA_HOST names another server, as in Google's libraries.
-        product_file: The file in which the machine's firmware says what it is.
+        product_file: The file with the product name from the machine's firmware.
 
     """
     if given := environ.get(_HOST_VARIABLE):
@@ -61,18 +61,18 @@ class MetadataServer:
     """Read keys of one machine. Each call has a connection of its own, so any thread may call."""
 
     def __init__(self, host: str, *, answer_s: float = _ANSWER_S) -> None:
-        """Ask nothing yet.
+        """Store the address; no request is sent yet.
 
         Args:
             host: host[:port] of the server.
-            answer_s: Seconds that a whole answer may take beyond the time that the server was asked to wait.
+            answer_s: Seconds that a whole answer may take beyond the requested wait.
 
         """
         self._host = host
         self._answer_s = answer_s
 
     def wait_for_change(self, key: str, etag: str | None, timeout_s: float) -> MetadataValue:
-        """Return the value of a key once it isn't the one that `etag` tags any more, or after `timeout_s` as it is.
+        """Return the value of a key once it differs from the one with the tag `etag`, or after `timeout_s`.
 
         Args:
             key: A key below instance/, for example maintenance-event.
@@ -95,28 +95,28 @@ class MetadataServer:
                 answer = connection.getresponse()
                 text = answer.read(_LIMIT_BYTES).decode("utf-8", "replace").strip()
             if is_cut.is_set():
-                raise OSError(f"{self._host} takes longer than {limit_s:.0f} s to answer for {key}")
+                raise OSError(f"{self._host} took longer than {limit_s:.0f} s to answer for {key}")
             if answer.getheader(_FLAVOR[0]) != _FLAVOR[1]:
-                raise OSError(f"{self._host} is no metadata server of Google Cloud")
+                raise OSError(f"{self._host} is not a metadata server of Google Cloud")
             if answer.status == http.HTTPStatus.NOT_FOUND:
                 return MetadataValue(None, "")
             if answer.status == http.HTTPStatus.SERVICE_UNAVAILABLE and _QUIET in text:
                 return MetadataValue("", "", is_quiet=True)
             if answer.status != http.HTTPStatus.OK:
-                raise OSError(f"{self._host} answers {answer.status} for {key}: {text[:100]}")
+                raise OSError(f"{self._host} answered {answer.status} for {key}: {text[:100]}")
             return MetadataValue(text, answer.getheader("ETag") or "")
         except http.client.HTTPException as error:
-            raise OSError(f"{self._host} doesn't answer as a metadata server: {error!r}") from error
+            raise OSError(f"{self._host} did not answer as a metadata server does: {error!r}") from error
         finally:
             connection.close()
 
 
 @contextmanager
 def _cut_off(connection: http.client.HTTPConnection, limit_s: float) -> Iterator[threading.Event]:
-    """Cut a connection off after a time: its own timeout is for each piece of an answer, which may come drop by drop.
+    """Cut a connection off after a time. Its own timeout is for each piece of an answer, which may come byte by byte.
 
     Yields:
-        Set once it has been cut off.
+        An event that is set once the connection has been cut off.
 
     """
     line, is_cut = connection.sock, threading.Event()

@@ -1,4 +1,4 @@
-"""Find in a place's listing what belongs to one QueuedResource. Pure."""
+"""Classify the resources and nodes in a place's listing for one QueuedResource. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,59 +11,59 @@ from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.queued_resources.observed import Observed
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 
-__all__ = ["Scene", "Sight", "find_labels", "identify", "is_ours", "list_live", "look_at"]
+__all__ = ["CloudView", "View", "classify", "find_labels", "identify", "is_ours", "list_live"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """The part of a listing that is about one object."""
+class CloudView:
+    """One object's part of a listing. "Own" means that it has the object's label."""
 
     known: bool = True
-    """There is a listing."""
+    """True if there is a listing."""
 
     resource: CloudQueuedResource | None = None
-    """The resource under the present id, if it is ours."""
+    """The own resource under the current id."""
 
     foreign: CloudQueuedResource | None = None
-    """Something under the present id that doesn't carry the object's label."""
+    """A resource under the current id that isn't the object's own."""
 
     nodes: tuple[CloudNode, ...] = ()
-    """Nodes of it."""
+    """Nodes of `resource`."""
 
     unlabelled: tuple[CloudNode, ...] = ()
-    """Those of them that don't carry our label, where we have adopted it."""
+    """Those `nodes` without the object's label, if it has adopted the resource."""
 
     leftovers: tuple[CloudNode, ...] = ()
-    """Other nodes that carry our label."""
+    """Other own nodes."""
 
-    strays: tuple[CloudQueuedResource, ...] = ()
-    """Resources under other ids that are ours: answers to requests that came later than anybody waited."""
+    duplicates: tuple[CloudQueuedResource, ...] = ()
+    """Own resources under other ids: results of requests that were considered lost."""
 
     others: tuple[CloudQueuedResource, ...] = ()
-    """Resources of this name that aren't ours: first the one under the id, then those of former objects of the name."""
+    """Resources of this name that aren't own: first `foreign`, then those of previous objects of the name."""
 
     @property
     def absent(self) -> bool:
-        """True if there is nothing under the present id for certain."""
+        """True if there is certainly nothing under the current id."""
         return self.known and self.resource is None and self.foreign is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """Everything that a plan is made from, besides the object's spec and status."""
+class View:
+    """The input of a plan, besides the object's spec and status."""
 
     meta: ObjectMeta
     observed: Observed
-    sight: Sight
+    cloud: CloudView
     settings: CloudSettings
     now: float
 
 
-def look_at(observed: Observed, meta: ObjectMeta, operator: ResourceOperatorState) -> Sight:
-    """Find what is under the id of the present cloud resource, and everything else that carries the object's label."""
+def classify(observed: Observed, meta: ObjectMeta, operator: ResourceOperatorState) -> CloudView:
+    """Classify the listed resources and nodes: the current one, other own ones, and those of other objects."""
     listing, cloud_id = observed.listing, make_cloud_id(meta.namespace, meta.name, operator.number)
     if listing is None:
-        return Sight(known=False)
+        return CloudView(known=False)
     ours = {name: each for name, each in listing.resources.items() if is_ours(each, listing, meta, operator)}
     found, resource = listing.resources.get(cloud_id), ours.pop(cloud_id, None)
     foreign = found if resource is None else None
@@ -71,13 +71,13 @@ def look_at(observed: Observed, meta: ObjectMeta, operator: ResourceOperatorStat
     nodes = listing.nodes.values()
     present = (*live, *(n for n in nodes if _id_of(n.queued_resource) == cloud_id and n not in live))
     shown = present if foreign is None else ()
-    return Sight(
+    return CloudView(
         resource=resource,
         foreign=foreign,
         nodes=shown,
         unlabelled=tuple(n for n in shown if operator.adopted and _uid_of(n.labels) != meta.uid),
         leftovers=tuple(n for n in nodes if _uid_of(n.labels) == meta.uid and n not in present),
-        strays=tuple(ours.values()),
+        duplicates=tuple(ours.values()),
         others=_list_others(listing, meta, observed.cluster_id, foreign),
     )
 
@@ -85,30 +85,30 @@ def look_at(observed: Observed, meta: ObjectMeta, operator: ResourceOperatorStat
 def find_labels(found: CloudQueuedResource, listing: Listing) -> Mapping[str, str]:
     """Find the labels that name the owner of a resource.
 
-    Those of its request can't be changed. So the label of its first labelled node counts, which adoption writes;
-    without one, the request's.
+    The labels in its request can't be changed. So those of its first labeled node count, which adoption sets. Without
+    such a node, the request's count.
     """
     live = (node.labels for node in list_live(found, listing) if _uid_of(node.labels))
     return next(live, _labels_of(found))
 
 
 def list_live(found: CloudQueuedResource, listing: Listing) -> tuple[CloudNode, ...]:
-    """List the nodes that exist of a resource, in the order of its request."""
+    """List the existing nodes of a resource, in the order of its request."""
     listed = (listing.nodes.get(name) for name in found.node_ids)
     return tuple(n for n in listed if n is not None and _id_of(n.queued_resource) in {"", found.id})
 
 
 def identify(found: CloudQueuedResource) -> str:
-    """Tell it from another one that was made under the same id later."""
+    """Return an identity that differs from that of a later resource with the same id."""
     return f"{found.id}@{found.create_time}"
 
 
 def is_ours(
     found: CloudQueuedResource, listing: Listing, meta: ObjectMeta, operator: ResourceOperatorState
 ) -> bool:
-    """Return True for what carries the object's label.
+    """Return True if the resource has the object's label.
 
-    Of what was adopted, or taken over, the nodes carry the label. While there are none, `operator` counts.
+    After an adoption, the nodes have the label. While there are no nodes, `operator` counts.
     """
     if identify(found) == operator.identity and not list_live(found, listing):
         return operator.adopted

@@ -1,13 +1,13 @@
-"""Tells what happens, a line at a time."""
+"""Print the events of a demo, a line at a time."""
 
 import time
 from dataclasses import dataclass
 
-__all__ = ["Teller"]
+__all__ = ["LinePrinter"]
 
 
 @dataclass(frozen=True, slots=True)
-class Teller:
+class LinePrinter:
     started_unix_s: float
 
     def __call__(self, text: str, at_unix_s: float | None = None) -> None:
