@@ -134,7 +134,7 @@ class GoogleCloudTPU:
         await _get(client.update_node(request, retry=None, timeout=_TIMEOUT_S))
 
     async def get_operation(self, name: str, version: ApiVersion) -> CloudOperationState | None:
-        """Read an operation. Return None if the API doesn't know it any more."""
+        """Read an operation. Return None if the API no longer knows it."""
         client, _ = await self._connect(version)
         request = operations_pb2.GetOperationRequest(name=name)
         answer = await _get(client.get_operation(request, retry=None, timeout=_GET_TIMEOUT_S))

@@ -286,4 +286,4 @@ class CloudTPU(Protocol):
         """Begin to replace all labels of a node. A missing node is not an error."""
 
     async def get_operation(self, name: str, version: ApiVersion) -> CloudOperationState | None:
-        """Read an operation. Return None if the API doesn't know it any more."""
+        """Read an operation. Return None if the API no longer knows it."""

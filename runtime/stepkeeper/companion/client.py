@@ -77,7 +77,7 @@ class CompanionProcess:
 
     @property
     def lost(self) -> bool:
-        """True once the process can't be reached any more."""
+        """True once the process can no longer be reached."""
         return self._lost
 
     @property

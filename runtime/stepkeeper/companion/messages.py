@@ -192,7 +192,7 @@ class Staged:
     """The answer to a STAGE request: this rank's whole share is on its local disk, or none of it."""
 
     held: bool
-    """True if the region isn't needed any more. Otherwise the share has to be written from it."""
+    """True if the region is no longer needed. Otherwise the share has to be written from it."""
 
     why_not: str | None = None
     """The reason as text; None if the share is held, or if an earlier answer had the reason."""

@@ -119,7 +119,7 @@ class Session:
         return self._describe_claim()
 
     def quarantine_commit(self, body: QuarantineRequest) -> ClaimedRoot:
-        """Quarantine the commit, so that it isn't live any more. The answer's base is the new HEAD."""
+        """Quarantine the commit, so that it is no longer live. The answer's base is the new HEAD."""
         self._log.quarantine(self._require_claim(), body.commit, body.reason)
         self._update_reporter()
         return self._describe_claim()

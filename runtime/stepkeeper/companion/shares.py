@@ -105,7 +105,9 @@ class ShareWriter:
             self.layout_cache.hold_structure(Structure.from_text(body.structure))
         structure = self.layout_cache.find_structure(body.structure_key)
         if structure is None:
-            raise CompanionError(f"nothing was written to {body.folder}: the request names an unknown structure")
+            raise CompanionError(
+                f"nothing was written to {body.folder}: the request names an unknown structure"
+            )
         return body.order(structure, rank=self._opening.rank, world_size=self._opening.world_size)
 
 

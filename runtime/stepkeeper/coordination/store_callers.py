@@ -133,7 +133,7 @@ class StoreCallers:
                 if time.monotonic() >= ends_s:
                     raise TimeoutError(f"no answer for {limit_s:.1f} s")
         finally:
-            # The result isn't needed any more; a call in progress continues.
+            # The result is no longer needed; a call in progress continues.
             future.cancel()
 
     def forget_after_fork(self) -> None:

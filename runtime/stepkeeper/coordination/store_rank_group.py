@@ -168,7 +168,7 @@ class StoreRankGroup:
 
     def leave(self, timeout_s: float) -> None:
         ends_s = time.monotonic() + timeout_s
-        # If the store was in another process that is gone, no rank can read any more.
+        # If the store was in another process that is gone, no rank can read now.
         with suppress(PeerLostError):
             for name in self._broadcasts:
                 while (left_s := ends_s - time.monotonic()) > 0 and self._is_there(name, left_s):

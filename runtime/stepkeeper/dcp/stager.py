@@ -97,7 +97,7 @@ class Stager(SPMDStager):
 
     @override
     def close(self) -> None:
-        """Give the memory back, as soon as no save uses it any more."""
+        """Give the memory back, once no save uses it."""
         for buffer in self._buffers:
             buffer.close()
         self._buffers.clear()

@@ -23,7 +23,7 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 __all__ = ["Appender", "Build", "PendingAppend"]
 
 Build = Callable[[LogState], Body | None]
-"""Returns the body to append after a state; None if there is nothing to append any more.
+"""Returns the body to append after a state; None if there is nothing left to append.
 
 Raises if it is no longer allowed.
 """

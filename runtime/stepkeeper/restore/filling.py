@@ -93,7 +93,7 @@ class Filling:
         """Read blocks, and return once all that is read here or put by other threads is in place.
 
         Raises the first error of any thread. Afterwards all of its threads have ended, unless the waits were ended
-        while the store was stuck: such a thread changes nothing any more.
+        while the store was stuck: such a thread changes nothing.
 
         Args:
             reads: The numbers of the blocks to read, each with the ranks that it is sent to.
@@ -141,7 +141,7 @@ class Filling:
     def put_bytes(self, number: int, first: int, data: Bytes) -> None:
         """Put verified bytes of a block where they belong, from byte `first` of the block on.
 
-        Nothing is changed any more once `run` has ended.
+        Nothing is changed once `run` has ended.
         """
         with self._lock:
             if self._ended.is_set():

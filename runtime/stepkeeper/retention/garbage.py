@@ -97,7 +97,7 @@ def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DE
 
     Delete also the objects that killed processes have left of their proofs, if no later proof can need them.
 
-    An earlier claim can't commit any more: a save of it that isn't in the log by now never will be. So any process
+    An earlier claim can no longer commit: a save of it that isn't in the log by now never will be. So any process
     that may delete objects may call this, with or without a claim, also while another process saves.
     """
     state = log.open() if log.state.tail < 0 else log.refresh()

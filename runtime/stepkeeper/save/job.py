@@ -16,7 +16,7 @@ __all__ = ["Place", "SaveJob"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
-    """One save from its snapshot on. It doesn't refer to the state any more."""
+    """One save from its snapshot on. It no longer refers to the state."""
 
     name: str
     """The ranks' name for this save."""
@@ -38,7 +38,7 @@ class SaveJob:
     """Resolved when the whole snapshot is in the region, or with the error of its transfer."""
 
     release_region: Callable[[], None] = lambda: None
-    """Called when the region isn't needed any more, if that is before the end of the save."""
+    """Called when the region is no longer needed, if that is before the end of the save."""
 
     metrics: Mapping[str, str] = field(default_factory=dict)
     """The training's metrics of the step, as numbers in text."""

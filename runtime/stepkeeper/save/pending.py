@@ -52,7 +52,7 @@ class PendingSaves:
         return not self._saves or save is self._saves[-1]
 
     def take_region(self, timeout_s: float | None) -> Region:
-        """Wait for a region that no save needs any more, and take it.
+        """Wait for a region that no save needs, and take it.
 
         Args:
             timeout_s: Seconds to wait for earlier saves; None waits until they end or all waits do.

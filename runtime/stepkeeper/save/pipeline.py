@@ -54,7 +54,7 @@ class OnEnd(Protocol):
 class SavePipeline:
     """Run the saves of one rank in the order of their start.
 
-    At most `max_pending` snapshots are in host memory. A further save waits until one of them isn't needed any more.
+    At most `max_pending` snapshots are in host memory. A further save waits until one of them is no longer needed.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ def _stage_share(job: SaveJob, process: CompanionProcess, place: Place, progress
     """Write this rank's share to the local disk, which frees the region but makes nothing durable.
 
     Returns:
-        True if the region isn't needed any more.
+        True if the region is no longer needed.
 
     """
     staged = decode(Staged, _request_write(Kind.STAGE, job, process, place, progress))

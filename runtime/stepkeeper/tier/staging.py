@@ -40,7 +40,7 @@ class LocalStaging:
         """The folder of a save that was staged but isn't at the root."""
 
     def stage(self, order: SaveOrder, data: memoryview, *, cache: LayoutCache | None = None) -> Manifest:
-        """Write the whole order to the local disk, so that `data` isn't needed any more. It isn't durable.
+        """Write the whole order to the local disk, so that `data` is no longer needed. It isn't durable.
 
         Raises OSError if that fails; then nothing is left there.
         """

@@ -94,7 +94,7 @@ def _fold_listing(status: QueuedResourceStatus, view: View) -> QueuedResourceSta
 
 
 def _is_over(status: QueuedResourceStatus, cloud: CloudView) -> bool:
-    """Return True if a list shows that the request with the last error isn't needed any more."""
+    """Return True if a list shows that the request with the last error is no longer needed."""
     match status.error and status.error.verb:
         case Verb.CREATE:
             return cloud.resource is not None

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from stepkeeper_planners.errors import SourceError, printable
+from stepkeeper_planners.formats.mapped_files import map_file
 from stepkeeper_planners.formats.reporting import join_names
 from stepkeeper_planners.formats.safetensors.shard_files import DTYPES, INDEX_SUFFIX, SUFFIX
 
@@ -18,7 +19,6 @@ __all__ = ["open_safetensors"]
 _LENGTH_BYTES: Final = 8
 """A file begins with the length of its header."""
 
-_NO_RESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _BY_NAME: Final = {name: dtype for dtype, name in DTYPES.items()}
 
 
@@ -95,9 +95,7 @@ def _map_tensors(path: Path) -> dict[str, torch.Tensor]:
         with path.open("rb") as file:
             start = _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
             header = json.loads(file.read(start - _LENGTH_BYTES))
-            # Writes to the memory stay in this process. None is reserved for it: the file may be larger.
-            flags, prot = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
-            content = mmap.mmap(file.fileno(), 0, flags=flags, prot=prot)
+            content = map_file(file)
         header.pop("__metadata__", None)
         return {name: _view(content, start, **described) for name, described in header.items()}
     except (SafetensorError, ValueError, LookupError, TypeError, OverflowError, RuntimeError) as error:

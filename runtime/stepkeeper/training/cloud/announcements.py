@@ -99,7 +99,7 @@ class Announcements:
             self._cloud.start()
 
     def take_over(self, key: str, notice: CloudNotice | None) -> None:
-        """Apply the current announcement of a key of the metadata server; None if there is none any more."""
+        """Apply the current announcement of a key of the metadata server; None if there is none left."""
         with self._lock:
             if notice is None:
                 self._announced.pop(key, None)

@@ -95,7 +95,7 @@ class CloudNotices:
         Args:
             server: The metadata server.
             on_change: A method, called in one of the threads with a key and its current announcement; None if there is
-                none any more.
+                none left.
 
         """
         self._server = server
