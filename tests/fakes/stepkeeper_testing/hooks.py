@@ -1,6 +1,7 @@
 """Hooks of a store in memory: something happens, or goes wrong, around an operation."""
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Literal
 
@@ -17,12 +18,16 @@ def at(
     It does so the first so many times, for paths with `path` in them.
     """
     left = times
+    counting = threading.Lock()
 
     def hook(moment: Literal["before", "after"], operation: Operation, asked: str) -> None:
         nonlocal left
-        if left <= 0 or f"{moment} {operation}" != when or path not in asked:
+        if f"{moment} {operation}" != when or path not in asked:
             return
-        left -= 1
+        with counting:
+            if left <= 0:
+                return
+            left -= 1
         if isinstance(effect, Exception):
             raise effect
         effect()

@@ -120,9 +120,7 @@ def test_no_answer_to_the_second_reading_condemns_nothing() -> None:
 @pytest.mark.parametrize(
     ("is_deleted", "log_answers", "error", "said"),
     [
-        pytest.param(
-            True, True, RestoreError, r"deleted while it was read.*_0\.distcp is missing", id="retention"
-        ),
+        pytest.param(True, True, RestoreError, r"deleted while it was read.* is missing", id="retention"),
         pytest.param(False, True, TornCheckpointError, "is missing", id="objects go missing by themselves"),
         pytest.param(True, False, StorageError, "no permission", id="the log can't be read"),
     ],
@@ -145,7 +143,8 @@ def test_what_is_deleted_while_it_is_read_is_not_called_bad(
         refused = StorageError("no permission")
         store.hook = None if log_answers else at("before read", refused, path=".stepkeeper/log")
 
-    store.hook = at("before read", delete, path=".distcp")
+    # Two threads read: once.
+    store.hook = at("before read", delete, path=".distcp", times=1)
     restorer = Restorer(store, SoloRankGroup(), reopen=lambda: store)
     if verifies:
         with pytest.raises(error, match=said):
