@@ -62,7 +62,7 @@ def _play_on(stage: Stage) -> int:
     print_line(f"kubectl delete qr {resource_name}")
     _delete(kubectl, resource_name)
     machines.leftovers = cloud.names()
-    print_line(f"the cloud has {', '.join(machines.leftovers) or 'nothing of it any more'}\n")
+    print_line(f"the cloud has {', '.join(machines.leftovers) or 'nothing of it'}\n")
     return _judge(story, machines, name)
 
 

@@ -256,14 +256,14 @@ class FsspecStore:
 
 def _read_time(info: Mapping[str, Any]) -> float | None:
     """Read when an object was put, in seconds since 1970; None if its file system reports no usable time."""
-    told = next((info[name] for name in _TIMES if info.get(name) is not None), None)
-    if isinstance(told, str):
+    changed = next((info[name] for name in _TIMES if info.get(name) is not None), None)
+    if isinstance(changed, str):
         try:
-            told = datetime.fromisoformat(told)
+            changed = datetime.fromisoformat(changed)
         except ValueError:
             return None
-    if isinstance(told, datetime):
-        return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
-    if isinstance(told, int | float) and 0 <= told < _LATEST_UNIX_S:
-        return float(told)
+    if isinstance(changed, datetime):
+        return (changed if changed.tzinfo else changed.replace(tzinfo=UTC)).timestamp()
+    if isinstance(changed, int | float) and 0 <= changed < _LATEST_UNIX_S:
+        return float(changed)
     return None

@@ -168,10 +168,10 @@ class TorchSaveReader(StorageReader):
             except Exception as error:  # other ranks must know before they wait for data
                 failure = error
         if self._world_size() > 1:
-            told: list[Any] = [failure, own if isinstance(own, bytes) else None]
-            dist.broadcast_object_list(told, group=self._group, group_src=0, device=self._device())
-            failure = told[0]
-            own = told[1] if own is None else own
+            shared: list[Any] = [failure, own if isinstance(own, bytes) else None]
+            dist.broadcast_object_list(shared, group=self._group, group_src=0, device=self._device())
+            failure = shared[0]
+            own = shared[1] if own is None else own
         if failure is not None:
             raise failure
         if self._world_size() == 1 or isinstance(own, bytes):
