@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from stepkeeper_operator.cluster import LEASES, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import LEASES
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError, LeaseLostError
 from stepkeeper_operator.facts.raw import RawObject
 

@@ -7,7 +7,8 @@ from http import HTTPStatus
 from typing import Final
 
 from stepkeeper_operator.cache.kinds import WatchedKind
-from stepkeeper_operator.cluster import WORKLOADS, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import WORKLOADS
 from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.errors import ApiError, CertificateError
 from stepkeeper_operator.lease import LeaseGuard

@@ -12,13 +12,9 @@ from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import connect_cloud
-from stepkeeper_operator.cluster import (
-    QUEUED_RESOURCES,
-    TRAINING_JOBS,
-    Cluster,
-    connect,
-    guard_writes,
-)
+from stepkeeper_operator.cluster.client import connect
+from stepkeeper_operator.cluster.protocol import Cluster, guard_writes
+from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES, TRAINING_JOBS
 from stepkeeper_operator.endpoint.app import ReportEndpoint
 from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.endpoint.health import make_health_app

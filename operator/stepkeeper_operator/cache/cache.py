@@ -10,7 +10,7 @@ from typing import Any, Final
 from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceCache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cache.objects import Change, Objects
-from stepkeeper_operator.cluster import (
+from stepkeeper_operator.cluster.resources import (
     BATCH_JOBS,
     JOBSETS,
     NODES,
@@ -20,20 +20,17 @@ from stepkeeper_operator.cluster import (
     WORKLOADS,
     Resource,
 )
-from stepkeeper_operator.facts import (
+from stepkeeper_operator.facts.checkpoint_root import JobRoot, read_job_root
+from stepkeeper_operator.facts.jobset import (
     BatchJob,
-    JobRoot,
     JobSet,
-    Node,
-    Pod,
     Workload,
     read_batch_job,
-    read_job_root,
     read_jobset,
-    read_node,
-    read_pod,
     read_workload,
 )
+from stepkeeper_operator.facts.node import Node, read_node
+from stepkeeper_operator.facts.pod import Pod, read_pod
 from stepkeeper_operator.facts.raw import RawObject, get_nested
 from stepkeeper_operator.labels import WORKER_JOB
 

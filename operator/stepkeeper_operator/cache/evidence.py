@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
-from stepkeeper_operator.facts import BatchJob, Pod
+from stepkeeper_operator.facts.jobset import BatchJob
+from stepkeeper_operator.facts.pod import Pod
 
 __all__ = ["AttemptEvidence", "EvidenceCache"]
 

@@ -7,7 +7,8 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.endpoint.tokens import TokenPod, TokenVerifier
 from stepkeeper_operator.errors import ReportRefusedError
-from stepkeeper_operator.facts import JobSet, Pod
+from stepkeeper_operator.facts.jobset import JobSet
+from stepkeeper_operator.facts.pod import Pod
 
 __all__ = ["ReportAuthenticator", "ReportingAttempt"]
 

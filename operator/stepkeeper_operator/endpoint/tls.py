@@ -4,7 +4,8 @@ import asyncio
 import logging
 import ssl
 
-from stepkeeper_operator.cluster import SECRETS, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import SECRETS
 from stepkeeper_operator.endpoint.certificates import TlsMaterial, make_tls, renew_tls
 from stepkeeper_operator.endpoint.serving import load_certificate, server_tls
 from stepkeeper_operator.endpoint.tls_secret import read_secret, secret_manifest

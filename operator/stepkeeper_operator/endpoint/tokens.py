@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from stepkeeper_operator.cluster import TOKEN_REVIEWS, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import TOKEN_REVIEWS
 
 __all__ = ["KubernetesTokens", "TokenPod", "TokenVerifier"]
 

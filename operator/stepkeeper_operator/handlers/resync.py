@@ -11,7 +11,7 @@ from typing import Final
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.kinds import WatchedKind
-from stepkeeper_operator.cluster import Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
 from stepkeeper_operator.errors import ApiError
 
 __all__ = ["Resync", "forget_deleted_objects"]

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
-from stepkeeper_operator.cluster import Resource
+from stepkeeper_operator.cluster.resources import Resource
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.kinds.reconcile import RETRY_SOON_S, Controller
 

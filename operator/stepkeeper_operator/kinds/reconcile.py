@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
-from stepkeeper_operator.cluster import Resource
+from stepkeeper_operator.cluster.resources import Resource
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError, LeaseLostError
 from stepkeeper_operator.metrics import Metrics
 

@@ -8,9 +8,10 @@ from stepkeeper_operator.api.base import ObjectMeta
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError, ErrorKind
 from stepkeeper_operator.cloud_tpu.naming import FINALIZER, UID_LABEL, make_node_labels
-from stepkeeper_operator.cluster import NODES, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import NODES
 from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
-from stepkeeper_operator.facts import Node
+from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.kinds.writing import ObjectWriter
 from stepkeeper_operator.labels import CORDONED_BY_ANNOTATION

@@ -15,7 +15,8 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import count_requests
-from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.kinds.controller import KindController
 from stepkeeper_operator.kinds.writing import ObjectWriter

@@ -13,9 +13,10 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudOperationState, CloudTPU, C
 from stepkeeper_operator.cloud_tpu.naming import FINALIZER, parse_cloud_name
 from stepkeeper_operator.cloud_tpu.polling import Poller
 from stepkeeper_operator.cloud_tpu.request import place_of, read_api_version
-from stepkeeper_operator.cluster import NAMESPACES, QUEUED_RESOURCES, SECRETS, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import NAMESPACES, QUEUED_RESOURCES, SECRETS
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.facts import Node
+from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.metrics import QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.absence import OrphanWatch, complete_listing

@@ -6,7 +6,8 @@ from typing import Final, TextIO
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy
 from stepkeeper_operator.cloud_tpu.naming import FINALIZER
-from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import ADOPT_ANNOTATION

@@ -10,10 +10,11 @@ from typing import Any, Final, assert_never
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
-from stepkeeper_operator.cluster import CONFIG_MAPS, JOBSETS, PODS, TRAINING_JOBS, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import CONFIG_MAPS, JOBSETS, PODS, TRAINING_JOBS
 from stepkeeper_operator.errors import ApiError, ConflictError
 from stepkeeper_operator.events import ObjectEvent
-from stepkeeper_operator.facts import JobSet, read_config_map, read_jobset
+from stepkeeper_operator.facts.jobset import JobSet, read_config_map, read_jobset
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.kinds.writing import ObjectWriter
 from stepkeeper_operator.labels import NODE_LOST_REASON

@@ -12,7 +12,8 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.reports import ReportCache
-from stepkeeper_operator.cluster import TRAINING_JOBS, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import TRAINING_JOBS
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.kinds.controller import KindController
 from stepkeeper_operator.kinds.reconcile import RETRY_SOON_S

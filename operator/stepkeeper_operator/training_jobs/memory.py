@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from stepkeeper_operator.facts import ConfigMap, JobSet
+from stepkeeper_operator.facts.jobset import ConfigMap, JobSet
 
 __all__ = ["JobMemory", "Memory", "Rejection"]
 

@@ -13,21 +13,15 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.keys import ObjectKey, queued_resource_key
 from stepkeeper_operator.cache.reports import ReportCache
-from stepkeeper_operator.cluster import BATCH_JOBS, CONFIG_MAPS, JOBSETS, PODS, Cluster
-from stepkeeper_operator.facts import (
-    BatchJob,
-    ConfigMap,
-    JobSet,
-    Node,
-    Pod,
-    QueuedMachines,
-    read_config_map,
-    read_jobset,
-    read_queued_machines,
-)
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import BATCH_JOBS, CONFIG_MAPS, JOBSETS, PODS
+from stepkeeper_operator.facts.jobset import BatchJob, ConfigMap, JobSet, read_config_map, read_jobset
+from stepkeeper_operator.facts.node import Node
+from stepkeeper_operator.facts.pod import Pod
+from stepkeeper_operator.facts.queued_resource import QueuedMachines, read_queued_machines
 from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.training_jobs.build import config_map_name
+from stepkeeper_operator.training_jobs.build.objects import config_map_name
 from stepkeeper_operator.training_jobs.decision import CreateJobSet
 from stepkeeper_operator.training_jobs.memory import JobMemory, Memory
 from stepkeeper_operator.training_jobs.observed import Leftover, Observed, compute_recheck_s, find_end

@@ -8,7 +8,11 @@ from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS, Conditio
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import ConfigMap, JobRoot, JobSet, Node, Pod, QueuedMachines, Workload
+from stepkeeper_operator.facts.checkpoint_root import JobRoot
+from stepkeeper_operator.facts.jobset import ConfigMap, JobSet, Workload
+from stepkeeper_operator.facts.node import Node
+from stepkeeper_operator.facts.pod import Pod
+from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.memory import Rejection
 

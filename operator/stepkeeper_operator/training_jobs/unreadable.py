@@ -12,9 +12,10 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.reports import ReportCache
-from stepkeeper_operator.cluster import JOBSETS, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import JOBSETS
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.facts.raw import RawObject, condition_of, get_nested
 from stepkeeper_operator.kinds.writing import ObjectWriter, renew_condition
 from stepkeeper_operator.training_jobs.apply import suspend_manifest

@@ -8,7 +8,7 @@ from fake_cluster.stories import play, run_job
 from fake_cluster.world import World, training_job
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import job_key, queued_resource_key
-from stepkeeper_operator.cluster import QUEUED_RESOURCES
+from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import (
     JOB_UID_LABEL,

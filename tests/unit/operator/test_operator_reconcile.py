@@ -15,7 +15,7 @@ from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key, queued_resource_key
 from stepkeeper_operator.cache.kinds import list_watched_kinds
-from stepkeeper_operator.cluster import JOBSETS, QUEUED_RESOURCES, WORKLOADS, Resource
+from stepkeeper_operator.cluster.resources import JOBSETS, QUEUED_RESOURCES, WORKLOADS, Resource
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
 from stepkeeper_operator.handlers.resync import Resync
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry

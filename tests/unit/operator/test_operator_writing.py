@@ -7,7 +7,7 @@ import pytest
 
 from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.api.base import ObjectMeta
-from stepkeeper_operator.cluster import QUEUED_RESOURCES
+from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES
 from stepkeeper_operator.errors import ApiError, ConflictError
 from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.kinds.writing import ObjectWriter

@@ -7,7 +7,7 @@ from stepkeeper_operator.api.reading import describe_problems
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.training_jobs.build import config_map_name
+from stepkeeper_operator.training_jobs.build.objects import config_map_name
 from stepkeeper_operator.training_jobs.observed import Observed
 
 __all__ = ["NAME_TAKEN", "check_acceptance"]

@@ -14,7 +14,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus
-from stepkeeper_operator.facts import JobSet, Workload
+from stepkeeper_operator.facts.jobset import JobSet, Workload
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.decide.progressing import UNJUDGED, derive_progressing
 from stepkeeper_operator.training_jobs.decide.refusals import add_refusals

@@ -19,7 +19,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 from stepkeeper_operator.kinds.decision import compute_write_wait_s, find_soonest
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.attempts.following import update_history
-from stepkeeper_operator.training_jobs.build import build_config_map
+from stepkeeper_operator.training_jobs.build.objects import build_config_map
 from stepkeeper_operator.training_jobs.decide.acceptance import NAME_TAKEN, check_acceptance
 from stepkeeper_operator.training_jobs.decide.conditions import derive_conditions, derive_phase
 from stepkeeper_operator.training_jobs.decide.events import derive_events

@@ -1,6 +1,6 @@
 """Find pods that were lost with their node. Only the operator ends them, and JobSet would wait for them forever."""
 
-from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.training_jobs.decision import GiveUpPod
 from stepkeeper_operator.training_jobs.observed import Observed, View
 

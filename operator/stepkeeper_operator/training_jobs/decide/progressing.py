@@ -18,7 +18,7 @@ from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus, TrainingJobStatus
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_current_report, find_done
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory

@@ -11,7 +11,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_done
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory

@@ -8,7 +8,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     SaveRequest,
     TrainingJobStatus,
 )
-from stepkeeper_operator.facts import MaintenanceWindow
+from stepkeeper_operator.facts.queued_resource import MaintenanceWindow
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.observed import View

@@ -9,7 +9,7 @@ from typing import Final
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType, ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
-from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.training_jobs.observed import Observed, View
 

@@ -7,7 +7,7 @@ from stepkeeper.contract import FENCED, STOPPED_KINDS, AttemptKind, Cause
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
-from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_pods
 from stepkeeper_operator.training_jobs.attempts.budgets import explain_exhausted_budget
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory, describe_end

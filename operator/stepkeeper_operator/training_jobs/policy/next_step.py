@@ -5,11 +5,16 @@ from typing import Final
 
 from stepkeeper.contract import AttemptKind, Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import JobSetRef
-from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.training_jobs.attempts.budgets import count_failures
 from stepkeeper_operator.training_jobs.attempts.ends import EDITED, NOT_ALLOWED, close_as_stopped
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
-from stepkeeper_operator.training_jobs.build import build_jobset, machines_hash, queue_labels, template_hash
+from stepkeeper_operator.training_jobs.build.jobset import (
+    build_jobset,
+    machines_hash,
+    queue_labels,
+    template_hash,
+)
 from stepkeeper_operator.training_jobs.decision import CreateJobSet, DeleteJobSet
 from stepkeeper_operator.training_jobs.observed import View
 from stepkeeper_operator.training_jobs.policy.ends import (
