@@ -114,10 +114,6 @@ class Cache:
         if jobset is not None:
             self.forget_objects(frozenset({jobset.uid}))
 
-    def knows(self, key: ObjectKey) -> bool:
-        """Return True if the object with that key exists, as far as the cache knows."""
-        return self._get_objects(key.kind).get(key.namespace, key.name) is not None
-
     def list_keys(self, kind: str) -> tuple[ObjectKey, ...]:
         """List the keys of all CheckpointedTrainingJobs or QueuedResources."""
         return tuple(_key_of(kind, raw) for raw in self._get_objects(kind))

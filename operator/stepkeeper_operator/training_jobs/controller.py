@@ -1,7 +1,6 @@
 """Reconcile one job: parse, observe, decide, apply."""
 
 import logging
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,16 +8,12 @@ from typing_extensions import override
 
 from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.reports import ReportCache
-from stepkeeper_operator.cluster.protocol import Cluster
 from stepkeeper_operator.cluster.resources import TRAINING_JOBS
 from stepkeeper_operator.facts.raw import RawObject
-from stepkeeper_operator.kinds.controller import KindController
-from stepkeeper_operator.kinds.reconcile import RETRY_SOON_S
-from stepkeeper_operator.kinds.writing import ObjectWriter
-from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.kinds.controller import RETRY_SOON_S, KindController
+from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.apply import Applier
 from stepkeeper_operator.training_jobs.decide.job import decide_job
@@ -48,37 +43,22 @@ class JobController(KindController[JobReading, Observed, Decision]):
 
     def __init__(
         self,
+        shared: Shared,
         *,
-        cluster: Cluster,
-        cache: Cache,
         reports: ReportCache,
         settings: OperatorSettings,
-        metrics: Metrics,
         ca_pem: Callable[[], str],
-        acting: Callable[[], bool],
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(TRAINING_JOBS, cache=cache, acting=acting, clock=clock)
+        super().__init__(TRAINING_JOBS, shared)
         self._reports = reports
         self._settings = settings
-        self._metrics = metrics
-        self._memory = Memory(started_at=clock())
-        writer = ObjectWriter(
-            TRAINING_JOBS, cluster=cluster, metrics=metrics, identity=settings.identity, clock=clock
-        )
+        self._metrics = shared.metrics
+        self._memory = memory = Memory(started_at=shared.clock())
         self._observer = Observer(
-            cluster=cluster,
-            cache=cache,
-            reports=reports,
-            memory=self._memory,
-            ca_pem=ca_pem,
-            settings=settings,
-            clock=clock,
+            shared=shared, reports=reports, memory=memory, ca_pem=ca_pem, settings=settings
         )
-        self._applier = Applier(cluster=cluster, cache=cache, memory=self._memory, writer=writer, clock=clock)
-        self._unreadable = UnreadableJobs(
-            cluster=cluster, cache=cache, reports=reports, writer=writer, clock=clock
-        )
+        self._applier = Applier(shared=shared, memory=memory, writer=self._writer)
+        self._unreadable = UnreadableJobs(shared=shared, reports=reports, writer=self._writer)
 
     @override
     def _read(self, key: ObjectKey, raw: RawObject) -> tuple[JobReading | None, tuple[str, ...]]:
