@@ -1,16 +1,23 @@
-"""Define the decision about one object of any kind, and its waits. The kind's applier carries it out. Pure."""
+"""Define the decision about one object of any kind, its events and its waits. The kind's applier carries it out."""
 
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from stepkeeper_operator.events import ObjectEvent
-
-__all__ = ["KindDecision", "compute_write_wait_s", "find_soonest"]
+__all__ = ["KindDecision", "ObjectEvent", "compute_write_wait_s", "find_soonest"]
 
 _SHORTEST_WAIT_S: Final = 0.05
 
 StatusT = TypeVar("StatusT")
 ActionT = TypeVar("ActionT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectEvent:
+    """A Kubernetes event about an object, for people."""
+
+    warning: bool
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

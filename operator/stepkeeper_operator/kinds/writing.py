@@ -19,8 +19,8 @@ from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cluster.resources import EVENTS, Resource
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
-from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import RawObject, condition_of
+from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.kinds.shared import Shared
 
 __all__ = ["ObjectWriter", "renew_condition"]

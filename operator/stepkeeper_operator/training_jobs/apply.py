@@ -10,13 +10,13 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cluster.resources import CONFIG_MAPS, JOBSETS, PODS, TRAINING_JOBS
 from stepkeeper_operator.errors import ApiError, ConflictError
-from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.jobset import JobSet, read_config_map, read_jobset
 from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.kinds.writing import ObjectWriter
 from stepkeeper_operator.labels import NODE_LOST_REASON
-from stepkeeper_operator.training_jobs.decide.refusals import is_refused
+from stepkeeper_operator.training_jobs.decide.acceptance import is_refused
 from stepkeeper_operator.training_jobs.decision import (
     RELYING_ON_STATUS,
     Action,
@@ -28,7 +28,7 @@ from stepkeeper_operator.training_jobs.decision import (
     GiveUpPod,
     SetSuspend,
 )
-from stepkeeper_operator.training_jobs.memory import Memory, Rejection
+from stepkeeper_operator.training_jobs.observed import Memory, Rejection
 
 __all__ = ["Applier", "Outcome", "suspend_manifest"]
 

@@ -19,11 +19,10 @@ from stepkeeper_operator.training_jobs.apply import Applier
 from stepkeeper_operator.training_jobs.decide.job import decide_job
 from stepkeeper_operator.training_jobs.decide.progressing import is_stalled
 from stepkeeper_operator.training_jobs.decide.save_requests import find_open_request
-from stepkeeper_operator.training_jobs.decide.stuck_pods import is_pod_stuck
+from stepkeeper_operator.training_jobs.decide.terminating_pods import is_pod_stuck
 from stepkeeper_operator.training_jobs.decision import Decision
-from stepkeeper_operator.training_jobs.memory import Memory
 from stepkeeper_operator.training_jobs.observe import Observer
-from stepkeeper_operator.training_jobs.observed import Observed
+from stepkeeper_operator.training_jobs.observed import Memory, Observed
 from stepkeeper_operator.training_jobs.unreadable import UnreadableJobs
 
 __all__ = ["JobController"]

@@ -22,8 +22,14 @@ from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.build.objects import config_map_name
 from stepkeeper_operator.training_jobs.decision import CreateJobSet
-from stepkeeper_operator.training_jobs.memory import JobMemory, Memory
-from stepkeeper_operator.training_jobs.observed import Leftover, Observed, compute_recheck_s, find_end
+from stepkeeper_operator.training_jobs.observed import (
+    JobMemory,
+    Leftover,
+    Memory,
+    Observed,
+    compute_recheck_s,
+    find_end,
+)
 
 __all__ = ["Observer"]
 

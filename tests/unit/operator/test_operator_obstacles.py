@@ -15,7 +15,7 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.training_jobs.decide.lost_pods import find_lost_pods
+from stepkeeper_operator.training_jobs.decide.terminating_pods import find_lost_pods
 from stepkeeper_operator.training_jobs.observed import Leftover, Observed, View
 
 STUCK: Final = "condition PodStuck True"

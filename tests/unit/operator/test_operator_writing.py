@@ -10,7 +10,7 @@ from stepkeeper_operator.api.base import ObjectMeta
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES
 from stepkeeper_operator.errors import ApiError, ConflictError
-from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.kinds.writing import ObjectWriter
 from stepkeeper_operator.metrics import Metrics

@@ -16,11 +16,9 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceStatus,
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, ErrorKind
-from stepkeeper_operator.cloud_tpu.states import to_camel_case
-from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, ErrorKind, to_camel_case
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.kinds.decision import find_soonest
+from stepkeeper_operator.kinds.decision import ObjectEvent, find_soonest
 from stepkeeper_operator.queued_resources.cloud_view import CloudView, View
 from stepkeeper_operator.queued_resources.decide.answers import describe_error, error_kind, name_error
 from stepkeeper_operator.queued_resources.decide.mirror import find_next_maintenance

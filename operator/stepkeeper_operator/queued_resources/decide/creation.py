@@ -15,8 +15,8 @@ from stepkeeper_operator.cloud_tpu.request import (
     place_of,
     was_changed,
 )
-from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.labels import ADOPT_ANNOTATION, QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.cloud_view import View, identify
 from stepkeeper_operator.queued_resources.decide.answers import update_status

@@ -9,8 +9,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceStatus,
     SliceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode
-from stepkeeper_operator.cloud_tpu.states import to_camel_case
+from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode, to_camel_case
 from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.queued_resources.cloud_view import View
 

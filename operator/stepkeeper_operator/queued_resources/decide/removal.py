@@ -18,8 +18,8 @@ from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.cloud_tpu.naming import FINALIZER, make_request_id
 from stepkeeper_operator.cloud_tpu.request import read_api_version
-from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.queued_resources.cloud_view import CloudView, View
 from stepkeeper_operator.queued_resources.decide.adoption import uncordon_members

@@ -10,7 +10,6 @@ __all__ = [
     "count_failures",
     "explain_exhausted_budget",
     "limits_of",
-    "move_restart",
     "reset_failures",
 ]
 
@@ -30,13 +29,6 @@ def count_failures(restarts: RestartsStatus) -> int:
     return sum(
         entry.counted_towards_limit for entry in restarts.by_cause if entry.cause == Cause.APPLICATION_ERROR
     )
-
-
-def move_restart(restarts: RestartsStatus, *, source: str, target: str) -> RestartsStatus:
-    """Move one restart from cause `source` to cause `target`."""
-    if source == target:
-        return restarts
-    return add_restarts(add_restarts(restarts, source, -1), target, 1)
 
 
 def reset_failures(restarts: RestartsStatus) -> RestartsStatus:

@@ -16,8 +16,8 @@ from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus
 from stepkeeper_operator.facts.jobset import JobSet, Workload
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.decide.acceptance import add_refusals
 from stepkeeper_operator.training_jobs.decide.progressing import UNJUDGED, derive_progressing
-from stepkeeper_operator.training_jobs.decide.refusals import add_refusals
 from stepkeeper_operator.training_jobs.decide.running import derive_running
 from stepkeeper_operator.training_jobs.observed import View
 from stepkeeper_operator.training_jobs.policy.machines import find_wait

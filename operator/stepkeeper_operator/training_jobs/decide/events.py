@@ -9,10 +9,10 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
-from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.training_jobs.attempts.history import describe_end
 from stepkeeper_operator.training_jobs.decide.progressing import is_stalled
-from stepkeeper_operator.training_jobs.decide.stuck_pods import is_pod_stuck
+from stepkeeper_operator.training_jobs.decide.terminating_pods import is_pod_stuck
 
 __all__ = ["derive_events"]
 

@@ -20,12 +20,10 @@ from stepkeeper_operator.kinds.decision import compute_write_wait_s, find_soones
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.attempts.following import update_history
 from stepkeeper_operator.training_jobs.build.objects import build_config_map
-from stepkeeper_operator.training_jobs.decide.acceptance import NAME_TAKEN, check_acceptance
+from stepkeeper_operator.training_jobs.decide.acceptance import NAME_TAKEN, check_acceptance, judge_after_end
 from stepkeeper_operator.training_jobs.decide.conditions import derive_conditions, derive_phase
 from stepkeeper_operator.training_jobs.decide.events import derive_events
 from stepkeeper_operator.training_jobs.decide.grace import derive_grace
-from stepkeeper_operator.training_jobs.decide.lost_pods import find_lost_pods
-from stepkeeper_operator.training_jobs.decide.refusals import judge_after_end
 from stepkeeper_operator.training_jobs.decide.running import compute_missing_s
 from stepkeeper_operator.training_jobs.decide.save_requests import update_request
 from stepkeeper_operator.training_jobs.decide.status import (
@@ -34,7 +32,7 @@ from stepkeeper_operator.training_jobs.decide.status import (
     mirror_storage,
     show_autocheckpoint,
 )
-from stepkeeper_operator.training_jobs.decide.stuck_pods import derive_stuck
+from stepkeeper_operator.training_jobs.decide.terminating_pods import derive_stuck, find_lost_pods
 from stepkeeper_operator.training_jobs.decision import (
     RELYING_ON_STATUS,
     Action,
