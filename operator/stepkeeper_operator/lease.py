@@ -112,11 +112,7 @@ class LeaseGuard:
             await asyncio.sleep(self._pause_s)
 
     async def keep_renewing(self) -> None:
-        """Renew the Lease until cancelled.
-
-        Raises:
-            LeaseLostError: Another operator may act.
-        """
+        """Renew the Lease until cancelled. Raises LeaseLostError once another operator may act."""
         while True:
             await asyncio.sleep(self._pause_s)
             # A process that was frozen must stop as well: another operator may have taken over.

@@ -79,10 +79,7 @@ class EvidenceCache:
 
 
 def _merge_pod(known: Pod, seen: Pod) -> Pod:
-    """Return `seen`, with the evidence of the pod's end that only `known` has.
-
-    Kubernetes resets conditions, and exit codes are lost with a kubelet.
-    """
+    """Return `seen` with what only `known` shows of its end: Kubernetes resets conditions, and loses exit codes."""
     if known.exit_code is not None and seen.exit_code is None:
         return known
     if known.terminal and known.deadline is None:

@@ -34,21 +34,12 @@ class ReportAuthenticator:
         self._tokens = tokens
 
     def check_claims(self, key: ObjectKey, token: str) -> None:
-        """Check, without the API server, that the job exists and that the token claims to be for it.
-
-        Raises:
-            ReportRefusedError: 404 if there is no such job, 401 if the token isn't for it.
-        """
+        """Check, without the API server, that the token claims to be for this job. Raises ReportRefusedError."""
         if not self._tokens.claims(token, token_audience(self._find_job_uid(key))):
             raise _not_of_this_job()
 
     async def authenticate(self, key: ObjectKey, token: str) -> ReportingAttempt:
-        """Find out which attempt of the job reports.
-
-        Raises:
-            ReportRefusedError: The token doesn't belong to a pod of the current attempt. The error has the HTTP
-                status of the answer.
-        """
+        """Find out which attempt of the job reports. Raises ReportRefusedError for a pod that isn't of the present one."""
         uid = self._find_job_uid(key)
         bound = await self._tokens.verify(token, token_audience(uid))
         if bound is None:

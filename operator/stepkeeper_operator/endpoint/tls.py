@@ -57,13 +57,9 @@ class ServingCertificate:
         return self._tls.ca.certificate_pem.decode()
 
     async def renew(self) -> None:
-        """Load the stored certificates, and replace those that expire soon.
+        """Load the stored certificates, and replace those that expire soon. Without the Secret, the CA is new too.
 
-        Without the Secret, the CA is new too.
-
-        Raises:
-            ApiError: The API server rejected a request.
-            CertificateError: The Secret is damaged, or not the operator's own. The previous certificate stays in use.
+        Raises ApiError, and CertificateError if the Secret isn't usable: the previous certificate stays in use then.
         """
         secret = await self._cluster.get(SECRETS, self._namespace, self._secret_name)
         known = None if secret is None else read_secret(secret)
@@ -75,10 +71,7 @@ class ServingCertificate:
         load_certificate(self.context, tls.serving)
 
     async def keep_renewing(self) -> None:
-        """Renew in time until cancelled.
-
-        A failed renewal is retried every hour; the certificate is still valid for a month then.
-        """
+        """Renew in time until cancelled: a month before the end, or else every hour from then on."""
         while True:
             await asyncio.sleep(_CHECK_S)
             try:
@@ -96,11 +89,7 @@ class ServingCertificate:
 
 
 def read_secret(secret: RawObject) -> TlsMaterial:
-    """Read the certificates from the Secret.
-
-    Raises:
-        CertificateError: The operator didn't make it, a part is missing, or the parts don't match.
-    """
+    """Read the certificates. Raises CertificateError if the operator didn't make them, or they don't match."""
     meta, data = secret["metadata"], secret.get("data") or {}
     where = f"Secret {meta['namespace']}/{meta['name']}"
     if not (meta.get("labels") or {}).items() >= _MADE_BY.items():

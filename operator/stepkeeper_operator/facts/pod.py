@@ -183,10 +183,7 @@ def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _other_failure(spec: Mapping[str, Any], status: Mapping[str, Any]) -> ContainerEnd | None:
-    """Find the first other container that failed.
-
-    Restartable init containers are left out: they don't end a pod.
-    """
+    """Find the first other container that failed. Restartable init containers don't end a pod, and are left out."""
     restarted = {c["name"] for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"}
     containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     for container in containers:

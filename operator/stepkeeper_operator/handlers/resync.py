@@ -44,13 +44,7 @@ class Resync:
         self._period_s = period_s
 
     async def run(self, reconciled: Collection[str], *, until: Callable[[], Awaitable[bool]]) -> None:
-        """Resync until `until`, which is called once per period, returns True.
-
-        Args:
-            reconciled: The kinds whose objects are queued, spread over the period.
-            until: Returns True if the watches have to be restarted.
-
-        """
+        """Queue the objects of the `reconciled` kinds once per period, until `until`, called as often, returns True."""
         while True:
             try:
                 async with asyncio.timeout(self._period_s):
@@ -94,13 +88,9 @@ class Resync:
 
 
 async def forget_deleted_objects(cluster: Cluster, cache: Cache, kind: WatchedKind) -> tuple[ObjectKey, ...]:
-    """Remove from the cache every object of the kind that was deleted before this call.
+    """Forget every object of the kind that was deleted before this call. Return the keys that this concerns.
 
-    Returns:
-        The keys of the jobs and QueuedResources that this concerns.
-
-    Raises:
-        ApiError: The kind can't be listed.
+    Raises ApiError if the kind can't be listed.
     """
     # Take the known uids first: an object created during the list is then in neither set.
     known = cache.list_uids(kind.resource)

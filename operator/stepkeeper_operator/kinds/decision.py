@@ -42,9 +42,6 @@ def find_soonest(*waits_s: float | None) -> float | None:
 
 
 def compute_write_wait_s(interval_s: float, *, last_write_at: float, now: float) -> float:
-    """Compute the seconds until the status may be written, at most once in `interval_s`; 0: now.
-
-    After the clock was set back, the age of the last write is unknown, and the status may be written.
-    """
+    """Compute the seconds until the next write, at most one in `interval_s`; 0: now, also if the clock was set back."""
     since_s = now - last_write_at
     return interval_s - since_s if 0 <= since_s < interval_s else 0.0

@@ -41,10 +41,7 @@ class ObjectWriter:
     async def write_status(self, meta: ObjectMeta, status: RawObject) -> RawObject:
         """Replace the whole status of the object. Return the updated object.
 
-        Raises:
-            InvalidObjectError: The API server rejects this status, or any status of an object with this spec.
-            ConflictError: The object was changed since it was read, or another one has its name.
-            ApiError: The write failed.
+        Raises InvalidObjectError if no status is accepted with this spec, ConflictError if the object changed, ApiError.
         """
         body = {
             "apiVersion": self.resource.api_version,
@@ -64,9 +61,7 @@ class ObjectWriter:
     async def set_finalizers(self, meta: ObjectMeta, finalizers: Sequence[str]) -> RawObject | None:
         """Replace the object's finalizers. Return the updated object, or None if it no longer exists.
 
-        Raises:
-            ConflictError: The object was changed since it was read, or another one has its name.
-            ApiError: The write failed.
+        Raises ConflictError if the object has changed, ApiError.
         """
         raw = await self.shared.cluster.set_finalizers(
             self.resource,
@@ -108,7 +103,6 @@ class ObjectWriter:
             The updated object. None if nothing was written: it has that condition, or the status was rejected.
 
         Raises:
-            ConflictError: The object was changed since it was read, or another one has its name.
             ApiError: The write failed.
         """
         meta = ObjectMeta.model_validate(raw["metadata"])

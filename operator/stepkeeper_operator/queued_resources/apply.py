@@ -50,12 +50,7 @@ class Applier:
     writer: ObjectWriter
 
     async def apply_decision(self, subject: Subject, observed: Observed, decision: Decision) -> None:
-        """Carry out `decision`.
-
-        Raises:
-            ApiError: A write to the cluster failed. The writes before it are done.
-            LeaseLostError: Another operator may act now. The writes before it are done.
-        """
+        """Carry out `decision`. Raises ApiError or LeaseLostError; the writes before it are done."""
         meta, memory = subject.meta, self.memory.get(subject.meta.uid)
         if decision.write_status:
             await self._write_status(subject, decision)

@@ -22,13 +22,10 @@ OBSTACLE: Final = 1
 
 
 async def check_uninstall(cluster: Cluster, output: TextIO) -> int:
-    """Find QueuedResources that need the operator, and write them to `output`.
+    """Write the QueuedResources that need the operator to `output`. Return the exit status: 0, `OBSTACLE`, 75 (again).
 
     Without it, the machines of those with deletionPolicy Delete stay. Objects with the operator's finalizer can't be
     deleted, nor can their namespaces.
-
-    Returns:
-        The exit status: 0 if there are none, `OBSTACLE`, or 75 if the API server doesn't answer.
     """
     try:
         objects = await cluster.list_all(QUEUED_RESOURCES)

@@ -67,9 +67,7 @@ class Applier:
     ) -> Outcome:
         """Apply `decision`. A failed write blocks only the writes that rely on it.
 
-        Raises:
-            ConflictError: The job was changed since it was read. Nothing is done.
-            ApiError: The job is gone. Nothing is done.
+        Raises ConflictError or ApiError if the job has changed or is gone; then nothing is done.
         """
         memory = self.memory.get_job(job.metadata.uid)
         before, unwritten = memory.rejections, await self._write_status(job, decision)
@@ -197,10 +195,7 @@ def _starts_pods(action: Action) -> bool:
 
 
 def _keep_message(known: Rejection | None, text: str, generation: int) -> str:
-    """Return the known message if only numbers differ, such as ports and times, to save a write and an event.
-
-    Numbers that differ after an edit of the spec are reported.
-    """
+    """Return the known message if only numbers such as ports differ, unless the spec was edited: this saves writes."""
     if known is None or known.generation != generation:
         return text
     return known.message if _NUMBER.sub("", known.message) == _NUMBER.sub("", text) else text
@@ -217,10 +212,7 @@ def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
 
 
 def _pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
-    """Build the patch that sets a pod's phase to Failed and its condition together.
-
-    A Failed pod without the condition would count as a failure of the application.
-    """
+    """Set a pod's phase and condition together: a Failed pod without it counts as the application's failure."""
     condition = {
         "type": "DisruptionTarget",
         "status": "True",

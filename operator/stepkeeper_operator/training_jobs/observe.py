@@ -122,10 +122,7 @@ class Observer:
         return read_jobset(raw)
 
     async def _find_leftover(self, key: ObjectKey, job: CheckpointedTrainingJob) -> Leftover | None:
-        """Find one Job or pod of an earlier JobSet; one is enough to wait for.
-
-        Ask the API server whether it still exists, since much depends on it.
-        """
+        """Find one Job or pod of an earlier JobSet. The API server has to confirm it, since much depends on it."""
         items = self.shared.cache.list_leftovers(key)
         for item in items:
             resource = BATCH_JOBS if isinstance(item, BatchJob) else PODS

@@ -180,13 +180,10 @@ class View:
 
 
 def compute_recheck_s(job: CheckpointedTrainingJob, jobset: JobSet, *, now: float) -> float | None:
-    """Compute for how many seconds the cached state of the JobSet is trusted without a watch event.
+    """Compute for how many seconds the JobSet is trusted without a watch event; ever longer, None for without a limit.
 
     It is read again only while the job waits for JobSet to act: no attempt runs, the JobSet is not suspended, and the
     operator does not wait for a back-off.
-
-    Returns:
-        The seconds, which grow while the job waits; None while the job does not wait for JobSet.
     """
     attempts, next_at = job.status.attempts, job.status.next_start_time
     if not attempts or jobset.suspend:

@@ -42,11 +42,7 @@ class UnreadableJobs:
     writer: ObjectWriter
 
     async def manage(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
-        """Set condition Accepted with an event, show the job's commits, and stop its JobSet if the spec requests it.
-
-        Raises:
-            ApiError: A write failed; the others were tried.
-        """
+        """Show the problems and the commits, and stop the JobSet if the spec requests it. Raises ApiError at the end."""
         meta = ObjectMeta.model_validate(raw["metadata"])
         # Stop first: the API server may refuse a status for such a spec.
         try:

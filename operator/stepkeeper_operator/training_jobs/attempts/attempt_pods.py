@@ -187,10 +187,7 @@ def find_current_report(observed: Observed, history: JobHistory) -> LastReport |
 
 
 def is_of_start(report: LastReport, attempt: Attempt, *, resumed: bool) -> bool:
-    """Return True if a report with the last attempt's ordinal belongs to it, and not to one before a suspension.
-
-    Times are compared only if another attempt has this ordinal: the clock may have gone back.
-    """
+    """Return True if a report with the attempt's ordinal belongs to it. Times count only if another one shares it."""
     return not resumed or report.received_at >= attempt.start
 
 
@@ -213,14 +210,10 @@ def find_done(view: View, history: JobHistory) -> tuple[int, list[Pod]]:
 
 
 def find_new_pods(history: JobHistory, observed: Observed) -> int | None:
-    """Find pods that run although the last attempt has ended, and that JobSet won't replace.
+    """Find since when pods run that JobSet won't replace, although the last attempt has ended; None if there are none.
 
     Either a Job was deleted, and JobSet replaced it without counting a restart. Or an operator that has just started
     observed none of the pods that had ended.
-
-    Returns:
-        The Unix time since which pods belong to the next attempt; None if there are none.
-
     """
     evidence, last = observed.find_evidence(history.ordinal), history.last_attempt
     if evidence is None or last is None or last.end is None:
@@ -261,10 +254,7 @@ def _is_alive(pod: Pod) -> bool:
 
 
 def _list_present(pods: Iterable[Pod], observed: Observed) -> list[Pod]:
-    """List the current pod of each rank: the live one, else the newest one.
-
-    The clock of the creation times may have gone back between two pods.
-    """
+    """List the current pod of each rank: the live one, else the newest one. Clocks may have gone back."""
     uids = {pod.uid for pod in observed.pods}
     newest: dict[tuple[int, int], Pod] = {}
     for pod in sorted(

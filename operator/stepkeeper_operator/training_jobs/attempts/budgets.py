@@ -37,10 +37,7 @@ def reset_failures(restarts: RestartsStatus) -> RestartsStatus:
 
 
 def count_disruptions(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsStatus:
-    """Set how many disruptions count towards their limit: all, or none if the job has no limit.
-
-    Without a limit, users would read the count as used-up failures.
-    """
+    """Set how many disruptions count towards their limit: all, or none without a limit, so that none looks used up."""
     limited = spec.max_disruptions is not None
     counts = {
         entry.cause: entry.count if limited else 0

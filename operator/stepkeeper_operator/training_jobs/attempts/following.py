@@ -43,10 +43,7 @@ __all__ = ["update_history"]
 def update_history(view: View, *, new_commit: bool) -> JobHistory:
     """Update the history with all observed facts. The observed JobSet belongs to the job.
 
-    Args:
-        view: The job, whose status holds the history so far, and the facts of this reconcile.
-        new_commit: True if a commit was observed that is newer than those in the status.
-
+    `new_commit`: a commit was observed that is newer than those in the status.
     """
     history = _record_report(_load_history(view, new_commit=new_commit), view.observed)
     history = _follow_jobset(correct_verdict(history, view), view)

@@ -103,10 +103,7 @@ def _find_name_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tup
 
 
 def _find_root_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[Reason, str] | None:
-    """Find an earlier job with a conflicting checkpoint root.
-
-    A job that has begun is not refused: storage fences it, or has let it take over the root.
-    """
+    """Find an earlier job with a conflicting checkpoint root. Once a job has begun, storage fences it where needed."""
     if job.status.attempts:
         return None
     own = (job.metadata.creation_timestamp or 0, job.metadata.uid)

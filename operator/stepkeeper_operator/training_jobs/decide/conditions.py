@@ -42,12 +42,7 @@ _LEFT_TEXT: Final = "the job is not queued: it has no JobSet, or no queue manage
 def derive_conditions(
     view: View, plan: Plan, accepted: ConditionUpdate, *, progress: ProgressStatus | None
 ) -> tuple[tuple[ConditionUpdate, ...], float | None]:
-    """Derive all conditions of a running or ended job.
-
-    Returns:
-        The conditions, and the seconds until Reporting or Progressing has to be judged again; None if neither has.
-
-    """
+    """Derive all conditions of a running or ended job, and the seconds until one has to be judged again, if any."""
     running = derive_running(view, plan.history, waiting=plan.waiting)
     if plan.end is not None:
         running = replace(running, status=False, reason=plan.end.reason, message="the job has ended")

@@ -27,11 +27,9 @@ _FIELD: Final = "spec.template.spec.terminationGracePeriodSeconds"
 def derive_grace(
     view: View, history: JobHistory, checkpoint: CheckpointStatus | None
 ) -> tuple[ConditionUpdate, ...]:
-    """Compare the longest of the newest saves with the effective grace period of the pods.
+    """Compare the longest of the newest saves with the pods' effective grace period.
 
-    Returns:
-        The condition; nothing, to keep the present one, while the machines of the next pods are unknown.
-
+    Return no condition, to keep the present one, while the machines of the next pods are unknown.
     """
     pod_s = _find_pod_grace_s(view, history)
     if pod_s is None:

@@ -45,19 +45,10 @@ _NAMED: Final = 3
 def derive_progressing(
     view: View, history: JobHistory, progress: ProgressStatus | None, *, running: bool, received: bool | None
 ) -> tuple[tuple[ConditionUpdate, ...], float | None]:
-    """Check whether the running attempt makes steps or commits.
+    """Check whether the running attempt makes steps or commits, and return the seconds until the next check.
 
-    Args:
-        view: The job, with the conditions so far, and the facts of this reconcile.
-        history: The attempts, updated by this reconcile.
-        progress: The progress in this reconcile's status.
-        running: True if all pods of the attempt run or have exited 0.
-        received: Whether reports arrive; None if unknown.
-
-    Returns:
-        The condition, or nothing to keep the present one; and the seconds until it has to be judged again, None if
-        never.
-
+    Return no condition to keep the present one. `running`: all pods of the attempt run or have exited 0. `received`:
+    reports arrive; None if that is unknown.
     """
     attempt = history.last_attempt
     if not running or attempt is None:

@@ -53,13 +53,9 @@ def derive_running(view: View, history: JobHistory, *, waiting: str | None) -> C
 
 
 def compute_missing_s(view: View, history: JobHistory) -> float | None:
-    """Compute the seconds until missing pods of the running attempt count as a problem: 0 or less if they do.
+    """Compute the seconds until missing pods count as a problem: 0 or less if they do, None if no pod is missing.
 
     The controllers create the pods of many hosts one by one, and replace some: only a pause counts.
-
-    Returns:
-        The seconds; None if no pod is missing, or no attempt runs.
-
     """
     last = history.last_attempt
     if last is None or last.end is not None:

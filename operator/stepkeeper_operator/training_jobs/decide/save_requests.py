@@ -29,11 +29,8 @@ def update_request(
 ) -> tuple[CheckpointStatus | None, float | None]:
     """Add a due request to the checkpoint part of the status, and the commit that fulfills the last one.
 
-    Each attempt gets one request per window, as soon as it has a step that is not committed.
-
-    Returns:
-        That part, and the seconds until a request is due; None if none is known.
-
+    Each attempt gets one request per window, as soon as it has a step that is not committed. Return also the seconds
+    until a request is due, if one is known.
     """
     status = _add_answer(checkpoint or CheckpointStatus())
     attempt = history.last_attempt

@@ -92,10 +92,9 @@ def _explain(pod: Pod, observed: Observed) -> str:
 
 
 def derive_stuck(view: View) -> tuple[tuple[ConditionUpdate, ...], float | None]:
-    """Check for pods that do not end. A job that never had one lacks the condition.
+    """Check for pods that do not end, and return the seconds until the next one can be overdue, if one can.
 
-    Returns:
-        The condition, and the seconds until the next pod can be overdue; None if none can.
+    A job that never had one lacks the condition.
     """
     due = [((pod.deadline or 0.0) + _OVERDUE_S, pod) for pod in _list_terminating(view.observed)]
     due.sort(key=lambda each: each[0])

@@ -161,10 +161,7 @@ def plan_without_jobset(view: View, history: JobHistory) -> Plan:
 
 
 def _number_was_used(view: View, history: JobHistory) -> bool:
-    """Return True if a JobSet was created with the last reserved number.
-
-    The status does not name a JobSet that disappeared before the operator saw it, but its pods show it.
-    """
+    """Return True if a JobSet had the last reserved number: the status names it, or only its pods show it."""
     resources, last = view.job.status.resources, history.operator.job_sets - 1
     if history.operator.job_sets == 0 or (resources is not None and resources.job_set is not None):
         return True
