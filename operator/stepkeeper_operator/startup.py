@@ -86,7 +86,7 @@ class Operator:
             duration_s=settings.lease_duration_s,
         )
         self._readiness = Readiness(
-            self._cluster, kinds=self._kinds, lease=self._lease, certificate=self._certificate
+            cluster=self._cluster, kinds=self._kinds, lease=self._lease, certificate=self._certificate
         )
 
     async def run(self) -> None:

@@ -39,7 +39,7 @@ class ReportAuthenticator:
             raise _not_of_this_job()
 
     async def authenticate(self, key: ObjectKey, token: str) -> ReportingAttempt:
-        """Find out which attempt of the job reports. Raises ReportRefusedError for a pod that isn't of the present one."""
+        """Find out which attempt of the job reports. Raises ReportRefusedError for a pod of another one."""
         uid = self._find_job_uid(key)
         bound = await self._tokens.verify(token, token_audience(uid))
         if bound is None:

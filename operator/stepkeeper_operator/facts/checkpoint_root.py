@@ -87,12 +87,10 @@ def _find_on_volume(path: str, pod: Mapping[str, Any], namespace: str) -> Checkp
 
 
 def _find_source(volume: Mapping[str, Any], namespace: str) -> CheckpointRoot | None:
-    claim, path = (
-        get_nested(volume, "persistentVolumeClaim", "claimName"),
-        get_nested(volume, "hostPath", "path"),
-    )
+    claim = get_nested(volume, "persistentVolumeClaim", "claimName")
     if isinstance(claim, str):
         return ("claim", namespace, claim)
+    path = get_nested(volume, "hostPath", "path")
     if isinstance(path, str):
         return ("host", *_split(path))
     server, export = get_nested(volume, "nfs", "server"), get_nested(volume, "nfs", "path")

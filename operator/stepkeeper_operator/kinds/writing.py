@@ -41,7 +41,7 @@ class ObjectWriter:
     async def write_status(self, meta: ObjectMeta, status: RawObject) -> RawObject:
         """Replace the whole status of the object. Return the updated object.
 
-        Raises InvalidObjectError if no status is accepted with this spec, ConflictError if the object changed, ApiError.
+        Raises InvalidObjectError if no status is accepted with this spec, ConflictError if it has changed, ApiError.
         """
         body = {
             "apiVersion": self.resource.api_version,
@@ -106,11 +106,14 @@ class ObjectWriter:
             ApiError: The write failed.
         """
         meta = ObjectMeta.model_validate(raw["metadata"])
-        condition = _refuse(raw, problems, generation=meta.generation, now=self.shared.clock())
-        if condition is None:
+        text, accepted = describe_problems(problems), ConditionType.ACCEPTED
+        update = ConditionUpdate(accepted, Reason.UNREADABLE_SPEC, text, status=False)
+        known = condition_of(raw, accepted)
+        condition = renew_condition(known, update, generation=meta.generation, now=self.shared.clock())
+        if condition is known:
             return None
         status = raw.get("status") or {}
-        others = [c for c in status.get("conditions") or () if c.get("type") != ConditionType.ACCEPTED]
+        others = [c for c in status.get("conditions") or () if c.get("type") != accepted]
         status = {**initial, **status, "conditions": [condition, *others][:MAX_CONDITIONS]}
         try:
             written = await self.write_status(meta, status)
@@ -137,17 +140,6 @@ def renew_condition(known: RawObject, update: ConditionUpdate, *, generation: in
     after = update.apply_to(before, generation=generation, now=now)
     same = before is not None and before.model_copy(update={"observed_generation": generation}) == after
     return known if same else after.to_raw()
-
-
-def _refuse(raw: RawObject, problems: Sequence[str], *, generation: int, now: float) -> RawObject | None:
-    """Return condition Accepted that names the problems, or None if the object has it already."""
-    text = describe_problems(problems)
-    known = condition_of(raw, ConditionType.ACCEPTED)
-    update = ConditionUpdate(
-        type=ConditionType.ACCEPTED, status=False, reason=Reason.UNREADABLE_SPEC, message=text
-    )
-    condition = renew_condition(known, update, generation=generation, now=now)
-    return None if condition is known else condition
 
 
 def _event_manifest(

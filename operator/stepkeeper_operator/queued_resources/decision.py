@@ -142,7 +142,4 @@ class Plan:
     """Events to create once, together with the status."""
 
 
-class Decision(KindDecision[QueuedResourceStatus, Action]):
-    """The result of a reconcile of one QueuedResource."""
-
-    __slots__ = ()
+Decision: TypeAlias = KindDecision[QueuedResourceStatus, Action]

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Final, TextIO
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy
@@ -15,7 +16,6 @@ from stepkeeper_operator.labels import ADOPT_ANNOTATION
 __all__ = ["OBSTACLE", "check_uninstall"]
 
 _MAX_LISTED: Final = 20
-_NOT_FOUND: Final = 404
 
 OBSTACLE: Final = 1
 """Exit status of a refusal. The chart's Job doesn't retry after it."""
@@ -30,18 +30,19 @@ async def check_uninstall(cluster: Cluster, output: TextIO) -> int:
     try:
         objects = await cluster.list_all(QUEUED_RESOURCES)
     except ApiError as error:
-        if error.status == _NOT_FOUND:  # without the CRD there are no objects
+        if error.status == HTTPStatus.NOT_FOUND:  # without the CRD there are no objects
             return os.EX_OK
         output.write(f"cannot list QueuedResources: {error}\n")
         return os.EX_TEMPFAIL
-    delete, key = DeletionPolicy.DELETE, "finalizers"
-    blocking = [
-        raw for raw in objects if _policy_of(raw) == delete or FINALIZER in raw["metadata"].get(key, ())
-    ]
+    blocking = [raw for raw in objects if _needs_operator(raw)]
     if not blocking:
         return os.EX_OK
     output.write(f"{_describe(blocking)}\n")
     return OBSTACLE
+
+
+def _needs_operator(raw: RawObject) -> bool:
+    return _policy_of(raw) == DeletionPolicy.DELETE or FINALIZER in raw["metadata"].get("finalizers", ())
 
 
 def _policy_of(raw: RawObject) -> str:

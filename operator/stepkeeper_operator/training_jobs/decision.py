@@ -85,7 +85,4 @@ class JobEnd:
         )
 
 
-class Decision(KindDecision[TrainingJobStatus, Action]):
-    """The result of a reconcile of one job."""
-
-    __slots__ = ()
+Decision: TypeAlias = KindDecision[TrainingJobStatus, Action]

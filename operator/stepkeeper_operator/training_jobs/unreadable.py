@@ -42,7 +42,7 @@ class UnreadableJobs:
     writer: ObjectWriter
 
     async def manage(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
-        """Show the problems and the commits, and stop the JobSet if the spec requests it. Raises ApiError at the end."""
+        """Show the problems and the commits, and stop the JobSet if the spec says so. Raises ApiError at the end."""
         meta = ObjectMeta.model_validate(raw["metadata"])
         # Stop first: the API server may refuse a status for such a spec.
         try:

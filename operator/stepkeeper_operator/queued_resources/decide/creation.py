@@ -42,19 +42,15 @@ def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, view: 
     if observed.script_error:
         accepted = judge_accepted(Reason.STARTUP_SCRIPT_MISSING, observed.script_error)
         return Plan(status=status, requeue_after_s=requeue_after_s, accepted=accepted)
-    request = build_request(
-        resource, number=operator.number, cluster_id=observed.cluster_id, script=observed.script
+    number, cluster_id = operator.number, observed.cluster_id
+    request = build_request(resource, number=number, cluster_id=cluster_id, script=observed.script)
+    status = _claim(resource, status, adopted=False)
+    status = update_status(status, asked_at=int(view.now), next_try_time=None)
+    actions, text = (
+        (CreateCloudResource(request=request),),
+        "the operator is sending the request to the cloud",
     )
-    status = update_status(
-        _claim(resource, status, adopted=False), asked_at=int(view.now), next_try_time=None
-    )
-    action = CreateCloudResource(request=request)
-    return Plan(
-        status=status,
-        actions=(action,),
-        requeue_after_s=0.0,
-        waiting="the operator is sending the request to the cloud",
-    )
+    return Plan(status=status, actions=actions, requeue_after_s=0.0, waiting=text)
 
 
 def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, found: CloudQueuedResource) -> Plan:
@@ -71,9 +67,8 @@ def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, found:
     identity = identify(found) if adopted else ""
     status = update_status(status, number=number, adopting="", identity=identity, removal=None)
     status = _claim(resource, status, adopted=adopted)
-    return Plan(
-        status=status, requeue_after_s=0.0, waiting=f"the operator resumes with {found.id}", events=events
-    )
+    text = f"the operator resumes with {found.id}"
+    return Plan(status=status, requeue_after_s=0.0, waiting=text, events=events)
 
 
 def _plan_leftovers(status: QueuedResourceStatus, view: View) -> Plan | None:

@@ -36,7 +36,6 @@ _WAITING_STATES: Final = {
 _EXPIRED_GRACE_S: Final = 60
 """Seconds that the cloud has to fail an expired request itself."""
 
-
 _MISSING_S: Final = 120
 """Seconds after which all nodes of an active resource must be listed: nodes and resources are in separate lists."""
 _STABLE_S: Final = 3600

@@ -23,7 +23,6 @@ _MAX_NAMED: Final = 3
 _SILENT_S: Final = 300
 """Seconds without a listing after which it is a problem. Retries handle shorter outages."""
 
-
 _REMOVING: Final = {Verb.LIST, Verb.DELETE}
 """Requests that a removal needs."""
 

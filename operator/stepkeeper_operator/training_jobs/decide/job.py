@@ -80,9 +80,8 @@ def _decide_running(view: View, accepted: ConditionUpdate) -> Decision:
     over = plan.end is not None or view.observed.held
     config = () if over else _plan_config_map(view)
     ending = stop_jobset(jobset, queued=view.observed.is_queued) if plan.end is not None else ()
-    recheck_s = (
-        None if jobset is None or plan.end is not None else compute_recheck_s(view.job, jobset, now=view.now)
-    )
+    waits = jobset is not None and plan.end is None
+    recheck_s = compute_recheck_s(view.job, jobset, now=view.now) if waits and jobset is not None else None
     missing_s = compute_missing_s(view, plan.history)
     pods_s = None if missing_s is None or missing_s <= 0 else missing_s
     # A watch delivers an edit of the spec, but not that a name has become free.

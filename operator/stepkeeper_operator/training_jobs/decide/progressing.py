@@ -65,11 +65,8 @@ def derive_progressing(
         prefix = _describe_done(n_hosts, n_done, done) if n_done else ""
         message = f"{prefix}{_describe_stall(last, progress, limit_s)}. {_advise(view.job)}"
         return (_update(reason, message, status=False),), None
-    known = (
-        find_condition(view.job.status.conditions, ConditionType.PROGRESSING)
-        if history.is_attempt_of(view.job.status)
-        else None
-    )
+    conditions = view.job.status.conditions if history.is_attempt_of(view.job.status) else ()
+    known = find_condition(conditions, ConditionType.PROGRESSING)
     unknown = received is None and known is not None and known.reason not in UNJUDGED
     # If all pods are done, no step can follow.
     unchanged = unknown or (n_done != n_hosts and _is_still_stalled(view.job, known, last, n_done))
@@ -103,9 +100,8 @@ def _find_limit_s(
 
 def _has_made_all_steps(job: CheckpointedTrainingJob, report: LastReport) -> bool:
     step, total = report.report.step, job.spec.total_steps
-    return report.report.phase is ReportPhase.DONE or (
-        step is not None and total is not None and step >= total
-    )
+    reached = step is not None and total is not None and step >= total
+    return reached or report.report.phase is ReportPhase.DONE
 
 
 def _list_signs(report: LastReport | None) -> list[float]:

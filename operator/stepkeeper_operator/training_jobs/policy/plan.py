@@ -45,7 +45,7 @@ class Plan:
 
 
 def stop_jobset(jobset: JobSet | None, *, queued: bool) -> tuple[Action, ...]:
-    """Stop all pods after the job's end, except of a JobSet that ended by itself. Kueue would resume a suspended one."""
+    """Stop all pods after the job's end, unless the JobSet ended by itself. Kueue would resume a suspended one."""
     if jobset is None or jobset.is_finished or jobset.deleting:
         return ()
     return (DeleteJobSet(jobset=jobset),) if jobset.suspended or queued else set_suspend(jobset, suspend=True)
