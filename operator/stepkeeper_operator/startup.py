@@ -160,12 +160,8 @@ class Operator:
             identity=self._settings.identity,
             acting=lambda: self._lease.held,
         )
-        jobs = JobController(
-            shared,
-            reports=self._reports,
-            settings=self._settings,
-            ca_pem=lambda: self._certificate.ca_pem,
-        )
+        settings, ca_pem = self._settings, lambda: self._certificate.ca_pem
+        jobs = JobController(shared, reports=self._reports, settings=settings, ca_pem=ca_pem)
         work: dict[str, Reconcile] = {TRAINING_JOBS.kind: jobs.reconcile}
         if cloud is not None:
             resources = QueuedResourceController(shared, cloud=cloud, settings=self._cloud_settings)

@@ -75,7 +75,7 @@ class KindController(ABC, Generic[SubjectT, ObservedT, DecisionT]):
             if self._shared.acting():
                 await self._manage_unreadable(key, raw, problems)
             return None
-        observed = await self._observe(key, subject)
+        observed = await self._observe(key, subject, problems)
         decision = self._decide(subject, observed, now=self._shared.clock())
         # Requests take time: between two of them another operator may have taken over.
         if not self._shared.acting():
@@ -96,8 +96,8 @@ class KindController(ABC, Generic[SubjectT, ObservedT, DecisionT]):
         """Report the unreadable parts, and do what the raw object allows. Raises ApiError."""
 
     @abstractmethod
-    async def _observe(self, key: ObjectKey, subject: SubjectT) -> ObservedT:
-        """Gather the input of the decision. No other step reads from the cluster."""
+    async def _observe(self, key: ObjectKey, subject: SubjectT, problems: tuple[str, ...]) -> ObservedT:
+        """Gather the input of the decision. `problems`: the parts that the subject lacks. No other step reads."""
 
     @abstractmethod
     def _decide(self, subject: SubjectT, observed: ObservedT, *, now: float) -> DecisionT:

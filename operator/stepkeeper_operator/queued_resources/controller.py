@@ -58,7 +58,7 @@ class QueuedResourceController(KindController[Subject, Observed, Decision]):
         await self._applier.report_unreadable(raw, problems)
 
     @override
-    async def _observe(self, key: ObjectKey, subject: Subject) -> Observed:
+    async def _observe(self, key: ObjectKey, subject: Subject, problems: tuple[str, ...]) -> Observed:
         return await self._observer.observe(subject)
 
     @override

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
 
 from typing_extensions import override
 
@@ -30,14 +29,7 @@ __all__ = ["JobController"]
 _log = logging.getLogger(__name__)
 
 
-class JobReading(NamedTuple):
-    """The readable parts of a job, and the problems of the others."""
-
-    job: CheckpointedTrainingJob
-    problems: tuple[str, ...]
-
-
-class JobController(KindController[JobReading, Observed, Decision]):
+class JobController(KindController[CheckpointedTrainingJob, Observed, Decision]):
     """Reconcile CheckpointedTrainingJobs."""
 
     def __init__(
@@ -60,12 +52,11 @@ class JobController(KindController[JobReading, Observed, Decision]):
         self._unreadable = UnreadableJobs(shared=shared, reports=reports, writer=self._writer)
 
     @override
-    def _read(self, key: ObjectKey, raw: RawObject) -> tuple[JobReading | None, tuple[str, ...]]:
+    def _read(self, key: ObjectKey, raw: RawObject) -> tuple[CheckpointedTrainingJob | None, tuple[str, ...]]:
         reading = read_object(CheckpointedTrainingJob, raw)
         if reading.problems:
             _log.warning("cannot read job", extra={**key.log_fields, "error": "; ".join(reading.problems)})
-        job, problems = reading.value, reading.problems
-        return None if job is None else JobReading(job, problems), problems
+        return reading.value, reading.problems
 
     @override
     async def _manage_unreadable(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
@@ -73,23 +64,25 @@ class JobController(KindController[JobReading, Observed, Decision]):
         await self._unreadable.manage(key, raw, problems)
 
     @override
-    async def _observe(self, key: ObjectKey, subject: JobReading) -> Observed:
-        return await self._observer.observe(key, subject.job, subject.problems)
+    async def _observe(
+        self, key: ObjectKey, subject: CheckpointedTrainingJob, problems: tuple[str, ...]
+    ) -> Observed:
+        return await self._observer.observe(key, subject, problems)
 
     @override
-    def _decide(self, subject: JobReading, observed: Observed, *, now: float) -> Decision:
-        return decide_job(subject.job, observed, self._settings, now=now)
+    def _decide(self, subject: CheckpointedTrainingJob, observed: Observed, *, now: float) -> Decision:
+        return decide_job(subject, observed, self._settings, now=now)
 
     @override
     async def _apply(
-        self, key: ObjectKey, subject: JobReading, observed: Observed, decision: Decision
+        self, key: ObjectKey, subject: CheckpointedTrainingJob, observed: Observed, decision: Decision
     ) -> float | None:
-        outcome = await self._applier.apply_decision(key, subject.job, decision)
+        outcome = await self._applier.apply_decision(key, subject, decision)
         if outcome.status_written:
             # Send only a request that the status records, so that a restarted operator sends the same one.
             request = find_open_request(decision.status)
-            self._reports.set_save_request(subject.job.metadata.uid, request)
-            self._update_metrics(key, subject.job, decision)
+            self._reports.set_save_request(subject.metadata.uid, request)
+            self._update_metrics(key, subject, decision)
         if outcome.failures:
             raise outcome.failures[0]
         return decision.requeue_after_s if outcome.settled else RETRY_SOON_S

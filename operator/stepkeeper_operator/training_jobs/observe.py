@@ -45,7 +45,7 @@ class Observer:
     settings: OperatorSettings
 
     async def observe(
-        self, key: ObjectKey, job: CheckpointedTrainingJob, unreadable: tuple[str, ...] = ()
+        self, key: ObjectKey, job: CheckpointedTrainingJob, unreadable: tuple[str, ...]
     ) -> Observed:
         """Gather everything around the job, whose spec lacks its `unreadable` parts. Raises ApiError.
 

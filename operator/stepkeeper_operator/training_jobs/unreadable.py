@@ -1,7 +1,5 @@
 """Manage a job whose spec cannot be read at all: report the problems and commits, and stop it if requested."""
 
-import contextlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,8 +11,6 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster.resources import JOBSETS
-from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.facts.raw import RawObject, condition_of, get_nested
 from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.kinds.writing import ObjectWriter, renew_condition
@@ -47,11 +43,8 @@ class UnreadableJobs:
         # Stop first: the API server may refuse a status for such a spec.
         try:
             await self._stop_if_requested(key, raw, meta)
-        except ApiError:
-            with contextlib.suppress(ApiError):
-                await self._report(raw, meta, problems)
-            raise
-        await self._report(raw, meta, problems)
+        finally:
+            await self._report(raw, meta, problems)
 
     async def _report(self, raw: RawObject, meta: ObjectMeta, problems: tuple[str, ...]) -> None:
         evidence = self.shared.cache.list_evidence(meta.uid)
@@ -64,14 +57,12 @@ class UnreadableJobs:
             self.shared.cache.record_training_job(written)
 
     async def _stop_if_requested(self, key: ObjectKey, raw: RawObject, meta: ObjectMeta) -> None:
-        jobset, spec = self.shared.cache.get_jobset(key), raw.get("spec")
-        requested = isinstance(spec, Mapping) and spec.get("suspend") is True
-        own = jobset is not None and jobset.owner_uid == meta.uid and not jobset.is_finished
-        if requested and own and jobset is not None and not jobset.deleting:
-            await self._stop(jobset)
-
-    async def _stop(self, jobset: JobSet) -> None:
         """Suspend the JobSet, or delete it if Kueue manages it: Kueue would resume it."""
+        jobset = self.shared.cache.get_jobset(key)
+        if jobset is None or jobset.owner_uid != meta.uid or jobset.is_finished or jobset.deleting:
+            return
+        if get_nested(raw, "spec", "suspend") is not True:
+            return
         workload = self.shared.cache.get_workload(jobset.uid)
         if Observed(jobset=jobset, workload=workload).is_queued:
             await self.shared.cluster.delete(

@@ -46,11 +46,8 @@ def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, view: 
     request = build_request(resource, number=number, cluster_id=cluster_id, script=observed.script)
     status = _claim(resource, status, adopted=False)
     status = update_status(status, asked_at=int(view.now), next_try_time=None)
-    actions, text = (
-        (CreateCloudResource(request=request),),
-        "the operator is sending the request to the cloud",
-    )
-    return Plan(status=status, actions=actions, requeue_after_s=0.0, waiting=text)
+    action, text = CreateCloudResource(request=request), "the operator is sending the request to the cloud"
+    return Plan(status=status, actions=(action,), requeue_after_s=0.0, waiting=text)
 
 
 def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, found: CloudQueuedResource) -> Plan:

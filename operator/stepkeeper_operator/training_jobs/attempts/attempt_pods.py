@@ -58,18 +58,15 @@ class AttemptPods:
     def find_end(self, start: int, *, now: float) -> int:
         """Find when the first pod failed, or else when the last one exited 0."""
         failed = [pod.finished_at for pod in self.pods if _has_failed(pod) and pod.finished_at is not None]
-        done = [
-            pod.finished_at for pod in self.pods if pod.phase == "Succeeded" and pod.finished_at is not None
-        ]
+        succeeded = [pod for pod in self.pods if pod.phase == "Succeeded"]
+        done = [pod.finished_at for pod in succeeded if pod.finished_at is not None]
         last = max(done) if done and len(done) == len(self.pods) else now
         return max(start, int(min(now, min(failed, default=last))))
 
     def find_last_step(self, known: int | None) -> int | None:
         """Find the last step of the pods' termination messages and the `known` one."""
-        messages = [pod.termination for pod in self.pods if pod.termination is not None]
-        return max(
-            (step for step in (known, *(each.step for each in messages)) if step is not None), default=None
-        )
+        steps = [known, *(pod.termination.step for pod in self.pods if pod.termination is not None)]
+        return max((step for step in steps if step is not None), default=None)
 
     def find_decision(self) -> str | None:
         """Find the pods' decision whether to save before they stopped."""
@@ -78,15 +75,8 @@ class AttemptPods:
         return next((each.decision for each in messages if each.decision is not None), None)
 
     def list_hidden_exits(self, total_steps: int | None) -> list[Pod]:
-        """List the pods that exited 0 but are not done, though JobSet counts them as done.
-
-        A training that saved and stopped after its last step is done.
-        """
-        return [
-            pod
-            for pod in self.present
-            if exit_code_was_hidden(pod) and not _saved_last_step(pod, total_steps)
-        ]
+        """List the pods that exited 0 but are not done, though JobSet counts them as done."""
+        return [pod for pod in self.present if _has_hidden_exit(pod, total_steps)]
 
     def stopped_with_0(self) -> bool:
         """Return True if a program exited 0 because it was asked to stop, or may have: its progress is unknown."""
@@ -201,9 +191,7 @@ def find_done(view: View, history: JobHistory) -> tuple[int, list[Pod]]:
     if evidence is None:
         return 0, []
     present = _list_present(evidence.pods, view.observed)
-    hidden = {
-        pod.uid for pod in present if exit_code_was_hidden(pod) and not _saved_last_step(pod, total_steps)
-    }
+    hidden = {pod.uid for pod in present if _has_hidden_exit(pod, total_steps)}
     done = [p for p in present if p.terminal and p.exit_code == ExitCode.DONE and p.uid not in hidden]
     n_succeeded = evidence.n_succeeded - len(hidden)
     return max(n_succeeded, sum(pod.deadline is None for pod in done)), done
@@ -234,10 +222,11 @@ def _has_failed(pod: Pod) -> bool:
     return pod.phase == "Failed" or (pod.phase == "Succeeded" and exit_code_was_hidden(pod))
 
 
-def _saved_last_step(pod: Pod, total_steps: int | None) -> bool:
+def _has_hidden_exit(pod: Pod, total_steps: int | None) -> bool:
+    """Return True if the pod exited 0 but is not done. One that saved and stopped after its last step is done."""
     step = None if pod.termination is None else pod.termination.step
-    saved = pod.code == ExitCode.SAVED
-    return saved and step is not None and total_steps is not None and step >= total_steps
+    at_end = step is not None and total_steps is not None and step >= total_steps
+    return exit_code_was_hidden(pod) and not (at_end and pod.code == ExitCode.SAVED)
 
 
 def _is_of_attempt(pod: Pod, since: int) -> bool:
@@ -257,9 +246,7 @@ def _list_present(pods: Iterable[Pod], observed: Observed) -> list[Pod]:
     """List the current pod of each rank: the live one, else the newest one. Clocks may have gone back."""
     uids = {pod.uid for pod in observed.pods}
     newest: dict[tuple[int, int], Pod] = {}
-    for pod in sorted(
-        pods, key=lambda pod: (_is_alive(pod) and pod.uid in uids, pod.created_at, _is_alive(pod))
-    ):
+    for pod in sorted(pods, key=lambda p: (_is_alive(p) and p.uid in uids, p.created_at, _is_alive(p))):
         newest[pod.rank] = pod
     return list(newest.values())
 

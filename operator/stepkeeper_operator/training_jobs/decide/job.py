@@ -162,10 +162,8 @@ def _decide_finished(view: View) -> Decision:
     status = view.job.status.model_copy(update=update)
     ended_at, ttl_s = find_end(view.job), view.job.spec.ttl_seconds_after_finished
     lost, lost_s = find_lost_pods(view)
-    actions: tuple[Action, ...] = (
-        *lost,
-        *stop_jobset(_hold(view.job, view.observed).jobset, queued=view.observed.is_queued),
-    )
+    own = _hold(view.job, view.observed).jobset
+    actions: tuple[Action, ...] = (*lost, *stop_jobset(own, queued=view.observed.is_queued))
     look_s = None
     if ttl_s is not None and ended_at is not None:
         left_s = ended_at + ttl_s - view.now
