@@ -99,7 +99,10 @@ class LeaseGuard:
                 version = None if lease is None else lease["metadata"]["resourceVersion"]
                 if version != seen:
                     seen, unchanged_since = version, time.monotonic()
-                if _is_free(lease, self._identity) or time.monotonic() - unchanged_since > self._duration_s:
+                if (
+                    _holder(lease) in {"", self._identity}
+                    or time.monotonic() - unchanged_since > self._duration_s
+                ):
                     await self._write(lease)
                     _log.info("acquired lease", extra={"lease": self._name, "identity": self._identity})
                     return
@@ -241,7 +244,3 @@ class LeaseGuard:
 
 def _holder(lease: RawObject | None) -> str:
     return "" if lease is None else str(lease.get("spec", {}).get("holderIdentity") or "")
-
-
-def _is_free(lease: RawObject | None, identity: str) -> bool:
-    return _holder(lease) in {"", identity}

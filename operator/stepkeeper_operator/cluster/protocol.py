@@ -51,10 +51,7 @@ class Cluster(Protocol):
         uid: str,
         resource_version: str,
     ) -> RawObject | None:
-        """Replace the object's finalizers. Return None if there is none with that name.
-
-        Raises ConflictError for another uid or version.
-        """
+        """Replace the finalizers. Return None if the object is gone. Raises ConflictError if it has changed."""
 
     async def change_node(
         self,
@@ -65,9 +62,7 @@ class Cluster(Protocol):
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str | None] | None = None,
     ) -> RawObject | None:
-        """Cordon, uncordon, label or annotate the node. Return None if there is none with that name.
-
-        An annotation with value None is removed.
+        """Cordon, uncordon, label or annotate the node; None removes an annotation. Return None if the node is gone.
 
         Raises ConflictError if another node has its name.
         """

@@ -30,13 +30,7 @@ __all__ = ["QueuedResourceController"]
 class QueuedResourceController(KindController[Subject, Observed, Decision]):
     """Reconcile QueuedResources."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        *,
-        cloud: CloudTPU,
-        settings: CloudSettings,
-    ) -> None:
+    def __init__(self, shared: Shared, *, cloud: CloudTPU, settings: CloudSettings) -> None:
         super().__init__(QUEUED_RESOURCES, shared)
         self._metrics = shared.metrics.queued_resources
         self._settings = settings

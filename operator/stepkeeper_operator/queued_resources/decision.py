@@ -142,4 +142,7 @@ class Plan:
     """Events to create once, together with the status."""
 
 
-Decision: TypeAlias = KindDecision[QueuedResourceStatus, Action]
+class Decision(KindDecision[QueuedResourceStatus, Action]):
+    """The result of a reconcile of one QueuedResource."""
+
+    __slots__ = ()

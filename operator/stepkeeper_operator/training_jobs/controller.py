@@ -33,12 +33,7 @@ class JobController(KindController[CheckpointedTrainingJob, Observed, Decision])
     """Reconcile CheckpointedTrainingJobs."""
 
     def __init__(
-        self,
-        shared: Shared,
-        *,
-        reports: ReportCache,
-        settings: OperatorSettings,
-        ca_pem: Callable[[], str],
+        self, shared: Shared, *, reports: ReportCache, settings: OperatorSettings, ca_pem: Callable[[], str]
     ) -> None:
         super().__init__(TRAINING_JOBS, shared)
         self._reports = reports

@@ -85,4 +85,7 @@ class JobEnd:
         )
 
 
-Decision: TypeAlias = KindDecision[TrainingJobStatus, Action]
+class Decision(KindDecision[TrainingJobStatus, Action]):
+    """The result of a reconcile of one job."""
+
+    __slots__ = ()
