@@ -10,6 +10,7 @@ __all__ = ["AttemptEvidence", "EvidenceCache"]
 _KEPT_ATTEMPTS = 4
 
 Ordinal = tuple[int, int]
+"""Names an attempt: the number of its JobSet, and the restarts of that JobSet before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

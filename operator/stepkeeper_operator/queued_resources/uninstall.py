@@ -22,10 +22,10 @@ OBSTACLE: Final = 1
 
 
 async def check_uninstall(cluster: Cluster, output: TextIO) -> int:
-    """Write the QueuedResources that need the operator to `output`. Return the exit status: 0, `OBSTACLE`, 75 (again).
+    """Write the QueuedResources that need the operator to `output`. Return the exit status: 0, `OBSTACLE` or 75.
 
     Without it, the machines of those with deletionPolicy Delete stay. Objects with the operator's finalizer can't be
-    deleted, nor can their namespaces.
+    deleted, nor can their namespaces. 75 means that the API server didn't answer.
     """
     try:
         objects = await cluster.list_all(QUEUED_RESOURCES)

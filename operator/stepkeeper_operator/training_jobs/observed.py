@@ -180,7 +180,7 @@ class View:
 
 
 def compute_recheck_s(job: CheckpointedTrainingJob, jobset: JobSet, *, now: float) -> float | None:
-    """Compute for how many seconds the JobSet is trusted without a watch event; ever longer, None for without a limit.
+    """Compute for how many seconds the cached JobSet is trusted without a watch event: ever longer; None: no limit.
 
     It is read again only while the job waits for JobSet to act: no attempt runs, the JobSet is not suspended, and the
     operator does not wait for a back-off.

@@ -11,6 +11,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster.resources import JOBSETS
+from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts.raw import RawObject, condition_of, get_nested
 from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.kinds.writing import ObjectWriter, renew_condition
@@ -43,8 +44,10 @@ class UnreadableJobs:
         # Stop first: the API server may refuse a status for such a spec.
         try:
             await self._stop_if_requested(key, raw, meta)
-        finally:
+        except ApiError:
             await self._report(raw, meta, problems)
+            raise
+        await self._report(raw, meta, problems)
 
     async def _report(self, raw: RawObject, meta: ObjectMeta, problems: tuple[str, ...]) -> None:
         evidence = self.shared.cache.list_evidence(meta.uid)
