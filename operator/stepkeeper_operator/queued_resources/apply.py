@@ -9,7 +9,7 @@ from stepkeeper_operator.api.base import ObjectMeta
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError, ErrorKind
 from stepkeeper_operator.cloud_tpu.naming import FINALIZER, UID_LABEL, make_node_labels
 from stepkeeper_operator.cluster.resources import NODES
-from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
+from stepkeeper_operator.errors import ApiError, InvalidObjectError
 from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.kinds.shared import Shared
@@ -59,7 +59,6 @@ class Applier:
         for event in decision.events:
             await self.writer.create_event(meta, event)
         for action in decision.actions:
-            self._check_acting()
             await self._do_action(meta, action)
             self.writer.count_write(type(action).__name__, meta)
 
@@ -82,13 +81,6 @@ class Applier:
         else:
             memory.unwritten = None
             self.shared.cache.record_queued_resource(raw)
-
-    def _check_acting(self) -> None:
-        """Check the Lease before a write to the cloud, as `guard_writes` does for the cluster."""
-        if not self.shared.acting():
-            raise LeaseLostError(
-                "the lease has expired: another operator may act, and this one sends no more requests to the cloud"
-            )
 
     async def _do_action(self, meta: ObjectMeta, action: Action) -> None:
         match action:
@@ -140,7 +132,6 @@ class Applier:
         if not is_ours(found, listing, meta, action.operator):
             text = f"{cloud_id} no longer has this object's label, so it isn't deleted"
             raise CloudTPUError(ErrorKind.BUSY, "ABORTED", text)
-        self._check_acting()
         return await self.cloud.delete_queued_resource(
             place, cloud_id, request_id=action.request_id, version=version
         )
@@ -151,7 +142,6 @@ class Applier:
             node = await self.cloud.get_node(action.place, node_id, action.version)
             if node is None or node.labels.get(UID_LABEL, "") != owner:
                 return
-            self._check_acting()
             labels = {**node.labels, **action.labels}
             await self.cloud.set_node_labels(action.place, node_id, labels, action.version)
 

@@ -12,6 +12,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import count_requests
+from stepkeeper_operator.cluster.protocol import guard_writes
 from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.kinds.controller import KindController
@@ -35,7 +36,7 @@ class QueuedResourceController(KindController[Subject, Observed, Decision]):
         self._metrics = shared.metrics.queued_resources
         self._settings = settings
         self._memory = memory = Memory(shared.clock)
-        cloud = count_requests(cloud, self._metrics.count_request)
+        cloud = guard_writes(count_requests(cloud, self._metrics.count_request), acting=shared.acting)
         self._observer = Observer(shared, cloud=cloud, memory=memory, settings=settings)
         self._applier = Applier(shared=shared, cloud=cloud, memory=memory, writer=self._writer)
 
