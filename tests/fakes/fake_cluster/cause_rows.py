@@ -6,8 +6,9 @@ import pytest
 
 from fake_cluster.facts import make_ended_pod
 from stepkeeper.contract import AttemptKind, Termination, Verdict
-from stepkeeper_operator.facts import BatchJob, Node, Pod
-from stepkeeper_operator.facts.pod import ContainerEnd
+from stepkeeper_operator.facts.jobset import BatchJob
+from stepkeeper_operator.facts.node import Node
+from stepkeeper_operator.facts.pod import ContainerEnd, Pod
 from stepkeeper_operator.training_jobs.attempts.evidence import Evidence
 from stepkeeper_operator.training_jobs.attempts.verdict import judge
 
