@@ -26,8 +26,6 @@ from replacements import (
     without_fsync,
 )
 
-__all__ = ["MECHANISMS", "Mechanism"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mechanism:

@@ -13,9 +13,6 @@ from stepkeeper_operator.cluster import CONFIG_MAPS, NODES, PODS, Cluster, Resou
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
 from stepkeeper_operator.facts.raw import RawObject, render_time
 
-__all__ = ["FakeCluster", "Write"]
-
-
 _T = TypeVar("_T")
 
 
