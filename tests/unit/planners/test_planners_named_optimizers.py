@@ -105,37 +105,22 @@ TWO: Make = lambda net: AdamW(groups(net, ("ab", 0.5), ("cd", 0.25)))
 RATES: Make = lambda net: AdamW(groups(net, ("ab", 0.5), ("cd", 0.25), tensors=True))
 
 
-@pytest.mark.parametrize(
-    ("saved", "loaded"),
-    [
-        pytest.param(ABCD, lambda net: AdamW(p(net, "dcba")), id="reversed"),
-        pytest.param(ABCD, lambda net: AdamW(groups(net, ("cb", 0.0), ("ad", 0.0))), id="split"),
-        pytest.param(TWO, lambda net: AdamW(groups(net, ("dc", 0.0), ("ba", 0.0))), id="groups swapped"),
-        pytest.param(
-            TWO, lambda net: AdamW(groups(net, ("a", 0.0), ("b", 0.0), ("cd", 0.0))), id="more groups"
-        ),
-        pytest.param(
-            lambda net: AdamW(groups(net, ("a", 0.5), ("bcd", 0.5))),
-            lambda net: AdamW(p(net, "dcba")),
-            id="merged",
-        ),
-        pytest.param(
-            RATES,
-            lambda net: AdamW(groups(net, ("dc", 0.0), ("ba", 0.0), tensors=True)),
-            id="rates are tensors",
-        ),
-        pytest.param(
-            lambda net: AdamW(named(net, "abcd"), lr=0.5),
-            lambda net: AdamW(named(net, "dcba")),
-            id="names given",
-        ),
-        pytest.param(
-            lambda net: SGD(groups(net, ("ab", 0.5), ("cd", 0.25))),
-            lambda net: SGD(groups(net, ("d", 0.0), ("c", 0.0), ("ab", 0.0))),
-            id="no state",
-        ),
-    ],
-)
+ORDERS: dict[str, tuple[Make, Make]] = {
+    "reversed": (ABCD, lambda net: AdamW(p(net, "dcba"))),
+    "split": (ABCD, lambda net: AdamW(groups(net, ("cb", 0.0), ("ad", 0.0)))),
+    "groups swapped": (TWO, lambda net: AdamW(groups(net, ("dc", 0.0), ("ba", 0.0)))),
+    "more groups": (TWO, lambda net: AdamW(groups(net, ("a", 0.0), ("b", 0.0), ("cd", 0.0)))),
+    "merged": (lambda net: AdamW(groups(net, ("a", 0.5), ("bcd", 0.5))), lambda net: AdamW(p(net, "dcba"))),
+    "rates are tensors": (RATES, lambda net: AdamW(groups(net, ("dc", 0.0), ("ba", 0.0), tensors=True))),
+    "names given": (lambda net: AdamW(named(net, "abcd"), lr=0.5), lambda net: AdamW(named(net, "dcba"))),
+    "no state": (
+        lambda net: SGD(groups(net, ("ab", 0.5), ("cd", 0.25))),
+        lambda net: SGD(groups(net, ("d", 0.0), ("c", 0.0), ("ab", 0.0))),
+    ),
+}
+
+
+@pytest.mark.parametrize(("saved", "loaded"), ORDERS.values(), ids=ORDERS)
 def test_each_parameter_gets_its_own_in_any_order(saved: Make, loaded: Make, tmp_path: Path) -> None:
     net, other = Net(), Net()
     optimizer = steps(net, saved(net))
@@ -184,59 +169,50 @@ def frozen(net: Net, make: Make) -> Optimizer:
     return make(net)
 
 
-@pytest.mark.parametrize(
-    ("saved", "loaded", "expected"),
-    [
-        pytest.param(
-            lambda net: AdamW(p(net, "a")),
-            lambda net: AdamW(p(net, "b")),
-            "s.optimizer.state.b.weight.exp_avg",
-            id="other",
+MISFITS: dict[str, tuple[Make, Make, str]] = {
+    "other": (
+        lambda net: AdamW(p(net, "a")),
+        lambda net: AdamW(p(net, "b")),
+        "s.optimizer.state.b.weight.exp_avg",
+    ),
+    "frozen, then primed": (ABCD, lambda net: frozen(net, ABCD), "prime first, then freeze"),
+    "left out": (ABCD, lambda net: AdamW(p(net, "bcd")), "s.optimizer.state.a.weight.exp_avg"),
+    "unfrozen": (lambda net: AdamW(p(net, "bcd")), ABCD, "s.optimizer.state.a.weight.exp_avg"),
+    "merged": (TWO, ABCD, "several groups, with different values: 0.5, 0.25"),
+    "merged rates": (RATES, ABCD, "with different values: tensor(0.5000), tensor(0.2500)"),
+    "another kind": (
+        lambda net: AdamW(p(net, "abcd"), lr=torch.tensor(0.5)),
+        ABCD,
+        "a tensor of torch.float32 with shape () in the checkpoint, a plain value in the state",
+    ),
+    "a shared rate": (RATES, ONE_RATE, "one tensor in the state with s.optimizer.param_groups.0.lr"),
+    "tensors that look alike": (
+        lambda net: with_options(TWO(net), near=[(torch.tensor(1.0),), (torch.tensor(1.0 + 1e-7),)]),
+        ABCD,
+        "several groups, with different values: (tensor(1.),)",
+    ),
+    "added tensors that differ": (
+        lambda net: with_options(
+            RATES(net), lr=[torch.tensor(0.5)] * 2, new=[torch.tensor(1), torch.tensor(2)]
         ),
-        pytest.param(ABCD, lambda net: frozen(net, ABCD), "prime first, then freeze", id="frozen, then primed"),
-        pytest.param(ABCD, lambda net: AdamW(p(net, "bcd")), "s.optimizer.state.a.weight.exp_avg", id="left out"),
-        pytest.param(lambda net: AdamW(p(net, "bcd")), ABCD, "s.optimizer.state.a.weight.exp_avg", id="unfrozen"),
-        pytest.param(TWO, ABCD, "several groups, with different values: 0.5, 0.25", id="merged"),
-        pytest.param(RATES, ABCD, "with different values: tensor(0.5000), tensor(0.2500)", id="merged rates"),
-        pytest.param(
-            lambda net: AdamW(p(net, "abcd"), lr=torch.tensor(0.5)),
-            ABCD,
-            "a tensor of torch.float32 with shape () in the checkpoint, a plain value in the state",
-            id="another kind",
-        ),
-        pytest.param(RATES, ONE_RATE, "one tensor in the state with s.optimizer.param_groups.0.lr", id="a shared rate"),
-        pytest.param(
-            lambda net: with_options(TWO(net), near=[(torch.tensor(1.0),), (torch.tensor(1.0 + 1e-7),)]),
-            ABCD,
-            "several groups, with different values: (tensor(1.),)",
-            id="tensors that look alike",
-        ),
-        pytest.param(
-            lambda net: with_options(RATES(net), lr=[torch.tensor(0.5)] * 2, new=[torch.tensor(1), torch.tensor(2)]),
-            lambda net: AdamW(p(net, "abcd"), lr=torch.tensor(0.5)),
-            "s.optimizer.param_groups.0.new",
-            id="added tensors that differ",
-        ),
-        pytest.param(
-            JOINT,
-            lambda net: LBFGS(p(net, "acb")),
-            "share state in their order",
-            id="one state for all",
-        ),
-        pytest.param(
-            lambda net: SGD(p(net, "a")),
-            lambda net: SGD(p(net, "b")),
-            "no group with b.weight; the state has no group with a.weight",
-            id="other, and no state",
-        ),
-        pytest.param(
-            ABCD,
-            lambda net: AdamW([{"params": net.parameters(), "initial_lr": 0.5}]),
-            "s.optimizer.param_groups.0.initial_lr",
-            id="an option that wasn't saved",
-        ),
-    ],
-)  # fmt: skip
+        lambda net: AdamW(p(net, "abcd"), lr=torch.tensor(0.5)),
+        "s.optimizer.param_groups.0.new",
+    ),
+    "one state for all": (JOINT, lambda net: LBFGS(p(net, "acb")), "share state in their order"),
+    "other, and no state": (
+        lambda net: SGD(p(net, "a")),
+        lambda net: SGD(p(net, "b")),
+        "no group with b.weight; the state has no group with a.weight",
+    ),
+    "an option that wasn't saved": (
+        ABCD,
+        lambda net: AdamW([{"params": net.parameters(), "initial_lr": 0.5}]),
+        "s.optimizer.param_groups.0.initial_lr",
+    ),
+}
+
+
+@pytest.mark.parametrize(("saved", "loaded", "expected"), MISFITS.values(), ids=MISFITS)
 def test_what_does_not_fit_is_refused_by_name(
     saved: Make, loaded: Make, expected: str, tmp_path: Path
 ) -> None:

@@ -168,35 +168,27 @@ def present(w: str, head: str = ROWS, *, b: str = "", inferred: str = "") -> dic
     }
 
 
-@pytest.mark.parametrize(
-    ("now", "n_devices", "wanted"),
-    [
-        pytest.param(
-            present(ROWS), 4, {"b": HALVES, "step": REPLICATED}, id="what is open is as it was saved"
-        ),
-        pytest.param(
-            present(ROWS, b=REPLICATED), 4, {"step": REPLICATED}, id="what is marked keeps its mark"
-        ),
-        pytest.param(
-            present(ROWS, b=REPLICATED, inferred="b"),
-            4,
-            {"b": HALVES, "step": REPLICATED},
-            id="what priming inferred is as it was saved",
-        ),
-        pytest.param(present(COLUMNS), 4, {}, id="a tensor is divided in another way: all stays open"),
-        pytest.param(
-            present(REPLICATED, REPLICATED), 4, {}, id="nothing is divided any more: all stays open"
-        ),
-        pytest.param(
-            present("", ""),
-            4,
-            {"w": ROWS, "head": ROWS, "b": HALVES, "step": REPLICATED},
-            id="nothing is marked: all is as it was saved",
-        ),
-        pytest.param(present("", ""), 8, {}, id="other devices, nothing is marked: all stays open"),
-        pytest.param(present(REPLICATED, REPLICATED), 8, {}, id="other devices: all stays open"),
-    ],
-)
+SHARDINGS = {
+    "what is open is as it was saved": (present(ROWS), 4, {"b": HALVES, "step": REPLICATED}),
+    "what is marked keeps its mark": (present(ROWS, b=REPLICATED), 4, {"step": REPLICATED}),
+    "what priming inferred is as it was saved": (
+        present(ROWS, b=REPLICATED, inferred="b"),
+        4,
+        {"b": HALVES, "step": REPLICATED},
+    ),
+    "a tensor is divided in another way: all stays open": (present(COLUMNS), 4, {}),
+    "nothing is divided any more: all stays open": (present(REPLICATED, REPLICATED), 4, {}),
+    "nothing is marked: all is as it was saved": (
+        present("", ""),
+        4,
+        {"w": ROWS, "head": ROWS, "b": HALVES, "step": REPLICATED},
+    ),
+    "other devices, nothing is marked: all stays open": (present("", ""), 8, {}),
+    "other devices: all stays open": (present(REPLICATED, REPLICATED), 8, {}),
+}
+
+
+@pytest.mark.parametrize(("now", "n_devices", "wanted"), SHARDINGS.values(), ids=SHARDINGS)
 def test_open_shardings_are_the_saved_ones_in_the_same_layout(
     now: dict[str, PresentSharding], n_devices: int, wanted: dict[str, str]
 ) -> None:

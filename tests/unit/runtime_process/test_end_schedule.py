@@ -24,33 +24,25 @@ def grace_of(grace_s: float | None, *notices: Notice, launcher_s: float | None =
     return Schedule(grace_s=grace_s, launcher_s=launcher_s, notices=notices, now_s=NOW_S)
 
 
-@pytest.mark.parametrize(
-    ("grace", "left_s", "wait_left_s"),
-    [
-        pytest.param(grace_of(30), None, None, id="no notice"),
-        pytest.param(grace_of(30, told()), KNOWN - 10, KNOWN - 10, id="a signal"),
-        pytest.param(grace_of(30, told("peer")), KNOWN - 10, KNOWN - 10, id="another rank's"),
-        pytest.param(grace_of(5, told()), 0.0, 0.0, id="the grace period is over"),
-        pytest.param(grace_of(None, told()), None, 22 - 10, id="it isn't known how long it is"),
-        pytest.param(grace_of(None, told("call")), None, None, id="a stop that kills no process"),
-        pytest.param(grace_of(30, ASKED), None, None, id="a stop that was asked for"),
-        pytest.param(grace_of(30, ASKED, told()), KNOWN - 10, KNOWN - 10, id="a signal after it"),
-        pytest.param(
-            grace_of(None, told("peer", 10.0), told()), None, 22 - 10, id="a signal after another rank's"
-        ),
-        pytest.param(
-            grace_of(600, told(), told("preempted", 105.0)), PREEMPTED_S - 5, PREEMPTED_S - 5, id="less later"
-        ),
-        pytest.param(grace_of(12, told(), told("preempted", 105.0)), 0.5, 0.5, id="more later"),
-        pytest.param(
-            grace_of(300, told(), launcher_s=30), KNOWN - 10, KNOWN - 10, id="a launcher kills sooner"
-        ),
-        pytest.param(grace_of(20, told(), launcher_s=30), 8.5, 8.5, id="a launcher kills later"),
-        pytest.param(
-            grace_of(300, told("file"), launcher_s=30), 288.5, 288.5, id="a launcher hears of no file"
-        ),
-    ],
-)
+LEFT = {
+    "no notice": (grace_of(30), None, None),
+    "a signal": (grace_of(30, told()), KNOWN - 10, KNOWN - 10),
+    "another rank's": (grace_of(30, told("peer")), KNOWN - 10, KNOWN - 10),
+    "the grace period is over": (grace_of(5, told()), 0.0, 0.0),
+    "it isn't known how long it is": (grace_of(None, told()), None, 22 - 10),
+    "a stop that kills no process": (grace_of(None, told("call")), None, None),
+    "a stop that was asked for": (grace_of(30, ASKED), None, None),
+    "a signal after it": (grace_of(30, ASKED, told()), KNOWN - 10, KNOWN - 10),
+    "a signal after another rank's": (grace_of(None, told("peer", 10.0), told()), None, 22 - 10),
+    "less later": (grace_of(600, told(), told("preempted", 105.0)), PREEMPTED_S - 5, PREEMPTED_S - 5),
+    "more later": (grace_of(12, told(), told("preempted", 105.0)), 0.5, 0.5),
+    "a launcher kills sooner": (grace_of(300, told(), launcher_s=30), KNOWN - 10, KNOWN - 10),
+    "a launcher kills later": (grace_of(20, told(), launcher_s=30), 8.5, 8.5),
+    "a launcher hears of no file": (grace_of(300, told("file"), launcher_s=30), 288.5, 288.5),
+}
+
+
+@pytest.mark.parametrize(("grace", "left_s", "wait_left_s"), LEFT.values(), ids=LEFT)
 def test_what_notices_leave(grace: Schedule, left_s: float | None, wait_left_s: float | None) -> None:
     assert grace.left_s == left_s
     assert grace.wait_left_s(0.0) == wait_left_s
