@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load as stock_load
 
-from stepkeeper.errors import (
-    RestoreError,
-)
+from stepkeeper.errors import RestoreError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import UnsupportedValueError

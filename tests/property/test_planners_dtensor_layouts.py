@@ -10,12 +10,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from stepkeeper_planners.adapters.placements import (
-    DimShard,
-    RankMesh,
-    box_of_rank,
-    chunks_on_mesh,
-)
+from stepkeeper_planners.adapters.placements import DimShard, RankMesh, box_of_rank, chunks_on_mesh
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
 

@@ -3,9 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepkeeper_planners.saving.fingerprints import (
-    digest_value,
-)
+from stepkeeper_planners.saving.fingerprints import digest_value
 
 NAMES = st.sampled_from("abcdef")
 SCALARS = st.one_of(
