@@ -137,22 +137,6 @@ def test_nothing_is_saved_of_a_state_that_a_failed_restore_has_left_mixed(
         assert manager.save(4, state).result().step == 4
 
 
-def test_a_restore_that_succeeds_makes_good_for_one_that_failed(tmp_path: Path) -> None:
-    save_numbered(tmp_path)
-    picky = Picky(ValueError("not this"))
-    state = numbered(0, picky)
-    with open_manager(tmp_path) as manager:
-        with pytest.raises(PartlyRestoredError):
-            manager.restore(state)
-        picky.error = None
-        assert manager.restore(state) is not None
-        assert numbers_in(state) == [2] * 4
-        outcome = manager.step(3, state)
-        assert outcome.in_flight is not None
-        outcome.in_flight.result()
-    assert manager.steps() == [1, 2, 3]
-
-
 def test_what_a_step_does_not_have_keeps_a_state_mixed_also_without_strict(tmp_path: Path) -> None:
     with open_manager(tmp_path) as manager:
         manager.save(1, {"first": torch.ones(3)}).result()

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from planners_parts.one_process import Net, p, read, refusal, same, write
 from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -19,32 +17,12 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import LBFGS, SGD, AdamW, Optimizer
-from typing_extensions import override
 
-from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
-from stepkeeper_planners.errors import LoadMismatchError
+from stepkeeper_planners import SPMDLoadPlanner, prime_optimizer
 from stepkeeper_planners.formats import checkpoint_to_safetensors, checkpoint_to_torch_save
 
-Make = Callable[["Net"], Optimizer]
+Make = Callable[[Net], Optimizer]
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-
-
-class Net(nn.Module):
-    """Three parameters of one shape, which only their names tell apart, and one of another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = (nn.Linear(3, 3, bias=False) for _ in range(3))
-        self.d = nn.Linear(3, 2, bias=False)
-
-    @override
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        each: torch.Tensor = self.d(self.c(self.b(self.a(x))))
-        return each
-
-
-def p(net: Net, names: str) -> list[nn.Parameter]:
-    return [getattr(net, name).weight for name in names]
 
 
 def named(net: Net, names: str) -> Any:
@@ -73,30 +51,6 @@ def everything(net: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
                 options = {key: value for key, value in group.items() if key not in {"params", "param_names"}}
                 found[name] = [options, dict(optimizer.state.get(parameter, {}))]
     return found
-
-
-def same(one: object, other: object) -> None:
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
-def write(folder: Path, planner: SavePlanner | None = None, **state: object) -> None:
-    """Save one level down: at the top, torch's `save` itself calls state_dict()."""
-    writer = FileSystemWriter(folder)
-    save({"s": state}, storage_writer=writer, planner=planner or SPMDSavePlanner(), no_dist=True)
-
-
-def read(folder: Path, planner: LoadPlanner | None = None, **state: object) -> None:
-    reader = FileSystemReader(folder)
-    load({"s": state}, storage_reader=reader, planner=planner or SPMDLoadPlanner(), no_dist=True)
-
-
-def refusal(folder: Path, planner: LoadPlanner | None = None, **state: object) -> str:
-    """Return the text of the error, which is of no other kind, with which the load is refused."""
-    with pytest.raises(CheckpointException) as raised:
-        read(folder, planner, **state)
-    ((error, _),) = raised.value.failures.values()
-    assert isinstance(error, LoadMismatchError)
-    return str(error)
 
 
 NUMBERS = "numbers as their names on the other"

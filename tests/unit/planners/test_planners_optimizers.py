@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from planners_parts.one_process import load_state, same, save_state
 from torch.optim import ASGD, SGD, AdamW, NAdam, Optimizer
 from typing_extensions import override
 
-from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
+from stepkeeper_planners import prime_optimizer
 from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.tree import flatten_state
 
@@ -105,23 +103,14 @@ def zeroed(optimizer: torch.optim.AdamW) -> torch.optim.AdamW:
     return optimizer
 
 
-def saved(state: dict[str, Any], folder: Path) -> Path:
-    save(state, storage_writer=FileSystemWriter(folder), planner=SPMDSavePlanner(), no_dist=True)
-    return folder
-
-
-def same(one: object, other: object) -> None:
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("saved_as", ["object", "dict"])
 @pytest.mark.parametrize("loaded_as", ["object", "dict"])
 def test_an_optimizers_state_there_and_back(saved_as: str, loaded_as: str, tmp_path: Path) -> None:
     wanted = stepped()
-    folder = saved({"optim": wanted if saved_as == "object" else wanted.state_dict()}, tmp_path / "c")
+    folder = save_state({"optim": wanted if saved_as == "object" else wanted.state_dict()}, tmp_path / "c")
     optimizer = zeroed(stepped())
     state = {"optim": optimizer if loaded_as == "object" else optimizer.state_dict()}
-    load(state, storage_reader=FileSystemReader(folder), planner=SPMDLoadPlanner(), no_dist=True)
+    load_state(state, folder)
     if loaded_as == "dict":
         loaded: Any = state["optim"]
         assert list(loaded["state"]) == [0, 1, 2]

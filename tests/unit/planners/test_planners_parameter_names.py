@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from planners_parts.one_process import Net, p
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel
@@ -11,19 +12,6 @@ from torch.optim.swa_utils import AveragedModel
 from stepkeeper_planners import PerRank, prime_optimizer
 from stepkeeper_planners.errors import DuplicateNameError
 from stepkeeper_planners.state.tree import flatten_state
-
-
-class Net(nn.Module):
-    """Three parameters of one shape, and one of another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = (nn.Linear(3, 3, bias=False) for _ in range(3))
-        self.d = nn.Linear(3, 2, bias=False)
-
-
-def p(net: Net, names: str) -> list[nn.Parameter]:
-    return [getattr(net, name).weight for name in names]
 
 
 def test_names_are_those_of_the_modules_in_the_state() -> None:
