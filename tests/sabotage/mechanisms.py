@@ -193,7 +193,7 @@ MECHANISMS: Final = {
         without="States that differ between ranks are saved as one.",
         symbol="stepkeeper.save.persist:check_same_state",
         instead=answer(None),
-        test="tests/integration/test_manager_states.py::"
+        test="tests/integration/test_manager_ranks.py::"
         "test_states_that_differ_are_refused_in_all_ranks_before_anything_is_written",
     ),
     "one save": Mechanism(
