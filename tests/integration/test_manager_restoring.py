@@ -14,6 +14,7 @@ from stepkeeper import CheckpointManager, PerRank, Whole, prime_optimizer
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper_planners.errors import LoadMismatchError, PerRankError
+from stepkeeper_testing.damage import flip
 from stepkeeper_testing.left_behind import head_of
 from stepkeeper_testing.trainer import open_manager
 
@@ -184,9 +185,7 @@ def test_a_verification_reads_every_object_and_condemns_none(
     folder = tmp_path / "root" / head_of(tmp_path).folder
     there = [path.stat().st_size for path in folder.iterdir()]
     assert (found.step, found.n_objects, found.size_bytes) == (1, len(there), sum(there))
-    data = bytearray((folder / name).read_bytes())
-    data[len(data) // 2] ^= 1
-    (folder / name).write_bytes(data)
+    flip(folder / name, (folder / name).stat().st_size // 2)
     with pytest.raises(TornCheckpointError, match=name.replace(".", r"\.")):
         manager.verify(1)
     assert manager.steps() == [1]
@@ -215,10 +214,7 @@ def test_a_torn_step_with_names_falls_back_to_positions_and_the_other_way_round(
             state = primed(step)
             given = state if step == named else {**state, "optimizer": state["optimizer"].state_dict()}
             manager.save(step, given).result()
-    damaged = min(tmp_path.glob("2/*/*.distcp"))
-    data = bytearray(damaged.read_bytes())
-    data[-1] ^= 1
-    damaged.write_bytes(data)
+    flip(min(tmp_path.glob("2/*/*.distcp")))
     state = primed(0)
     with open_manager(tmp_path) as manager:
         restored = manager.restore(state)

@@ -327,7 +327,7 @@ MECHANISMS: Final = {
         without="A companion outlives its trainer while a forked child holds the socket.",
         symbol="stepkeeper.companion.channel:Channel.receive",
         instead=lambda receive: lambda channel, _=None: receive(channel),
-        test="tests/integration/test_companion_process.py::"
+        test="tests/integration/test_manager_process.py::"
         "test_a_companion_is_gone_with_its_trainer_though_a_forked_child_has_its_socket",
         hangs=True,
     ),

@@ -31,11 +31,6 @@ from stepkeeper_testing.memory import MemoryStore
 NONCE = "a" * 32
 
 
-@pytest.fixture
-def root() -> SmallRoot:
-    return SmallRoot()
-
-
 def delete(root: SmallRoot, slot: int) -> Garbage:
     (record,) = root.log.delete(root.claim, lambda state: [slot])
     return Garbage(folder=record.folder, slot=record.slot)
