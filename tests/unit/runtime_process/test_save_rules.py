@@ -242,6 +242,8 @@ def test_what_failed_is_saved_once_more_where_time_is_left(
 class Proof:
     """Of a root that gives no answer while it is `silent`."""
 
+    made = False
+
     def __init__(self, silent: threading.Event) -> None:
         self.silent = silent
 
