@@ -87,7 +87,7 @@ def test_state_of_all_parameters_together_is_loaded_in_one_order_only(
     net, other = Net(), Net()
     optimizer, back = step(net, kind(p(net, "abc"))), step(other, kind(p(other, "cba")))
     write(tmp_path / "names", model=net, optimizer=optimizer)
-    state = {"model": other, "optimizer": back}
+    state: dict[str, Any] = {"model": other, "optimizer": back}
     if is_joint:
         assert "share state in their order" in refusal(tmp_path / "names", **state)
     else:
