@@ -19,8 +19,6 @@ from stepkeeper_operator.training_jobs.build.pod import build_pod_template
 from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.pod import pod_identity
 
-__all__ = ["BUCKETS", "CHECKS", "OWN_NETWORK", "WORLDS"]
-
 BUCKETS: Final = ("bucket", "my-bucket")
 """Buckets of which pages speak."""
 

@@ -12,27 +12,6 @@ from stepkeeper_operator.facts.pod import ContainerEnd, Pod
 from stepkeeper_operator.training_jobs.attempts.evidence import Evidence
 from stepkeeper_operator.training_jobs.attempts.verdict import judge
 
-__all__ = [
-    "EARLIER",
-    "EVICTION",
-    "FAILURE",
-    "FILE",
-    "KNOWS",
-    "KUBELET",
-    "PEER",
-    "SIGTERM",
-    "TOLD",
-    "case",
-    "check_cause",
-    "failure",
-    "find",
-    "killed",
-    "lost",
-    "side",
-    "stop",
-    "word",
-]
-
 FAILURE: Final = "ApplicationError"
 KUBELET: Final = "TerminationByKubelet"
 EVICTION: Final = "EvictionByEvictionAPI"

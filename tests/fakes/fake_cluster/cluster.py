@@ -14,9 +14,6 @@ from stepkeeper_operator.cluster.resources import CONFIG_MAPS, NODES, PODS, Reso
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
 from stepkeeper_operator.facts.raw import RawObject, render_time
 
-__all__ = ["FakeCluster", "Write"]
-
-
 _T = TypeVar("_T")
 
 

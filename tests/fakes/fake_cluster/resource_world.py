@@ -23,8 +23,6 @@ from stepkeeper_operator.queued_resources.settings import CloudSettings
 from tpuapi.cloud import FakeCloud
 from tpuapi.nodes import Timings
 
-__all__ = ["Killed", "ResourceWorld", "active"]
-
 _KINDS: Final = {kind.resource.plural: kind for kind in list_watched_kinds(cloud_tpu=True)}
 _PLURAL: Final = "queuedresources"
 _SETTINGS: Final = CloudSettings(poll_fast_s=10, poll_active_s=20, poll_waiting_s=20)

@@ -21,8 +21,6 @@ from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.controller import JobController
 
-__all__ = ["World", "training_job"]
-
 _KEY = job_key("default", "lm")
 _PLACE = (_KEY.namespace, _KEY.name)
 _NODES = ("n1", "n2", "n3", "n4")
