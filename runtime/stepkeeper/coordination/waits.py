@@ -29,7 +29,6 @@ class SilenceLimit:
     """Limit how long a rank waits for others without any rank's progress."""
 
     def __init__(self, timeout_s: float, now_s: float) -> None:
-        """Start a limit of `timeout_s` seconds at `now_s`."""
         self._timeout_s = timeout_s
         self._ends_s = now_s + timeout_s
         self._moved: int | None = None
@@ -39,12 +38,7 @@ class SilenceLimit:
         return now_s > self._ends_s
 
     def has_moved(self, moved: int, now_s: float) -> bool:
-        """Record the bytes that saves have moved by `now_s`, and restart the time if there are more than before.
-
-        Returns:
-            True if there are more.
-
-        """
+        """Record the bytes that saves have moved. If there are more than before, restart and return True."""
         before, self._moved = self._moved, moved
         if before is None or moved == before:
             return False
@@ -77,10 +71,7 @@ class Waits:
         forget_in_forks(self)
 
     def limit_by_notices(self, left_s: Callable[[float], float | None]) -> None:
-        """Limit waits by the time that this method returns.
-
-        It is held weakly: a save that the training keeps must not keep the manager's parts alive.
-        """
+        """Limit waits by the time that this method returns. Its object, a manager's part, is held weakly."""
         held = WeakMethod(left_s)
 
         def ask(progress_s: float) -> float | None:
@@ -91,10 +82,7 @@ class Waits:
 
     @property
     def stuck_since_s(self) -> float | None:
-        """Time (time.monotonic()) since which a thread has been in one of the manager's calls without progress.
-
-        None if no thread is in one.
-        """
+        """Time (time.monotonic()) since which a thread is in a manager's call without progress, if any."""
         began_s = min(tuple(self._calls.values()), default=None)
         return None if began_s is None else max(began_s, self._progress_s)
 
@@ -114,12 +102,9 @@ class Waits:
         return self._loss
 
     def end_all(self, error: StepkeeperError, *, is_death: bool = False) -> None:
-        """Raise `error` in all present and later waits. The first error stays.
+        """Raise `error`, which names a lost rank, in all present and later waits. The first error stays.
 
-        Args:
-            error: Names the lost rank.
-            is_death: True if it ended without notice to the others.
-
+        `is_death`: the rank ended without notice to the others.
         """
         with self._lock:
             if self._loss is None:
@@ -134,8 +119,8 @@ class Waits:
     def explain(self, error: BaseException, timeout_s: float) -> BaseException:
         """Return the loss of a rank that ended without notice, as the cause of `error`; else `error`.
 
-        The training's collectives may fail before the connections between the ranks show the loss, so this waits for
-        `timeout_s` seconds. An exit that the program chose is returned unchanged.
+        The training's collectives may fail before the connections between the ranks show the loss, so this
+        waits for it. An exit that the program chose is returned unchanged.
         """
         if not isinstance(error, Exception):
             return error
@@ -162,16 +147,7 @@ class Waits:
         return self._loss is not None or self.notice_left_s(time.monotonic()) is not None
 
     def check(self, since_s: float) -> None:
-        """Check that a wait may continue.
-
-        Args:
-            since_s: Time at which the wait began, by time.monotonic().
-
-        Raises:
-            NoticeDeadlineError: A notice's deadline has come.
-            StepkeeperError: Another rank is lost.
-
-        """
+        """Check that a wait since `since_s` may continue. Raises NoticeDeadlineError, or a rank's loss."""
         self.raise_loss()
         progress_s = max(since_s, self._progress_s)
         if self._over_since_s is not None and self._progress_s <= self._over_since_s:
@@ -186,19 +162,9 @@ class Waits:
             )
 
     def await_all(self, futures: Collection[Future[Any]], timeout_s: float | None = None) -> bool:
-        """Wait until all `futures` are done.
+        """Wait until all `futures` are done. Return False if some aren't after `timeout_s` (None: no limit).
 
-        Args:
-            futures: The futures to wait for.
-            timeout_s: Longest time to wait, in seconds; None waits until something ends the wait.
-
-        Returns:
-            False if some aren't done after `timeout_s`.
-
-        Raises:
-            NoticeDeadlineError: A notice's deadline has come.
-            StepkeeperError: Another rank is lost, and the futures weren't done shortly after.
-
+        Raises NoticeDeadlineError, or the loss of a rank if the futures aren't done shortly after.
         """
         since_s = time.monotonic()
         ends_s = None if timeout_s is None else since_s + timeout_s
@@ -219,18 +185,10 @@ class Waits:
 
     @contextmanager
     def in_turn(self, turn: threading.Lock, doing: str, timeout_s: float | None = None) -> Iterator[None]:
-        """Hold the lock `turn` for the block. Unlike a plain wait for the lock, this wait ends with the others.
+        """Hold the lock `turn` for the block, and end the wait for it like the others. `doing` is its
+        holder's work.
 
-        Args:
-            turn: The lock.
-            doing: The work of the lock's holder, for messages.
-            timeout_s: Longest time to wait, in seconds; None waits until something ends the wait.
-
-        Raises:
-            TimeoutError: Another thread still holds the lock after `timeout_s`.
-            NoticeDeadlineError: A notice's deadline has come.
-            StepkeeperError: Another rank is lost.
-
+        Raises TimeoutError if another thread still holds it after `timeout_s`, and the errors of `check`.
         """
         since_s = time.monotonic()
         left_s = _LOOK_S if timeout_s is None else timeout_s
@@ -254,17 +212,8 @@ class Waits:
                     self.check(since_s)
 
     def run(self, call: Callable[[], T], timeout_s: float | None = None) -> T:
-        """Run `call` in another thread and wait for it, since it may hang.
-
-        Args:
-            call: The function to run, while this thread waits.
-            timeout_s: Longest time to wait, in seconds; None waits until something ends the wait.
-
-        Raises:
-            TimeoutError: `call` hasn't ended after `timeout_s`.
-            NoticeDeadlineError: A notice's deadline has come.
-            StepkeeperError: Another rank is lost, or `call` raised it.
-
+        """Run `call`, which may hang, in another thread. Raises TimeoutError, or what it or `check`
+        raises.
         """
         future: Future[T] = Future()
 

@@ -20,9 +20,7 @@ _OWN_NAMESPACE: Final = Path("/proc/self/ns/pid")
 
 
 def sign_on() -> None:
-    """Register this process with the launcher, if there is one, to get SIGTERM. Without the folder the command gets
-    it.
-    """
+    """Register this process with the launcher, if there is one, to get SIGTERM in place of the command."""
     if (path := _own_file()) is not None:
         with suppress(OSError):
             path.touch(_OWN_ONLY)
@@ -36,10 +34,7 @@ def sign_off() -> None:
 
 
 def list_ranks(folder: Path) -> frozenset[int]:
-    """Return the pids of the processes that are registered in the launcher's folder and still run.
-
-    Processes of another PID namespace are left out: their pids mean other processes here.
-    """
+    """Return the pids of the registered processes that still run, in this PID namespace."""
     signed = {path.name: int(path.name.partition("-")[0]) for path in folder.glob("[1-9]*-*")}
     return frozenset(
         pid for name, pid in signed.items() if name == _name(pid) and not KernelRecord(pid).has_ended()

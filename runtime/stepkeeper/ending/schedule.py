@@ -146,13 +146,10 @@ class Schedule:
         return limit_s if self.left_s is None else min(limit_s, self.left_s)
 
     def wait_left_s(self, progress_s: float) -> float | None:
-        """Return the seconds left to a wait; None without a limit.
+        """Return the seconds left to a wait that began, or saw a save's progress, at `progress_s`; None: no
+        limit.
 
         A known kill time ends all waits. Otherwise a wait continues as long as a save makes progress.
-
-        Args:
-            progress_s: Time of the wait's start or a save's last progress.
-
         """
         limits_s = [self.left_s]
         if self.grace_s is None and self.killer_s is not None:
@@ -165,9 +162,7 @@ class Schedule:
     def save_timeout_s(self, *, alone: bool) -> float:
         """Return the seconds that a save in flight has when an exception ends the process.
 
-        Args:
-            alone: True if no other rank takes part in the save. Others may have ended already.
-
+        Other ranks that take part, unless it's `alone`, may have ended already.
         """
         return self.bound_s(_SAVE_S if alone else _SAVE_TOGETHER_S)
 
@@ -186,12 +181,7 @@ class Schedule:
         return None if self.killer_s is None else self.closing_timeout_s + _PYTHONS_END_S
 
     def is_overdue(self, stuck_since_s: float) -> bool:
-        """Return True if the process, which is stuck in a call, is about to be killed.
-
-        Args:
-            stuck_since_s: Time of the call's start or a save's last progress.
-
-        """
+        """Return True if the process, stuck in a call since `stuck_since_s`, is about to be killed."""
         if self.kill_s is not None:
             return self.now_s >= self.kill_s - _LAST_RESORT_S
         if self.killer_s is None:

@@ -1,7 +1,4 @@
-"""Policies that select the commits to keep, as frozen values. They are applied after each commit.
-
-The module is pure. `Keep` carries the policies to the companion process, which deletes.
-"""
+"""Policies that select the commits to keep, as frozen values. They are applied after each commit."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -229,7 +226,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """A policy in a form that another process can receive: lists of the policies of `policy.keep`."""
+    """A policy in a form that can be sent to the companion, which deletes: its parts, sorted by type."""
 
     last: tuple[LastN, ...] = ()
     steps: tuple[EveryNSteps, ...] = ()
@@ -239,12 +236,7 @@ class Keep:
 
     @classmethod
     def from_policy(cls, policy: KeepPolicy) -> "Keep":
-        """Sort the parts of `policy` by type.
-
-        Raises:
-            TypeError: A part isn't one of those policies, so the companion process wouldn't know it.
-
-        """
+        """Sort the parts of `policy` by type. Raises TypeError for a type that the companion doesn't know."""
         parts: dict[str, list[KeepPolicy]] = {name: [] for name in _FIELDS.values()}
         waiting = [policy]
         while waiting:

@@ -1,6 +1,4 @@
-"""Policies that decide when to save, as frozen values. They are applied after each step; clocks and counts are
-arguments.
-"""
+"""Policies that decide after each step whether to save it, as frozen values. Clocks are arguments."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -297,14 +295,10 @@ def from_interval(interval: Interval) -> SavePolicy:
 
 
 def _daly_s(cost_s: float, between_s: float) -> float:
-    """Estimate the interval that costs least, by Daly's higher-order formula.
+    """Estimate the interval that costs least, by Daly's higher-order formula, for saves that cost `cost_s`
+    each.
 
     If a save costs twice the time between disruptions or more, a shorter interval gains nothing.
-
-    Args:
-        cost_s: Seconds that a save costs.
-        between_s: Mean seconds between disruptions.
-
     """
     if cost_s >= 2 * between_s:
         return between_s
