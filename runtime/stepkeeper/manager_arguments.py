@@ -117,13 +117,8 @@ def build_arguments(
     options: Options,
     environment: Environment | None = None,
 ) -> ManagerArguments:
-    """Check and convert a manager's arguments, and add a job's settings. `CheckpointManager` documents the arguments.
-
-    Raises:
-        BadUriError: The path names no store, or the local tier isn't a folder.
-        TypeError: An argument is neither a number nor a policy, or `options` isn't Options.
-        ValueError: A number is out of its range.
-
+    """Check and convert a manager's arguments, documented by `CheckpointManager`, and add a job's
+    settings.
     """
     if not isinstance(options, Options):
         raise TypeError(f"options must be an Options value, not a value of type {type(options).__name__}")
@@ -171,13 +166,7 @@ def _convert_save(given: Any) -> SavePolicy:
 
 
 def _build_tier_place(folder: str | os.PathLike[str] | None, most_bytes: int | None) -> TierPlace | None:
-    """Build the place of the local tier from `local_tier` and `local_tier_bytes`; None if there is no local tier.
-
-    Raises:
-        BadUriError: `folder` is a URI, or in a home folder that doesn't exist.
-        ValueError: `most_bytes` is given without a folder.
-
-    """
+    """Build the place of the local tier, if there is one. Raises BadUriError and ValueError."""
     if folder is None:
         if most_bytes is not None:
             raise ValueError("local_tier_bytes needs a local_tier: pass its folder too")

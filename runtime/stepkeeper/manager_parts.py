@@ -41,12 +41,7 @@ class ManagerParts:
     """Hold the parts of one manager. Only the manager keeps this object alive; no thread or part does."""
 
     def __init__(self, given: ManagerArguments) -> None:
-        """Construct the parts. Nothing is read or written yet, and outside an operator's pod nothing is started.
-
-        Args:
-            given: The manager's arguments.
-
-        """
+        """Construct the parts. Nothing is read or written yet, or started but in an operator's pod."""
         self.store: Final = open_store(
             root_uri(given.path), unsafe_single_writer=given.options.unsafe_single_writer
         )
@@ -143,20 +138,12 @@ class ManagerParts:
         return ", ".join(summary)
 
     def prepare_saves(self, target: LoadTarget, *, is_restored: bool) -> None:
-        """Compile the programs that saves need, and mark the state as it was before the restore.
+        """Compile the programs that saves need, and mark the state as it was before the restore. All ranks
+        call this.
 
-        This uses the state from before: another call of state_dict() could disturb the loaded state. The compiled
-        programs are the same.
-
-        Args:
-            target: The restore's target.
-            is_restored: Whether there was a commit to restore.
-
-        Raises:
-            UnsupportedValueError: A value in the state can't be saved, and no restore has replaced it.
-
-        Ranks: all ranks call this.
-
+        This uses the state from before: another call of state_dict() could disturb the loaded state. The
+        compiled programs are the same. Raises UnsupportedValueError if a value can't be saved, and no restore
+        has replaced it.
         """
         try:
             flat = target.flat
@@ -220,16 +207,7 @@ def _call_weakly(act: Callable[[Given], None]) -> Callable[[Given], None]:
 def _link_companions(
     group: RankGroup, meeting: StackMeeting, link: Callable[[Mapping[str, Any]], None]
 ) -> None:
-    """Pass this rank's companion the address of rank 0's. A failure is logged, and training continues without.
-
-    Ranks: all ranks call this once all have met.
-
-    Args:
-        group: The ranks that train together.
-        meeting: Where the companions meet.
-        link: Connects this rank's companion. Rank 0's accepts connections and doesn't need it.
-
-    """
+    """Pass this rank's companion the address of rank 0's, once all ranks have met. A failure is logged."""
     # An empty dict means that there is no address, so that no rank waits for one.
     own = (meeting.describe(group.store_host) or {}) if group.rank == 0 else None
     try:

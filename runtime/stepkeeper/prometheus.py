@@ -54,7 +54,7 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
 
 
 class _SaveMetrics:
-    """The metrics of saves. They are created unregistered, so that all or none of them can be registered."""
+    """The metrics of saves, created unregistered, so that all or none of them can be registered."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter, Gauge, Histogram

@@ -54,22 +54,11 @@ class InFlight:
         self.state = state
 
     def mark_share_durable(self, size_bytes: int) -> None:
-        """Note that this rank's share is durable, and count its bytes in the report.
-
-        Args:
-            size_bytes: Size of the share.
-
-        """
+        """Note that this rank's share, of `size_bytes`, is durable."""
         self._durable_bytes = size_bytes
 
     def end_save(self, committed: Committed | None, error: BaseException | None) -> None:
-        """End the save, and make its report.
-
-        Args:
-            committed: The commit; None if the save failed.
-            error: The reason why the save failed, if it did.
-
-        """
+        """End the save, with the commit or the error, and make its report."""
         record = None if committed is None else committed.record
         self.report = self.clock.build_report(
             self.step,

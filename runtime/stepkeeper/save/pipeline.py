@@ -92,10 +92,7 @@ class SavePipeline:
         self._persisting = Worker("save", self._waits)
 
     def prepare(self, flat: FlatState) -> None:
-        """Compile the programs for saves of states with this structure, and populate their memory, in the first call.
-
-        Ranks: all ranks call this.
-        """
+        """Compile the programs for saves of such states, and populate their memory, at the first call."""
         if self.prepared:
             return
         self.prepared = True
@@ -108,21 +105,11 @@ class SavePipeline:
     def start_save(
         self, request: SaveRequest, timeout_s: float | None = None, *, clock: SaveClock | None = None
     ) -> InFlight:
-        """Take a snapshot of the state and start its save. Wait first while too many saves are pending.
+        """Take a snapshot of the state and start its save. All ranks call this, in the same order.
 
-        Ranks: all ranks call this, in the same order.
-
-        Args:
-            request: The step and its state.
-            timeout_s: Seconds to wait for earlier saves; None waits until they end or all waits do.
-            clock: The save's clock, if it runs already.
-
-        Raises:
-            TimeoutError: Too many saves are still pending after `timeout_s`, or their copies still fill the
-                devices. Nothing was started.
-            NoticeDeadlineError: A notice's deadline passed first. Nothing was started.
-            PeerLostError: Another rank is lost. Nothing was started.
-
+        It first waits while too many saves are pending. Nothing is started after a TimeoutError (earlier
+        saves are still pending, or their copies still fill the devices, after `timeout_s`), a
+        NoticeDeadlineError or a PeerLostError.
         """
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         clock = clock or SaveClock()
@@ -217,10 +204,7 @@ class SavePipeline:
             )
 
     def close(self, timeout_s: float) -> None:
-        """Wait until the saves in flight have ended, and give back the memory.
-
-        Saves that are stuck in a device or a store's client are given up after `timeout_s` seconds.
-        """
+        """Wait until the saves in flight have ended, or are given up as stuck, and give back the memory."""
         ends_s = time.monotonic() + timeout_s
         ended = [each.close(ends_s - time.monotonic()) for each in (self._persisting, self._transfers)]
         if not all(ended):
