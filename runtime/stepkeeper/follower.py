@@ -223,7 +223,7 @@ class Follower:
 
     def _find_next(self) -> FollowedCommit | None:
         try:
-            state = self._log.refresh() if self._log.state.tail >= 0 else self._log.open()
+            state = self._log.refresh()
             self._warn_of_empty_root(state)
             if self._next_commit(state) is None:
                 return None

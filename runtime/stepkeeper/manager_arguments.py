@@ -117,9 +117,7 @@ def build_arguments(
     options: Options,
     environment: Environment | None = None,
 ) -> ManagerArguments:
-    """Check and convert a manager's arguments, documented by `CheckpointManager`, and add a job's
-    settings.
-    """
+    """Check and convert a manager's arguments, and add a job's settings; see `CheckpointManager`."""
     if not isinstance(options, Options):
         raise TypeError(f"options must be an Options value, not a value of type {type(options).__name__}")
     saves = [_convert_save(save)] if save is not None or environment is None else []

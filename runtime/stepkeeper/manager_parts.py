@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
-from weakref import WeakMethod
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive
 from stepkeeper.coordination.rank_group import RankGroup, open_rank_group
-from stepkeeper.coordination.waits import Waits
+from stepkeeper.coordination.waits import Waits, call_weakly
 from stepkeeper.ending.parts import EndingParts
 from stepkeeper.ending.shell import EndingShell
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
@@ -29,7 +28,6 @@ from stepkeeper_planners.loading.load_request import LoadTarget
 
 __all__ = ["ManagerParts", "training_call"]
 
-Given = TypeVar("Given")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -81,7 +79,7 @@ class ManagerParts:
                 tier=given.tier,
                 unsafe_single_writer=given.options.unsafe_single_writer,
             ),
-            _call_weakly(self.follow_directive),
+            call_weakly(self.follow_directive),
             claiming=build_claim_request(given.policy, given.options.take_over),
             stack_meeting=meeting,
             stacks_after_s=given.options.stacks_after_s,
@@ -111,7 +109,7 @@ class ManagerParts:
         )
 
     def _build_steps(self, given: ManagerArguments, meeting: StackMeeting) -> TrainSteps:
-        link = _call_weakly(self.companion.link_stacks)
+        link = call_weakly(self.companion.link_stacks)
         return TrainSteps(
             given.policy,
             self.rank_group,
@@ -190,18 +188,6 @@ def training_call(call: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[
             return call(manager, *args, **kwargs)
 
     return noted
-
-
-def _call_weakly(act: Callable[[Given], None]) -> Callable[[Given], None]:
-    """Return a function that calls the method `act` as long as its object lives, without keeping it alive."""
-    held = WeakMethod(act)
-
-    def call(given: Given) -> None:
-        alive = held()
-        if alive is not None:
-            alive(given)
-
-    return call
 
 
 def _link_companions(

@@ -73,9 +73,7 @@ class ChildProcess:
 
     @property
     def code(self) -> int | None:
-        """The exit code, negative for a signal; None until `has_ended` is true, or if other code reaped
-        it.
-        """
+        """The exit code, negative for a signal; None until `has_ended`, or if other code reaped it."""
         return self._code
 
     def has_ended(self) -> bool:

@@ -40,9 +40,7 @@ class PeerLinks:
             self._joining.start(self._secret)
 
     def describe(self, towards: str | None) -> dict[str, Any]:
-        """Describe this rank's address for the ranks below, which reach the host `towards`, if it is
-        given.
-        """
+        """Describe this rank's address for the ranks below, which reach the host `towards`, if given."""
         return {
             "hosts": addresses_of_host(towards),
             "port": self._joining.port,

@@ -199,9 +199,7 @@ class _Threads:
             del call  # it refers to the waiting thread's objects
 
     def _leave(self, error: BaseException) -> None:
-        """End a thread that couldn't connect. The last one fails the queued calls; the next call starts
-        all.
-        """
+        """End a thread that couldn't connect. The last one fails the queued calls; the next starts all."""
         with self._starting:
             self._n_running -= 1
             while not self._n_running and not self._calls.empty():

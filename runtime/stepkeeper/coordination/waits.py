@@ -6,14 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 from weakref import WeakMethod
 
 from stepkeeper.errors import ClosedError, NoticeDeadlineError, StepkeeperError
 from stepkeeper.fork_guard import forget_in_forks
 
-__all__ = ["SilenceLimit", "Waits"]
+__all__ = ["SilenceLimit", "Waits", "call_weakly"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _FORKED: Final = "this manager belongs to the parent of this forked process; construct another one"
 _LOOK_S: Final = 0.2
@@ -23,6 +24,17 @@ _SETTLE_S: Final = 3.0
 """The time that saves in flight have after the loss of a rank. A save that all ranks have voted for is still committed,
 and another one fails with its own error.
 """
+
+
+def call_weakly(method: Callable[P, T]) -> Callable[P, T | None]:
+    """Return a function that calls a bound method as long as its object lives, without keeping it alive."""
+    held = WeakMethod(method)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        alive = held()
+        return None if alive is None else alive(*args, **kwargs)
+
+    return call
 
 
 class SilenceLimit:
@@ -72,13 +84,7 @@ class Waits:
 
     def limit_by_notices(self, left_s: Callable[[float], float | None]) -> None:
         """Limit waits by the time that this method returns. Its object, a manager's part, is held weakly."""
-        held = WeakMethod(left_s)
-
-        def ask(progress_s: float) -> float | None:
-            found = held()
-            return None if found is None else found(progress_s)
-
-        self.notice_left_s = ask
+        self.notice_left_s = call_weakly(left_s)
 
     @property
     def stuck_since_s(self) -> float | None:
@@ -212,9 +218,7 @@ class Waits:
                     self.check(since_s)
 
     def run(self, call: Callable[[], T], timeout_s: float | None = None) -> T:
-        """Run `call`, which may hang, in another thread. Raises TimeoutError, or what it or `check`
-        raises.
-        """
+        """Run `call`, which may hang, in another thread. Raises TimeoutError, or what it or `check` raise."""
         future: Future[T] = Future()
 
         def run() -> None:

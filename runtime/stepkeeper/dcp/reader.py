@@ -230,10 +230,7 @@ def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest,
 
 
 def _is_of(manifest: Manifest, metadata: Metadata) -> bool:
-    """Return whether the manifest and the metadata belong to the same save.
-
-    Another writer may have put its checkpoint over one of ours.
-    """
+    """Return whether the two belong to one save: another writer may have replaced our checkpoint."""
     save_id = getattr(metadata.storage_meta, "save_id", None)
     # A checkpoint by CheckpointManager has no such id, and is alone in its folder.
     return save_id is None or save_id == manifest.nonce

@@ -76,12 +76,7 @@ class Stager(SPMDStager):
 
     @override
     def copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy the tensors: those on the host into the buffer, the others on their devices.
-
-        Returns:
-            The copies by the same names.
-
-        """
+        """Copy the tensors: those on the host into the buffer, the others on their devices."""
         sources = _host_tensors(tensors)
         places = self._buffer.lay_out(_layout_of(sources))
         pairs = list(zip(places, sources.values(), strict=True))

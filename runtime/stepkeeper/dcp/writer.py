@@ -210,22 +210,14 @@ class StorageWriter(Located, storage.StorageWriter):
             self._patience.retry(partial(folder.delete, path))
 
     def _next_file_number(self, folder: Folder, rank: int) -> int:
-        """Return the first number that no object of this rank has.
-
-        Objects of earlier saves, and of saves that were killed, keep their names.
-        """
+        """Return the first number that no object of this rank, such as one of a killed save, has."""
         names = self._patience.retry(lambda: self._listed(folder, {}, f"__{rank}_"))
         found = map(_DATA.fullmatch, names)
         return max((int(match[2]) + 1 for match in found if match), default=0)
 
     @staticmethod
     def _listed(folder: Folder, expected: Mapping[str, int], prefix: str = "") -> Collection[str]:
-        """List the folder.
-
-        Raises:
-            TransientStorageError: The folder doesn't show the objects in `expected` with these sizes, in bytes.
-
-        """
+        """List the folder. Raises TransientStorageError unless it has the `expected` objects and sizes."""
         found = {stat.path.removeprefix(folder.path("")): stat for stat in folder.list(folder.path(prefix))}
         lacking = [
             name for name, size in expected.items() if name not in found or found[name].size_bytes != size

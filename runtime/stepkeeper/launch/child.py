@@ -31,14 +31,9 @@ class Child:
     """A command with an orderly stop: its ranks get SIGTERM first, and the command once all ranks have ended."""
 
     def __init__(self, command: list[str], environ: Mapping[str, str], folder: Path, grace_s: float) -> None:
-        """Start the command, in the main thread. Raises OSError.
+        """Start the command, in the main thread. Raises OSError. Its ranks register in `folder`.
 
-        Args:
-            command: The program and its arguments.
-            environ: Its environment.
-            folder: Where the ranks register.
-            grace_s: Seconds from SIGTERM until its sender kills all processes.
-
+        `grace_s` are the seconds from SIGTERM until its sender kills all processes.
         """
         self._folder = folder
         self._time_s = grace_s - _MARGIN_S
@@ -58,12 +53,11 @@ class Child:
         return not _STOPS.isdisjoint(self._came)
 
     def wait(self, may_leave: Callable[[], bool]) -> int:
-        """Wait for the command's end and return its exit code; 128 plus the signal's number if a signal killed it.
+        """Wait for the command's end and return its exit code; 128 plus the signal's number if a signal
+        killed it.
 
-        Args:
-            may_leave: Returns True if the wait may end, with the command counted as killed. It is called once, shortly
-                before the kill that follows SIGTERM. The end of a container's first process ends the command.
-
+        Shortly before the kill that follows SIGTERM, `may_leave` is called once. If it returns True, the
+        command counts as killed: the end of a container's first process ends it.
         """
         n_seen, has_asked = 0, False
         while (code := self._process.poll()) is None:

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Callable
 from typing import Final, Protocol
-from weakref import WeakMethod
 
+from stepkeeper.coordination.waits import call_weakly
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
@@ -44,7 +44,7 @@ class SaveFailures:
 
         self._lost_in_a_row = 0
         self._fence: FencedError | None = None
-        self._on_fence: WeakMethod[Callable[[FencedError], None]] | None = None
+        self._on_fence: Callable[[FencedError], object] = lambda _fence: None
         self._is_pods = False
         self._had_root = False
         """True once this process has claimed the root."""
@@ -62,7 +62,7 @@ class SaveFailures:
         `end_as_fenced_if`, called first, makes the process exit as fenced if `is_lost` returns True at its
         end. `is_pods`: the operator has given this root to this pod.
         """
-        self._on_fence = WeakMethod(method)
+        self._on_fence = call_weakly(method)
         self._end_as_fenced_if = end_as_fenced_if
         self._is_pods = is_pods
 
@@ -81,10 +81,8 @@ class SaveFailures:
             if self._end_as_fenced_if is not None and not self._has_hook:
                 self._has_hook = True
                 self._end_as_fenced_if(self.is_lost, is_pods=self._is_pods)
-            # Gone if the manager was dropped: the process may keep running until its last save has ended.
-            on_fence = None if self._on_fence is None else self._on_fence()
-            if on_fence is not None:
-                on_fence(fence)
+            # Not if the manager was dropped: the process may keep running until its last save has ended.
+            self._on_fence(fence)
 
     def is_lost(self) -> bool:
         """Return True if this process has lost its root, and must not exit as if training were done.

@@ -111,8 +111,8 @@ def _write_and_commit(
 def _choose_error(own: Exception | None, shared: Exception) -> Exception:
     """Choose the error that this rank raises: its own, the most specific one, except in two cases.
 
-    - The next save recovers from it: all ranks must forgive a failure, or none. - Another claim owns the
-    root: its collection may have caused the failure, and all ranks exit as fenced.
+    - The next save recovers from it: all ranks must forgive a failure, or none.
+    - Another claim owns the root: its collection may have caused the failure, and all ranks exit as fenced.
     """
     if isinstance(own, FencedError):
         return own

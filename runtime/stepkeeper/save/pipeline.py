@@ -5,18 +5,17 @@ store or for another rank. The other thread does everything else.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
-from weakref import WeakMethod
 
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.progress import select_stored_metrics
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.coordination.waits import Waits
+from stepkeeper.coordination.waits import Waits, call_weakly
 from stepkeeper.errors import PeerLostError, SaveError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
@@ -161,7 +160,8 @@ class SavePipeline:
         in_flight = InFlight(step, clock, self._waits)
         # With several ranks, one alone may ask for the result, and still all must continue in the same way.
         alone = self._rank_group.world_size == 1
-        in_flight.on_raised = _hold_weakly(
+        # Weakly: a save that the training keeps, for its report, must not keep the manager alive.
+        in_flight.on_raised = call_weakly(
             self.failures.forget_failure if alone else self.failures.remember_fence
         )
         return in_flight
@@ -248,14 +248,3 @@ class SavePipeline:
         """Report that this rank has no snapshot for the save, so that the other ranks don't wait for its share."""
         with suppress(SaveError, PeerLostError):  # the train thread has raised the reason
             check_same_state(name, step, None, self._rank_group, refusal=refusal)
-
-
-def _hold_weakly(call: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
-    """Hold the method weakly: a save that the training keeps, for its report, must not keep the manager alive."""
-    held = WeakMethod(call)
-
-    def ask(error: BaseException) -> None:
-        if (found := held()) is not None:
-            found(error)
-
-    return ask

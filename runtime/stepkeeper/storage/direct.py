@@ -28,9 +28,8 @@ No disk has blocks larger than a page.
 
 
 def write_past_cache(descriptor: int, parts: Sequence[Buffer]) -> bool:
-    """Write `parts`, joined, into a new file, not yet durably.
-
-    Returns False, and writes nothing, if they are small or direct writes aren't possible.
+    """Write `parts`, joined, into a new file, not yet durably. Return False if they are small, or it can't be
+    done.
 
     Direct writes need aligned memory, so the parts are collected in an aligned buffer.
     """
