@@ -136,8 +136,7 @@ class ManagerParts:
         return ", ".join(summary)
 
     def prepare_saves(self, target: LoadTarget, *, is_restored: bool) -> None:
-        """Compile the programs that saves need, and mark the state as it was before the restore. All ranks
-        call this.
+        """Compile the programs that saves need, on all ranks, and mark the state from before the restore.
 
         This uses the state from before: another call of state_dict() could disturb the loaded state. The
         compiled programs are the same. Raises UnsupportedValueError if a value can't be saved, and no restore

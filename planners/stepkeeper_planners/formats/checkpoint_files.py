@@ -28,22 +28,13 @@ class CheckpointFiles(Protocol):
         """Fewest bytes that are fetched for any read. They are kept for the next read."""
 
     def elements_at(self, name: str, offset_bytes: int) -> int | None:
-        """Return where the elements of a chunk begin in its file, if that is known without reading it.
+        """Return the offset in a file of the elements of the chunk that begins at `offset_bytes`.
 
-        Args:
-            name: the file's name.
-            offset_bytes: where the chunk begins in the file.
-
-        Returns:
-            The offset of the first element's first byte; None if it isn't known.
+        None: it isn't known without reading.
         """
 
     def open(self, name: str) -> io.BufferedReader:
-        """Open a file for reading at any offset.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
+        """Open a file for reading at any offset. Raises FileNotFoundError."""
 
 
 class LocalFolder:
@@ -76,17 +67,7 @@ def as_checkpoint_files(source: str | os.PathLike[str] | CheckpointFiles) -> Che
 def open_source_file(
     files: CheckpointFiles, name: str, what: str, *, missing: str = "is missing; the checkpoint is incomplete"
 ) -> Iterator[io.BufferedReader]:
-    """Open a file of the source.
-
-    Args:
-        files: the source.
-        name: the file's name.
-        what: the name in the source that should be in the file, for errors.
-        missing: the error text if there is no such file.
-
-    Raises:
-        SourceError: there is no such file, or there can't be one of this name.
-    """
+    """Open a file of the source that should have `what`. Raises SourceError with the text `missing`."""
     where = f"{what}: {printable(f'{files.name}/{name}')}"
     try:
         file = files.open(name)

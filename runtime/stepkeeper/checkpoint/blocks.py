@@ -79,8 +79,7 @@ class BlockTable:
         return sum(self.blocks[number].size_bytes for number in numbers)
 
     def order_for_reading(self, manifests: Sequence[Manifest]) -> list[int]:
-        """Order all blocks so that tensors are completed one after another, and few are partly read at any
-        time.
+        """Order all blocks so that tensors are completed one after another, and few are partly read at any time.
 
         Each rank wrote its parts in the order of the tensors, so this follows all files in parallel. A tensor
         that comes later in one file than in the others is read there out of order. A partly read tensor takes

@@ -119,8 +119,7 @@ class _OtherManifest:
 def verify_objects(
     store: Store, finished: FinishedCheckpoint, *, patience: Patience = DEFAULT_PATIENCE
 ) -> None:
-    """Check that the store holds every object with the written size and, if it knows it, the written
-    checksum.
+    """Check that the store holds every object as it was written, by size and, if known, by checksum.
 
     Raises VerifyError, which names objects that are missing or differ, and StorageError.
     """

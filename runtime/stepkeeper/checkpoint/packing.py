@@ -38,8 +38,7 @@ class File:
 
 
 def pack_order(order: SaveOrder, *, streams: int, least_bytes: int) -> tuple[File, ...]:
-    """Pack a rank's share into objects of equal size; a multiple of `streams` of them if there is enough
-    data.
+    """Pack a rank's share into objects of equal size; a multiple of `streams` of them if there is enough data.
 
     A tensor that doesn't fit is cut along its first axes, and each piece is a chunk of its own. Values are
     never cut. If there are several objects, each has at least `least_bytes`.

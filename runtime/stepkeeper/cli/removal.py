@@ -69,8 +69,7 @@ def commit_to_verify(state: LogState, slots: Collection[int]) -> CommitRecord | 
 
 
 def check_job_over(state: LogState, last: BeginEntry, last_write: str, *, force: bool) -> None:
-    """Check that no process can be writing under the `last` claim, unless `force` is set. Raises
-    RefusedError.
+    """Check that no process can be writing under the `last` claim, or that the user says so by `force`.
 
     `last_write` is a text for people.
     """

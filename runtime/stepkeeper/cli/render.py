@@ -89,8 +89,7 @@ def foreign_document(foreign: ForeignStep, uri: str) -> dict[str, Any]:
 def select_commits(
     state: LogState, steps: Sequence[int], sequences: Sequence[int]
 ) -> tuple[CommitRecord, ...]:
-    """Select the newest commit of each step on the line, and those of `sequences`; the latest if neither is
-    given.
+    """Select the newest commit of each step on the line, and those of `sequences`; without both, the latest.
 
     Raises RestoreError, which lists the existing ones.
     """

@@ -83,13 +83,12 @@ class RootClaims(ABC):
         )
 
     def claim_root(self, *, origin: Origin | None = None, unrestored_step: int | None = None) -> ClaimedRoot:
-        """Claim the root for this process, which continues from `origin`, or else from HEAD; raises
-        FencedError.
+        """Claim the root for this process, which continues from `origin`, or else from HEAD.
 
         A repeated call with the same origin returns the same claim. A new origin that isn't HEAD needs a
         further claim, and so does the begin of a branch: a process that hasn't restored all of the state that
         it saves passes its next step as `unrestored_step`, and a branch begins with it unless it is greater
-        than HEAD's step.
+        than HEAD's step. Raises FencedError if another claim has replaced this process's.
         """
         process = self.ensure_process()
         if self._next_claim is not None:

@@ -123,8 +123,7 @@ class CompanionProcess:
             raise self._loss(kind) from error
 
     def upkeep_of(self, slot: int) -> Future[None]:
-        """Return a future for the end of the upkeep after the commit in `slot`. Call it once per commit of
-        this process.
+        """Return a future for the end of the upkeep after the commit in `slot`. Call it once per commit.
 
         It fails with CompanionLostError if the process is lost before.
         """

@@ -28,8 +28,7 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def start_process(
     arguments: Sequence[str], env: Mapping[str, str], end: int, end_number: int
 ) -> "ChildProcess":
-    """Start a process with its end of a socket as descriptor `end_number`, no stdin, and this process's
-    output.
+    """Start a process that gets its end of a socket as `end_number`, no stdin, and this process's output.
 
     No pipe reports the start's outcome: workers that are forked meanwhile would inherit it, and block the
     start until they end. The process starts with stop signals blocked, and unblocks them once it ignores

@@ -46,11 +46,10 @@ class Progress:
         return None if self._latest is None else self._latest[0]
 
     def record_step(self, step: int, metrics: Mapping[str, object] | None) -> None:
-        """Record that `step` is finished. Another thread makes texts of `metrics` later, and those it can't
-        read are "?".
+        """Record that `step` is finished. Another thread turns `metrics` into texts later.
 
-        Reading a tensor on a device can wait for a compilation, and outside the train thread it fails or
-        disturbs training.
+        A tensor on a device becomes "?": reading it can wait for a compilation, and outside the train thread
+        it fails or disturbs training.
         """
         now_s = time.monotonic()
         millis = None if self._last_step_s is None else int((now_s - self._last_step_s) * 1000)
@@ -121,8 +120,7 @@ class Progress:
 
 
 def select_stored_metrics(metrics: Mapping[str, object] | None) -> dict[str, str]:
-    """Return the metrics to store with a commit: numbers, and texts of one, as texts from which float() makes
-    them again.
+    """Return the metrics to store with a commit: numbers, or texts of one, each as text for float().
 
     Tensors on devices are left out.
     """

@@ -102,8 +102,7 @@ class CommitUpkeep:
         self._verified.add(record.slot)
 
     def _delete_unkept(self) -> BackgroundTask:
-        """Delete the commits that retention doesn't keep, first in the log, then their data unless a pin
-        protects it.
+        """Delete the commits that retention doesn't keep, first in the log, then their data unless a pin protects it.
 
         This includes the data of earlier deletions that were interrupted, or whose pins are gone.
         """

@@ -67,8 +67,7 @@ class RankGroup(Protocol):
         ...
 
     def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
-        """Send heartbeats while the block runs. A rank that waits for this one considers it lost without
-        them.
+        """Send heartbeats while the block runs. Without them, a rank that waits for this one gives it up.
 
         The block gets a function that counts moved bytes, which the next heartbeat reports.
         """

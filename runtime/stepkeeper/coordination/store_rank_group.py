@@ -241,8 +241,7 @@ class StoreRankGroup:
         return self._ask(lambda client: (client.add(f"{_BEATS}/{rank}", 0), client.add(_MOVED, 0)))
 
     def _ask(self, call: Callable[[Store], T], within_s: float | None = None) -> T:
-        """Call the store. `within_s` is the time for its answer, whatever else ends; None: as long as waits
-        may continue.
+        """Call the store. It has `within_s` for its answer; None: as long as waits may continue.
 
         Raises PeerLostError if the store doesn't answer, or a rank is lost; NoticeDeadlineError.
         """

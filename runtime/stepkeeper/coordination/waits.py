@@ -191,8 +191,7 @@ class Waits:
 
     @contextmanager
     def in_turn(self, turn: threading.Lock, doing: str, timeout_s: float | None = None) -> Iterator[None]:
-        """Hold the lock `turn` for the block, and end the wait for it like the others. `doing` is its
-        holder's work.
+        """Hold the lock `turn` for the block; the wait for it ends like others. `doing` is its holder's work.
 
         Raises TimeoutError if another thread still holds it after `timeout_s`, and the errors of `check`.
         """

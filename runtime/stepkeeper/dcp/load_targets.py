@@ -33,8 +33,7 @@ class LoadTargets:
         items: Iterable[ReadItem],
         planner: LoadPlanner,
     ) -> None:
-        """Map every item of the plan to memory that the planner gives, by the checkpoint's metadata and
-        blocks.
+        """Map every item of the plan to memory that the planner gives, by the checkpoint's blocks.
 
         `chunks` has its chunks by their file and first byte in it. Raises ManifestError if no manifest lists
         an item.

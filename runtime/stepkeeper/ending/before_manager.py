@@ -31,8 +31,7 @@ _started: "list[SigtermAct]" = []
 
 
 def exit_at_early_notice(pod: Identity, trigger: Path = Path(NOTICE_FILE)) -> None:
-    """Exit with code 75 at SIGTERM or a notice file, until a manager handles notices: nothing was trained
-    yet.
+    """Exit with code 75 at SIGTERM or a notice file, until a manager handles notices: nothing was trained yet.
 
     A signal during the import of modules is lost, but the file remains.
     """

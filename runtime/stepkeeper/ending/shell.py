@@ -63,8 +63,7 @@ class EndingShell:
 
     @contextmanager
     def in_call(self) -> Iterator[None]:
-        """Register that the training waits in a call of the manager, and remember a fence that the call
-        raises.
+        """Register that the training waits in a manager's call, and remember a fence that the call raises.
 
         Its waits end at a notice's deadline. If it is stuck anyway, the process is ended shortly before the
         kill.
@@ -124,8 +123,7 @@ class EndingShell:
         self._watch.become(lambda ending: ending.miss_deadline(loss))
 
     def close(self) -> None:
-        """Finish the training: commit the saves in flight and the last finished step, and report. All ranks
-        call this.
+        """Finish the training on all ranks: commit saves in flight and the last finished step, and report.
 
         If the caller already got a fence, the manager is closed with the fence's code. Raises StepkeeperError
         if a save failed, PeerLostError, and SystemExit if the process, or another rank, stops because of a
@@ -193,8 +191,7 @@ class EndingShell:
             sys.exit(ExitCode.SAVED)
 
     def _end_with(self, error: BaseException) -> BaseException:
-        """Close the manager because of `error`, and return what ends the process: `error`, a fence, or a
-        rank's death.
+        """Close the manager because of `error`. Return what ends the process: it, a fence, or a rank's death.
 
         A save in flight gets a short time, other ranks get none.
         """

@@ -9,7 +9,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any, Final
 
-from stepkeeper.ending.launcher_folder import sign_off, sign_on
+from stepkeeper.ending.launcher_folder import register, unregister
 
 __all__ = ["SigtermHandler", "is_raised_by_handler"]
 
@@ -46,7 +46,7 @@ class SigtermHandler:
 
         self.before: Final[_Handler] = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self)
-        sign_on()
+        register()
         self._owner: Final = os.getpid()
         self._own_action: Final = _read_action()
         self._displaced: _Action | None = None
@@ -105,7 +105,7 @@ class SigtermHandler:
         if self._has_parents_end and os.getpid() == self._owner:
             _replace_parents_end(signal.SIGTERM, signal.SIGINT)
         if signal.getsignal(signal.SIGTERM) is self:
-            sign_off()
+            unregister()
             signal.signal(signal.SIGTERM, before)
             if displaced is not None:
                 _LIBC.sigaction(signal.SIGTERM, ctypes.byref(displaced), None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stepkeeper.contract import LAUNCHER_VARIABLE
-from stepkeeper.ending.launcher_folder import list_ranks
+from stepkeeper.ending.launcher_folder import list_registered
 
 __all__ = ["Child"]
 
@@ -53,8 +53,7 @@ class Child:
         return not _STOPS.isdisjoint(self._came)
 
     def wait(self, may_leave: Callable[[], bool]) -> int:
-        """Wait for the command's end and return its exit code; 128 plus the signal's number if a signal
-        killed it.
+        """Wait for the command's end and return its exit code; 128 plus the signal's number if a signal killed it.
 
         Shortly before the kill that follows SIGTERM, `may_leave` is called once. If it returns True, the
         command counts as killed: the end of a container's first process ends it.
@@ -86,7 +85,7 @@ class Child:
         """After SIGTERM, send it to the processes that are due. Return True if the command's time is over."""
         if self._ends_s is None:
             return False
-        ranks, is_over = list_ranks(self._folder) - self._out_of_reach, time.monotonic() >= self._ends_s
+        ranks, is_over = list_registered(self._folder) - self._out_of_reach, time.monotonic() >= self._ends_s
         due = set(ranks)
         if is_over or not ranks:
             due.add(self._process.pid)

@@ -180,8 +180,7 @@ class Log(Appender):
         return chosen
 
     def void(self, claim: Claim, reason: str, folder: str) -> CommitRecord | None:
-        """Give up the save in `folder` so that it can't become a commit. If it has become one, return that
-        commit.
+        """Give up the save in `folder` so that it can't become a commit, or return the commit that it is.
 
         The answer is certain even in a new process while its predecessor's commit may still arrive.
         """

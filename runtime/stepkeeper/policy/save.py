@@ -295,8 +295,7 @@ def from_interval(interval: Interval) -> SavePolicy:
 
 
 def _daly_s(cost_s: float, between_s: float) -> float:
-    """Estimate the interval that costs least, by Daly's higher-order formula, for saves that cost `cost_s`
-    each.
+    """Estimate the interval that costs least, by Daly's higher-order formula, if a save costs `cost_s`.
 
     If a save costs twice the time between disruptions or more, a shorter interval gains nothing.
     """

@@ -68,8 +68,7 @@ class LastWrite:
 
 
 def plan_repair(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Plan:
-    """Read the log from its newest index on, and the manifests of saves that it doesn't name. Nothing is
-    written.
+    """Read the log from its newest index on, and the manifests of saves that it doesn't name. Nothing is written.
 
     Raises LogFormatError if a newer release has written an entry, or StorageError.
     """

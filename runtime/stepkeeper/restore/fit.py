@@ -55,8 +55,7 @@ def encode_findings(differences: Differences, stored_names: Iterable[str], *, ra
 def judge_mismatch(
     stored_names: Callable[[], Iterable[str]], reports: Sequence[dict[str, Any]]
 ) -> Exception | None:
-    """Merge the reports of all ranks, by rank, into one LoadMismatchError for all; None if the checkpoint
-    fits.
+    """Merge the reports of all ranks, by rank, into one LoadMismatchError; None if the checkpoint fits.
 
     A name that only some ranks request isn't a mismatch. If the checkpoint fits, what only one side has is
     logged.

@@ -38,8 +38,7 @@ class Verification:
 
 
 def verify_step(restorer: Restorer, companion: Companion, step: int) -> Verification:
-    """Read every byte of the newest commit of `step` on HEAD's line, each in one of the ranks, and compare
-    it.
+    """Read every byte of the newest commit of `step` on HEAD's line, each in one of the ranks, and compare it.
 
     Nothing is appended to the log, and nothing is condemned. Raises RestoreError if there is no such commit,
     it is another writer's, which has no checksums, or it was deleted meanwhile; TornCheckpointError;

@@ -81,8 +81,7 @@ class Votes:
         act: Callable[[], dict[str, Any]],
         judge: Callable[[Sequence[dict[str, Any]]], Exception | None] = lambda _: None,
     ) -> TornVote | None:
-        """Call `act` in every rank, and raise in all of them the error of any one. Return why bytes are bad,
-        if they are.
+        """Call `act` in every rank, and raise the error of any one in all, but return why bytes are bad.
 
         `act` returns this rank's report as plain JSON values. `judge` is called in rank 0 with the reports of
         all ranks, by rank, and the error that it returns is raised in all.

@@ -16,8 +16,7 @@ def choose_deletable(
     verified: Collection[int],
     times_unix_s: Mapping[int, float] | None = None,
 ) -> tuple[int, ...]:
-    """Choose the commits that may be deleted, by slot: first those on abandoned branches, then the oldest
-    ones.
+    """Choose the commits that may be deleted, by slot: those on abandoned branches, then the oldest ones.
 
     HEAD and the newest verified commit of its line are always kept, and so are commits of the line that
     `policy` selects. A commit on another branch is kept until the line has a verified commit that was made

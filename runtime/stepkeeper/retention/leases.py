@@ -41,8 +41,7 @@ IsOver = Callable[[int | None], bool]
 
 
 def lease_is_over(seen: int | None, tail: int, time_of: Callable[[int], float | None]) -> bool:
-    """Return whether the lease of a pin is over whose holder had read the log up to `seen`; None: it has
-    none. Pure.
+    """Return whether a pin's lease is over, if it has one: its holder had read the log up to `seen`. Pure.
 
     The clocks of holders and collectors aren't used: the times are the store's, of entries that were put
     after the holder had read the log. The first one's time doesn't count: in a folder, the entry's file may

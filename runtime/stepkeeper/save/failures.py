@@ -28,8 +28,7 @@ class EndAsFencedIf(Protocol):
 
 
 class SaveFailures:
-    """Remember failures of saves, and decide which of them a later save recovers from. Any thread may call
-    it.
+    """Remember failures of saves, and decide which of them a later save recovers from. Any thread may call it.
 
     A later save recovers from the loss of one companion, and from full devices, where each save copies less.
     """
@@ -56,8 +55,7 @@ class SaveFailures:
     def on_fence(
         self, method: Callable[[FencedError], None], end_as_fenced_if: EndAsFencedIf, *, is_pods: bool
     ) -> None:
-        """Call a method, whose object is held weakly, when a fence becomes known, in the thread that found
-        it.
+        """Call a method, held weakly, when a fence becomes known, in the thread that found it.
 
         `end_as_fenced_if`, called first, makes the process exit as fenced if `is_lost` returns True at its
         end. `is_pods`: the operator has given this root to this pod.

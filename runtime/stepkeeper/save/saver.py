@@ -122,8 +122,7 @@ class Saver:
             self._pipeline.prepare(flat)
 
     def start_save(self, request: SaveRequest, timeout_s: float | None = None) -> InFlight:
-        """Take the snapshot of the state. Wait first while another thread starts a save, or too many are in
-        flight.
+        """Take the snapshot of the state, once no other thread starts a save, and few enough are in flight.
 
         Raises TimeoutError if that, or the root's answer, takes longer than `timeout_s`; StorageError if the
         root isn't the same for all ranks, or can't hold a log; PartlyRestoredError, NoticeDeadlineError and

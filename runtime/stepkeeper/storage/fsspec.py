@@ -50,8 +50,7 @@ _MISSING: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 def open_fsspec(uri: str, *, unsafe_single_writer: bool) -> "FsspecStore":
-    """Open the store at `uri`, with listing caches off. Its options are fsspec's own: configuration files,
-    environment.
+    """Open the store at `uri`, without caches of listings. Files and variables of fsspec set its options.
 
     Raises BadUriError if there is no such file system, its package isn't installed, or it takes more than a
     URI; and StorageError if it contacts a host when opened, and gets no answer.

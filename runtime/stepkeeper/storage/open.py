@@ -40,8 +40,7 @@ def expand_home(path: str) -> str:
 
 
 def root_uri(path: str) -> str:
-    """Return the URI of a root: a folder's path, which may begin with '~', as a file:// URI, and a URI
-    unchanged.
+    """Return the URI of a root: a folder's path, which may begin with '~', as a file:// URI, and a URI unchanged.
 
     Raises BadUriError if the path is empty, a URI that pathlib has changed ("gs:/bucket"), or has no such
     home.
@@ -55,8 +54,7 @@ def root_uri(path: str) -> str:
 
 
 def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:
-    """Open the store whose root is `uri`: file:///…, gs://…, or what fsspec knows. Nothing is read or written
-    yet.
+    """Open the store whose root is `uri`: file:///…, gs://…, or what fsspec knows. Nothing is read yet.
 
     `unsafe_single_writer` promises that nothing else will ever write there: fsspec's stores then skip the
     proof, before the first put, that only one of two creates of a name wins. Raises BadUriError, which shows

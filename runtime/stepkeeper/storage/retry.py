@@ -30,8 +30,7 @@ _JITTER: Final = random.Random()  # noqa: S311  # no secret
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """A limit on the retries of a request. Pauses have a jitter, so that many ranks don't retry at the same
-    time.
+    """A limit on the retries of a request. Pauses have a jitter, so that many ranks don't retry at the same time.
 
     If the tries themselves take long (stuck requests), retrying ends up to a minute later.
     """

@@ -98,8 +98,7 @@ class SaveDecider:
         return wish not in self._answered and self._agreement.wish(wish)
 
     def should_stop_at(self, step: int) -> bool:
-        """Return True if all ranks agreed to stop at `step` or an earlier one. All ranks call this after each
-        step.
+        """Return True if all ranks agreed to stop at `step` or an earlier one. All call this after each step.
 
         Raises PeerLostError, and NoticeDeadlineError if the deadline came before all ranks had agreed.
         """

@@ -35,8 +35,7 @@ _CONTIGUOUS: Final = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
 
 
 def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
-    """Merge the chunks of all ranks by tensor, sorted by name and place; a tied tensor under each of its
-    names.
+    """Merge the chunks of all ranks by tensor, sorted by name and place, under all names of tied ones.
 
     Raises ManifestError if ranks disagree, or chunks overlap or don't cover their tensor.
     """

@@ -56,8 +56,7 @@ class DeviceCopies:
         *,
         timeout_s: float | None = None,
     ) -> tuple[list["DevicePiece"], list[str]]:
-        """Start the copies of those tensors that the devices have room for, which `release_copies` gives
-        back.
+        """Start the copies of those tensors that the devices have room for, until `release_copies`.
 
         With a limit, this waits for earlier copies. Returns the copies' pieces, and the names of the tensors
         that are not copied. Raises SaveError if they don't fit a given budget, or the limit can't be found by

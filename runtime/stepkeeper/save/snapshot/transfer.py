@@ -38,8 +38,7 @@ def transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock) -> N
 def await_transfer(
     transfer: Future[None], snapshot: Snapshot, limit_s: float, note_moved: Callable[[int], None]
 ) -> Exception | None:
-    """Wait until the snapshot is in its region, as long as copies arrive. Return the error; None if there is
-    none.
+    """Wait until the snapshot is in its region, as long as copies arrive. Return the error; None if there is none.
 
     `limit_s` may pass without progress. `note_moved` is called with the bytes that came since the last call.
     """
