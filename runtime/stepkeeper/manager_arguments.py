@@ -28,7 +28,6 @@ class Options:
     Raises:
         TypeError: A value has the wrong type.
         ValueError: A number is out of its range.
-
     """
 
     max_pending: int = 1

@@ -39,7 +39,7 @@ class ManagerParts:
     """Hold the parts of one manager. Only the manager keeps this object alive; no thread or part does."""
 
     def __init__(self, given: ManagerArguments) -> None:
-        """Construct the parts. Nothing is read or written yet, or started but in an operator's pod."""
+        """Construct the parts. Nothing is read or written yet, and outside an operator's pod nothing runs."""
         self.store: Final = open_store(
             root_uri(given.path), unsafe_single_writer=given.options.unsafe_single_writer
         )

@@ -35,7 +35,6 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
 
     Ranks:
         Any rank, on its own. Each rank exports its own saves.
-
     """
     try:
         from prometheus_client import REGISTRY

@@ -28,13 +28,22 @@ class CheckpointFiles(Protocol):
         """Fewest bytes that are fetched for any read. They are kept for the next read."""
 
     def elements_at(self, name: str, offset_bytes: int) -> int | None:
-        """Return the offset in a file of the elements of the chunk that begins at `offset_bytes`.
+        """Return where the elements of a chunk begin in its file, if that is known without reading it.
 
-        None: it isn't known without reading.
+        Args:
+            name: the file's name.
+            offset_bytes: where the chunk begins in the file.
+
+        Returns:
+            The offset of the first element's first byte; None if it isn't known.
         """
 
     def open(self, name: str) -> io.BufferedReader:
-        """Open a file for reading at any offset. Raises FileNotFoundError."""
+        """Open a file for reading at any offset.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
 
 
 class LocalFolder:

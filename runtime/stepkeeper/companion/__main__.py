@@ -44,8 +44,8 @@ def serve(socket_fd: int, trainer_pid: int) -> None:
 def close_inherited(socket_fd: int) -> None:
     """Close all inherited files, such as a pipe whose end another process waits for.
 
-    Inheritable are those that came through exec, and not those that sitecustomize, for instance, has opened
-    (PEP 446).
+    Descriptors that came through exec are inheritable; those that sitecustomize, for instance, has opened
+    aren't (PEP 446).
     """
     for fd in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
         if fd > _STDERR and fd != socket_fd:

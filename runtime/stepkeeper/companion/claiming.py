@@ -108,7 +108,7 @@ class RootClaims(ABC):
         return self._claimed_root
 
     def read_latest(self) -> CommitRecord | ForeignBase | None:
-        """Return the commit, or another writer's step, that is HEAD now. The root is claimed first."""
+        """Return the commit, or another writer's step, that is HEAD now. Claim the root first if need be."""
         if self._claimed_root is None:
             claimed = self.claim_root()
         else:

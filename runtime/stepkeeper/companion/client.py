@@ -175,8 +175,8 @@ class CompanionProcess:
     def dismiss(self) -> None:
         """Let the process finish the upkeep after its commits and end by itself.
 
-        This takes no lock, so the garbage collector may call it anywhere; also in a child that C code forked,
-        which has the same socket: the process is the parent's then.
+        This takes no lock, so the garbage collector may call it anywhere. In a child that C code forked,
+        which has the same socket, it does nothing: the process is the parent's.
         """
         if os.getpid() != self._owner:
             return

@@ -53,7 +53,6 @@ class Companion(RootClaims):
             stack_meeting: Where the companions of all ranks meet; None if stacks aren't read.
             stacks_after_s: Seconds after which a step is slow, if it also takes far longer than earlier steps: the
                 stacks of all ranks are dumped then. None doesn't watch steps.
-
         """
         super().__init__(claiming or ClaimRequest())
         self._stack_meeting = stack_meeting

@@ -45,7 +45,6 @@ class CommitUpkeep:
             on_complaint: Called with each new failure of these tasks, and with None once they succeed again.
             on_end: Called at the end of the upkeep after each commit.
             patience: How long to retry requests to the store.
-
         """
         self._log = log
         self._store = store
@@ -88,8 +87,8 @@ class CommitUpkeep:
     def _verify_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
         """Check that the store holds the written objects.
 
-        If one is missing, because a later claim has deleted it for instance, raises FencedError, else
-        VerifyError.
+        Raises VerifyError if it doesn't, or FencedError if a later claim, which may have deleted them, owns
+        the root.
         """
         if record.slot not in self._log.state.commits:
             # Retention has deleted this commit already, after a later one.

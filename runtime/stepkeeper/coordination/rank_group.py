@@ -78,7 +78,7 @@ class RankGroup(Protocol):
         ...
 
     def leave(self, timeout_s: float) -> None:
-        """Wait until the others have read this rank's broadcasts: the store ends with rank 0."""
+        """Wait until the others have read this rank's broadcasts, since the store ends with rank 0."""
         ...
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:

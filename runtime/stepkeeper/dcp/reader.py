@@ -61,7 +61,6 @@ class StorageReader(Located, storage.StorageReader):
 
         Ranks:
             Each rank makes one with the same arguments, and `dcp.load` calls its methods.
-
         """
         super().__init__(path)
         self._patience = patience
@@ -88,7 +87,6 @@ class StorageReader(Located, storage.StorageReader):
             RestoreError: There is no checkpoint, or one whose save hasn't ended.
             TornCheckpointError: The checkpoint is damaged.
             StorageError: The store gave no answer, or refused.
-
         """
         if self._failure is not None and "rank" in kwargs:
             # After any Exception `dcp.load` assumes that each rank has metadata of its own, and requests that.
@@ -132,7 +130,6 @@ class StorageReader(Located, storage.StorageReader):
             TornCheckpointError: Bytes of the checkpoint are bad; the message names the object.
             RestoreError: Something is stored in an unsupported form.
             StorageError: The store gave no answer, or refused.
-
         """
         assert self._metadata is not None
         with self._open() as folder:

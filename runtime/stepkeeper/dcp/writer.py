@@ -67,7 +67,6 @@ class StorageWriter(Located, storage.StorageWriter):
 
         Ranks:
             Each rank makes one with the same arguments, and `dcp.save` calls its methods.
-
         """
         super().__init__(path)
         self._overwrite = overwrite
@@ -86,7 +85,6 @@ class StorageWriter(Located, storage.StorageWriter):
 
         Raises:
             SaveError: The save is one with use_collectives=False.
-
         """
         if not kwargs.get("use_collectives", True):
             raise SaveError(
@@ -106,7 +104,6 @@ class StorageWriter(Located, storage.StorageWriter):
         Raises:
             ObjectExistsError: The folder holds a checkpoint, and `overwrite` is False.
             StorageError: The store gave no answer, or refused.
-
         """
         with self._open() as folder:
             there = folder.path(METADATA_NAME)
@@ -129,7 +126,6 @@ class StorageWriter(Located, storage.StorageWriter):
             SaveError: The planner returned other elements than planned.
             ValueError: A tensor is of a dtype that can't be saved.
             StorageError: The store gave no answer, or refused.
-
         """
         share = Share(plan.items, planner.resolve_data)
         order = SaveOrder(
@@ -171,7 +167,6 @@ class StorageWriter(Located, storage.StorageWriter):
         Raises:
             ObjectExistsError: Another process has finished another checkpoint there meanwhile.
             StorageError: The store gave no answer, refused, or doesn't show the other ranks' objects here.
-
         """
         written = {each.index: each.storage_data for of_rank in results for each in of_rank}
         whole = add_storage_places(replace(metadata, version=_VERSION), written)

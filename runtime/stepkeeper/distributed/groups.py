@@ -78,7 +78,6 @@ def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
 
     Ranks:
         All ranks call this. If a group exists already, this changes nothing and doesn't wait.
-
     """
     _exit_at_notice()
     hardware = find_hardware()

@@ -108,7 +108,7 @@ class Ending:
     def on_save_finished(
         self, loss: str | None, *, may_retry: bool = False, choice: str | None = None
     ) -> Self:
-        """Continue after the newest save has ended, with the reason why it failed or wasn't started, if so.
+        """Continue after the newest save has ended. `loss` is why it failed or wasn't started, if it did.
 
         `may_retry`: another try may avoid the failure. `choice` is the ranks' choice and its reason, for
         messages.

@@ -61,7 +61,6 @@ class Log(Appender):
             FencedError: A later start of the same job has claimed the root, or `after` no longer holds.
             OtherJobsRootError: The root belongs to another job, and `take_over` doesn't free it.
             RestoreError: `base` isn't live, or HEAD is nothing because commits were condemned.
-
         """
         owner = identity if isinstance(identity, Owner) else owner_of(identity)
 

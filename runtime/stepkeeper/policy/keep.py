@@ -50,7 +50,6 @@ class KeepPolicy(Protocol):
 
         Args:
             commits: The live commits, in the order in which they were committed.
-
         """
         ...
 
@@ -65,7 +64,6 @@ class LastN:
     Raises:
         TypeError: `n` isn't a whole number.
         ValueError: `n` is less than 1.
-
     """
 
     n: int
@@ -88,7 +86,6 @@ class EveryNSteps:
     Raises:
         TypeError: `steps` isn't a whole number.
         ValueError: `steps` is less than 1.
-
     """
 
     steps: int
@@ -114,7 +111,6 @@ class EverySeconds:
     Raises:
         TypeError: `seconds` isn't a whole number.
         ValueError: `seconds` is less than 1.
-
     """
 
     seconds: int
@@ -151,7 +147,6 @@ class BestN:
     Raises:
         TypeError: `n` isn't a whole number.
         ValueError: `n` is less than 1, or `mode` is neither "min" nor "max".
-
     """
 
     n: int
@@ -190,7 +185,6 @@ class MaxAge:
     Raises:
         TypeError: `seconds` isn't a whole number.
         ValueError: `seconds` is less than 1.
-
     """
 
     seconds: int
@@ -214,7 +208,6 @@ class AnyOf:
 
     Args:
         policies: The policies to combine.
-
     """
 
     policies: tuple[KeepPolicy, ...]

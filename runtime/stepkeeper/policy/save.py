@@ -83,7 +83,6 @@ class SavePolicy(Protocol):
 
         Args:
             moment: The finished step, and the state of saves at it.
-
         """
         ...
 
@@ -98,7 +97,6 @@ class EveryNSteps:
     Raises:
         TypeError: `steps` isn't a whole number.
         ValueError: `steps` is less than 1.
-
     """
 
     steps: int
@@ -121,7 +119,6 @@ class AtSteps:
     Raises:
         TypeError: `steps` isn't a tuple of whole numbers.
         ValueError: A step is less than 0.
-
     """
 
     steps: tuple[int, ...]
@@ -148,7 +145,6 @@ class EverySeconds:
     Raises:
         TypeError: `seconds` isn't a number.
         ValueError: `seconds` isn't greater than 0.
-
     """
 
     seconds: float
@@ -171,7 +167,6 @@ class Continuous:
     Raises:
         TypeError: `min_s` isn't a number.
         ValueError: `min_s` is negative.
-
     """
 
     min_s: float = 0.0
@@ -206,7 +201,6 @@ class Auto:
         TypeError: A field isn't a number.
         ValueError: A time or weight isn't greater than 0, the bounds are in the wrong order, or `background_share`
             isn't from 0 to 1.
-
     """
 
     min_s: float = 60.0
@@ -244,7 +238,6 @@ class Auto:
         Args:
             cost: The measured cost of a save; None before the first.
             disruptions: The disruptions of this training so far.
-
         """
         if cost is None:
             return self.min_s
@@ -262,7 +255,6 @@ class AnyOf:
 
     Args:
         policies: The policies to combine.
-
     """
 
     policies: tuple[SavePolicy, ...]

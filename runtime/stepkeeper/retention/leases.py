@@ -41,11 +41,11 @@ IsOver = Callable[[int | None], bool]
 
 
 def lease_is_over(seen: int | None, tail: int, time_of: Callable[[int], float | None]) -> bool:
-    """Return whether a pin's lease is over, if it has one: its holder had read the log up to `seen`. Pure.
+    """Return whether a pin's lease is over. `seen` is the last slot that its holder had read; None: no lease.
 
     The clocks of holders and collectors aren't used: the times are the store's, of entries that were put
     after the holder had read the log. The first one's time doesn't count: in a folder, the entry's file may
-    have been written, and got its time, long before it became the entry.
+    have been written, and got its time, long before it became the entry. Pure.
     """
     if seen is None or tail < seen + LEASE_ENTRIES:
         return False

@@ -103,7 +103,6 @@ class InFlight:
             StepkeeperError: The save failed. In a job of one rank, later calls of the manager don't raise the
                 failure again, except for the loss of the root. In a job of several ranks, the manager's next call
                 raises it on all of them.
-
         """
         if not self._waits.await_all([self.future], timeout_s):
             raise TimeoutError(f"the save of step {self.step} was still in flight after {timeout_s:.1f} s")
