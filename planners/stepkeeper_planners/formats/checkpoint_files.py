@@ -76,7 +76,9 @@ def as_checkpoint_files(source: str | os.PathLike[str] | CheckpointFiles) -> Che
 def open_source_file(
     files: CheckpointFiles, name: str, what: str, *, missing: str = "is missing; the checkpoint is incomplete"
 ) -> Iterator[io.BufferedReader]:
-    """Open a file of the source that should have `what`. Raises SourceError with the text `missing`."""
+    """Open a file of the source, which should hold `what`. Raises SourceError: `missing`, or no file's
+    name.
+    """
     where = f"{what}: {printable(f'{files.name}/{name}')}"
     try:
         file = files.open(name)

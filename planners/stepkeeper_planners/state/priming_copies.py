@@ -32,7 +32,7 @@ def with_those_inside(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def is_of_torch(optimizer: Optimizer) -> bool:
-    """Return whether it is one of torch's own optimizers, whose state copies no parameter's values."""
+    """Return whether it is one of torch's own, whose state keeps no value of a parameter beyond a step."""
     # Some have the module that they are defined in, others, as Adafactor, the package.
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 

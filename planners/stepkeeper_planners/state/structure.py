@@ -55,7 +55,7 @@ class StructureCache(Generic[T]):
     ) -> None:
         """Make an empty cache of the result that `derive` makes of a state and the sizes of its values.
 
-        A value counts as the next power of two, or as 0 bytes below `large_value_bytes`, or always without.
+        Sizes are rounded up to powers of two; below `large_value_bytes`, or without that, they are 0.
         """
         self._derive: Final = derive
         self._large_value_bytes: Final = large_value_bytes

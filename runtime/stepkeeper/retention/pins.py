@@ -265,7 +265,7 @@ def renew_pin(log: Log, store: Store, pin: Pin, *, patience: Patience = DEFAULT_
 
     The lease runs by the log's progress. If the log hasn't grown since the last renewal, nothing is put.
     Raises PinLostError if a collection has found the lease to be over, or a user has removed the pin;
-    StorageError if the pin may or may not be renewed.
+    StorageError if there is no answer, and the pin may have been renewed.
     """
     state = log.refresh()
     renewed = replace(pin, seen=state.tail)

@@ -66,7 +66,7 @@ class SaveFailures:
 
     @property
     def fence(self) -> FencedError | None:
-        """The first error that showed that another claim owns the root, unless that was freed since."""
+        """The first error that showed that another claim owns the root; None if this one owns it again."""
         return self._fence
 
     def record_fence(self, fence: FencedError) -> None:

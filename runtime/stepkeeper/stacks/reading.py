@@ -73,7 +73,7 @@ def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackRequest:
-    """How a companion reads its trainer's stacks.
+    """The way in which a companion reads its trainer's stacks.
 
     The descriptor of their memory is sent along, and in rank 0 that of a listening socket if others connect.
     """

@@ -60,8 +60,8 @@ class DeviceCopies:
 
         With a limit, this waits for earlier copies. Returns the copies' pieces, and the names of the tensors
         that are not copied. Raises SaveError if they don't fit a given budget, or the limit can't be found by
-        trial; TimeoutError if earlier copies are still there after `timeout_s`, or SaveError without one,
-        after far longer than ever before; RuntimeError if the devices fail; and as `Waits.check`.
+        trial; TimeoutError if earlier copies stay for longer than `timeout_s`, or SaveError without one, once
+        they stay far longer than usual; RuntimeError if the devices fail; and as `Waits.check`.
         """
         while True:
             if self._limit_bytes is not None:
