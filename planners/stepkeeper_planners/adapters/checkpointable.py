@@ -1,7 +1,7 @@
-"""Handle local tensors that declare which boxes of a global tensor they hold: torch's CheckpointableTensor
-protocol.
+"""Handle local tensors that declare which boxes of a global tensor they hold.
 
-They are recognized by four attributes, which any torch.Tensor may be given, also before torch 2.15.
+torch's CheckpointableTensor protocol is recognized by four attributes, which any torch.Tensor may be given,
+also before torch 2.15.
 """
 
 from collections.abc import Iterator, Mapping

@@ -88,7 +88,7 @@ def chunks_on_mesh(mesh: RankMesh, placements: Placements, shape: tuple[int, ...
 def chunks_in_group(
     mesh: RankMesh, placements: Placements, shape: tuple[int, ...], members: tuple[int, ...]
 ) -> tuple[Chunk, ...]:
-    """Return the chunks by the ranks of a process group, whose `members` have these global ranks; see
+    """Return the chunks by the ranks of a group whose `members` have these global ranks; see
     `chunks_on_mesh`.
 
     Copies on processes outside of the group are left out. Raises UnsupportedShardingError too if no others

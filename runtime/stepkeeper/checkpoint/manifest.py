@@ -200,8 +200,7 @@ class Manifest:
 
 
 def split_inventory(data: bytes, where: str) -> tuple[bytes, bytes]:
-    """Split a manifest's JSON, by `Manifest.to_json`, into the few bytes without inventory, and the
-    inventory's text.
+    """Split the output of `Manifest.to_json` into a few bytes without inventory, and the inventory's text.
 
     Raises ManifestError if there is none where `Manifest.to_json` puts it.
     """
