@@ -72,6 +72,7 @@ class Filling:
             waits: Ends the wait for the blocks.
             rank_group: The ranks that fill their states together; None: this one alone.
             n_streams: The number of blocks that are read at once. Each is held in host memory.
+
         """
         self._n_streams = n_streams
         self._rank_group: Final = rank_group or SoloRankGroup()
@@ -97,6 +98,7 @@ class Filling:
         Args:
             reads: The numbers of the blocks to read, each with the ranks that it is sent to.
             peers: The connection to these ranks.
+
         """
         waiting = iter(list(reads.items()))
         lacking_bytes = sum(place.n_lacking for place in self._places.all)
@@ -203,6 +205,7 @@ class Filling:
         Raises:
             PeerLostError: There was none for too long, and another rank that sends or receives may be stuck.
             StorageError: There was none for too long, and no other rank is involved.
+
         """
         now_s = time.monotonic()
         if silence.has_moved(self._done_bytes, now_s) or not silence.is_over(now_s):

@@ -76,6 +76,7 @@ class Loading:
             rules: Which parts to load, and how strictly.
             half_filled: Names of the state that may hold parts of another checkpoint, and must be filled by this one.
             waits: Ends the waits for the store.
+
         """
         self._waits = waits
         self._progress = RestoreProgress(f"step {record.step}", step=record.step)
@@ -114,6 +115,7 @@ class Loading:
             StorageError: The store gave no answer, or refused.
             PartlyRestoredError: Names that hold parts of another checkpoint would not be filled.
             RestoreError: Something that is to be loaded is of an unsupported kind.
+
         """
         self._content = content = self._open_content()
         self._fitted = FittedTarget(self._target, content.stored, self._rules)
@@ -233,6 +235,7 @@ class Loading:
             PeerStoppedError: Another rank can't continue; the error has its reason.
             PeerLostError: Another rank is lost.
             StorageError: The store gave no answer, or refused.
+
         """
         assert self._values is not None
         assert self._content is not None
@@ -257,6 +260,7 @@ class Loading:
             PeerStoppedError: Another rank can't continue; the error has its reason.
             PeerLostError: Another rank is lost.
             StorageError: The store gave no answer, or refused.
+
         """
         assert self._tensors is not None
         self._tensors.fill(self._exchange)

@@ -67,6 +67,7 @@ class Piece:
         Args:
             first: The place of `data` in the object.
             data: (n,) uint8.
+
         """
         start = max(first - self.start, 0)
         end = min(first + data.size - self.start, prod(self.array.sizes))
@@ -185,6 +186,7 @@ class Places:
             state: This rank's tensors by name.
             ranks: This rank and its world.
             shardings: The shardings that tensors get when they are filled, by name.
+
         """
         places = cls()
         for piece in _pieces(reads, request, contents.tensors, state, ranks, shardings=shardings or {}):
