@@ -113,7 +113,7 @@ def without_defaults(schema: Schema) -> Schema:
 
 
 def keep_unknown_fields(schema: Schema) -> Schema:
-    """Return `schema` with unknown fields preserved at every depth.
+    """Return `schema` with unknown fields preserved at every depth, except within maps.
 
     The API server rejects a whole apply for one field that the schema neither has nor preserves.
     """

@@ -1,6 +1,6 @@
-"""Define the input of a decision about one job, in addition to the job itself, and this process's memory about it.
+"""Define the observations that a decision about one job uses, and the memory of jobs that this process keeps.
 
-Losing the memory in a restart costs only a few requests.
+A restart loses the memory, which costs only a few requests.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ class Rejection:
     message: str
     at: float
     since: float
-    """Unix time of the first refusal in the current row of refusals."""
+    """Unix time of the first of the consecutive refusals."""
 
     reportable: bool
     """True if users should see it: it lasts until something is changed, or has lasted for a while."""
@@ -169,7 +169,7 @@ class View:
 
     @property
     def n_hosts(self) -> int:
-        """The JobSet's hosts, or the spec's if there is no JobSet. A refused edit changes only the spec."""
+        """The number of hosts in the JobSet, or in the spec without a JobSet. A refused edit changes only the spec."""
         made = 0 if self.jobset is None else self.jobset.n_pods
         return made or self.job.spec.placement.n_hosts
 
@@ -180,10 +180,10 @@ class View:
 
 
 def compute_recheck_s(job: CheckpointedTrainingJob, jobset: JobSet, *, now: float) -> float | None:
-    """Compute for how many seconds the cached JobSet is trusted without a watch event: ever longer; None: no limit.
+    """Compute for how many seconds the cached JobSet is trusted without a watch event; None: without limit.
 
-    It is read again only while the job waits for JobSet to act: no attempt runs, the JobSet is not suspended, and the
-    operator does not wait for a back-off.
+    The longer ago the attempt ended, the longer it is trusted. It is read again only while the job waits for JobSet to
+    act: no attempt runs, the JobSet is not suspended, and the operator does not wait for a back-off.
     """
     attempts, next_at = job.status.attempts, job.status.next_start_time
     if not attempts or jobset.suspend:
@@ -219,7 +219,7 @@ class JobMemory:
     """The refusal of the last status."""
 
     def note_holder(self, jobset: JobSet) -> None:
-        """Note whether another controller holds the JobSet: the object shows it only until it is changed."""
+        """Remember a JobSet that another controller suspended at its creation: only generation 1 of it shows that."""
         if jobset.created_suspended:
             self.held_jobset = jobset.uid
 

@@ -1,4 +1,4 @@
-"""Track which XLA tensors have no sharding set by the user, and keep copies from giving them one."""
+"""Track the XLA tensors whose shardings the user didn't set, and keep copies from setting one."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,10 @@ __all__ = [
 ]
 
 _INFERRED: Final = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]  # torch has no types for it
-"""Tensors whose shardings priming inferred, with the text of each: for torch_xla they are like marked ones."""
+"""Tensors whose shardings `prime_optimizer` inferred, each with the sharding's text.
+
+torch_xla itself can't tell them from tensors that the user marked.
+"""
 
 
 @contextmanager
@@ -71,7 +74,7 @@ def collect_shardings(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def note_inferred(tensors: Iterable[torch.Tensor]) -> None:
-    """Record that the user didn't mark these tensors, even if they have shardings now."""
+    """Record that the present shardings of these tensors are inferred, and not set by the user."""
     for tensor in tensors:
         if tensor.device.type == "xla" and (text := _text(tensor)):
             _INFERRED[_unwrap(tensor)] = text
@@ -87,7 +90,10 @@ def is_sharded_as(tensor: torch.Tensor, other: object) -> bool:
     """Return whether both are XLA tensors of one shape that have the same sharding."""
     if not isinstance(other, torch.Tensor) or not tensor.device.type == other.device.type == "xla":
         return False
-    return tensor.shape == other.shape and _text(tensor) == _text(other) != ""
+    if tensor.shape != other.shape:
+        return False
+    text = _text(tensor)
+    return bool(text) and text == _text(other)
 
 
 def count_devices() -> int:

@@ -41,7 +41,7 @@ from stepkeeper_planners.state.values import encode_value, estimate_value_bytes
 __all__ = ["PlannedState"]
 
 _MAX_COMPARED: Final = 8
-"""The number of differing states whose names are compared for an error: one state of each kind."""
+"""The largest number of states whose names an error compares. Ranks with equal states count once."""
 
 
 class PlannedState:
@@ -71,10 +71,10 @@ class PlannedState:
         """The encoded `PerRank` values, by stored name."""
 
         self.merged = MergedState(layouts=(), value_writers={}, aliases={}, paths={})
-        """The names that only some ranks hold."""
+        """The merged entries that only some ranks hold; empty before `merge`."""
 
         self.assignment: Assignment
-        """The writer of each element and value that is known whole."""
+        """The writers of all complete tensors, and of the values that every rank holds."""
 
         self._assign()
 
@@ -88,7 +88,7 @@ class PlannedState:
         )
 
     def list_incomplete(self) -> tuple[TensorLayout, ...]:
-        """Return the layouts of which this rank knows its own chunks only."""
+        """Return the layouts that are incomplete: this rank knows only its own chunks of them."""
         return tuple(layout for layout in self._layouts.values() if not layout.complete)
 
     def join_parts(self, parts_by_rank: Sequence[Sequence[TensorLayout]]) -> tuple[TensorLayout, ...]:
@@ -139,6 +139,7 @@ class PlannedState:
         paths = (
             flat.paths | self.merged.paths | encode_nesting(flat.tree) | {name: (name,) for name in of_ranks}
         )
+        # The names that an optimizer's options have for each parameter, too: see flat_names.py.
         further = make_flat_names(paths, stored)
         stored.update((name, stored[of]) for name, of in further.items())
         sources = {name: aliases.get(of, of) for name, of in further.items()}
@@ -146,6 +147,8 @@ class PlannedState:
 
     def merge(self, groups: Sequence[tuple[int, ...]], group: dist.ProcessGroup | None) -> None:
         """Exchange the entries that only some ranks hold, so that every rank plans the same checkpoint.
+
+        All groups are compared with the first, the base. The first rank of each group speaks for it.
 
         Ranks: collective; all ranks of `group` call it with the same `groups`, the ranks of each fingerprint.
 
@@ -158,6 +161,7 @@ class PlannedState:
             "Mapping[str, bytes]",
             broadcast_object(base_ranks[0], self._digests if me == base_ranks[0] else None, group),
         )
+        # The group that this rank speaks for, if it isn't the base.
         own = next((ranks for ranks in groups[1:] if ranks[0] == me), None)
         mine = None if own is None else compare_with_base(own, self._digests, base, self.flat, self._layouts)
         others = [each for each in all_gather_object(mine, group) if isinstance(each, StateDifference)]

@@ -1,7 +1,7 @@
 """Bypass the page cache in large writes, if the file system supports that.
 
 A large object written through the cache takes memory that counts as the pod's, and displaces data that training
-reads. The kernel's work for that takes more CPU time than all of stepkeeper's.
+reads. The kernel spends more CPU time on that than all of stepkeeper uses.
 """
 
 import errno
@@ -66,13 +66,14 @@ def _write(descriptor: int, data: memoryview) -> None:
         try:
             written = os.writev(descriptor, [data])
         except OSError as error:
-            # A file system may refuse direct writes only now, or require larger ones.
+            # Some file systems refuse direct writes only here, or need a larger alignment.
             if error.errno != errno.EINVAL or not _is_on(descriptor):
                 raise
             _switch(descriptor, on=False)
             continue
         moved.note(written)
         if written % _BLOCK_BYTES:
+            # The rest of the file isn't aligned.
             _switch(descriptor, on=False)
         data = data[written:]
 

@@ -1,7 +1,7 @@
 """Find the pods and Jobs of one attempt.
 
 Attempts share an ordinal if JobSet counted no restart between them: after a suspension, and after it replaced a
-deleted Job.
+deleted Job. `operator.resumed_at` is the time at which the last of them began; None if only one has the ordinal.
 """
 
 from collections.abc import Callable, Iterable
@@ -125,9 +125,11 @@ def find_ended_pods(history: JobHistory, observed: Observed) -> AttemptPods:
         return _NONE
     later = find_pods(history, observed)
     if history.operator.started and not history.is_running:
+        # It is the last attempt of the current JobSet.
         end = closed[-1].end
         # Pods that were created later belong to a withdrawn attempt.
         return later.keep(lambda pod: end is None or pod.created_at <= end)
+    # Otherwise a later attempt runs, or the current JobSet has had none yet.
     evidence = observed.find_evidence(_find_ended_ordinal(history, observed))
     if evidence is None:
         return _NONE
@@ -141,9 +143,10 @@ def find_ended_pods(history: JobHistory, observed: Observed) -> AttemptPods:
 
 
 def _find_ended_ordinal(history: JobHistory, observed: Observed) -> tuple[int, int]:
+    """Find the ordinal of the newest ended attempt, which isn't the last attempt of the current JobSet."""
     number, restarts = history.ordinal
     if history.operator.started and history.operator.resumed_at is not None:
-        return number, restarts
+        return number, restarts  # the running attempt shares it
     if history.operator.started and restarts > 0:
         return number, restarts - 1
     # It was the last attempt of an earlier JobSet, whose count of restarts is no longer known.
@@ -177,15 +180,18 @@ def find_current_report(observed: Observed, history: JobHistory) -> LastReport |
 
 
 def is_of_start(report: LastReport, attempt: Attempt, *, resumed: bool) -> bool:
-    """Return True if a report with the attempt's ordinal belongs to it. Times count only if another one shares it."""
+    """Return True if a report with the attempt's ordinal belongs to it.
+
+    `resumed` is True if an earlier attempt has the same ordinal. Only then are the times compared.
+    """
     return not resumed or report.received_at >= attempt.start
 
 
 def find_done(view: View, history: JobHistory) -> tuple[int, list[Pod]]:
     """Count the pods of the last attempt that are done, and list those that are known.
 
-    A pod is done if it and its trainer exited 0; a launcher may exit 0 although its trainer exited with 75. A pod that
-    was asked to stop before is done only if its Job counts it, and so creates no other pod for it.
+    A pod is done if it and its trainer exited 0; a launcher may exit 0 although its trainer exited with 75. A pod whose
+    deletion was requested is done only if its Job counts it: otherwise the Job creates another pod in its place.
     """
     evidence, total_steps = view.observed.find_evidence(history.ordinal), view.job.spec.total_steps
     if evidence is None:
@@ -193,15 +199,17 @@ def find_done(view: View, history: JobHistory) -> tuple[int, list[Pod]]:
     present = _list_present(evidence.pods, view.observed)
     hidden = {pod.uid for pod in present if _has_hidden_exit(pod, total_steps)}
     done = [p for p in present if p.terminal and p.exit_code == ExitCode.DONE and p.uid not in hidden]
+    # The Jobs also count the pods whose exit code was hidden.
     n_succeeded = evidence.n_succeeded - len(hidden)
     return max(n_succeeded, sum(pod.deadline is None for pod in done)), done
 
 
 def find_new_pods(history: JobHistory, observed: Observed) -> int | None:
-    """Find since when pods run that JobSet won't replace, although the last attempt has ended; None if there are none.
+    """Find the start of a new attempt without a counted restart; None if there is none.
 
-    Either a Job was deleted, and JobSet replaced it without counting a restart. Or an operator that has just started
-    observed none of the pods that had ended.
+    Its pods run although the last attempt has ended, and JobSet won't replace them. Either a Job was deleted, and
+    JobSet replaced it without counting a restart. Or an operator that has just started observed none of the pods that
+    had ended.
     """
     evidence, last = observed.find_evidence(history.ordinal), history.last_attempt
     if evidence is None or last is None or last.end is None:
@@ -230,11 +238,15 @@ def _has_hidden_exit(pod: Pod, total_steps: int | None) -> bool:
 
 
 def _is_of_attempt(pod: Pod, since: int) -> bool:
-    """Return True if the pod belongs to the attempt that began then: created later, or kept running undeleted."""
+    """Return True if the pod belongs to the attempt that began at `since`.
+
+    Such a pod was created later, or it still ran then and its deletion was requested later, if at all.
+    """
     if pod.created_at >= since:
         return True
     if pod.terminal and (pod.finished_at is None or int(pod.finished_at) <= since):
         return False
+    # The deadline is the time of the request for its deletion plus the grace period.
     return pod.deadline is None or pod.deadline - pod.grace_s > since
 
 

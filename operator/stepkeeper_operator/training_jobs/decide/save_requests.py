@@ -18,7 +18,7 @@ __all__ = ["compute_lead_s", "find_open_request", "update_request"]
 _MIN_LEAD_S: Final = 120.0
 _MAX_LEAD_S: Final = 3600.0
 _LEAD_PER_SAVE: Final = 3.0
-"""The lead in durations of the last save: one for a save in flight, one for this one, one as a margin."""
+"""The lead time, in durations of the last save: one for a save in flight, one for the requested save, one to spare."""
 
 _TOGETHER_S: Final = _MIN_LEAD_S
 """Windows that begin within this number of seconds of each other share one request."""
@@ -96,6 +96,7 @@ def _make_request(
 
 
 def _add_answer(status: CheckpointStatus) -> CheckpointStatus:
+    """Add to the open request the first commit that is newer than the request."""
     request, latest = status.last_request, status.latest
     if request is None or request.sequence is not None or latest is None:
         return status
