@@ -143,9 +143,10 @@ class ManagerParts:
         return ", ".join(summary)
 
     def prepare_saves(self, target: LoadTarget, *, is_restored: bool) -> None:
-        """Compile the programs that saves need, and mark the state as it was before the restore.
+        """Compile the programs that saves need, plan the first save, and mark the state as it was before the restore.
 
-        This uses the state from before: another call of state_dict() could disturb the loaded state. The compiled
+        After a restore, another thread plans; what was never restored is planned here, so that errors come early. This
+        uses the state from before: another call of state_dict() could disturb the loaded state. The compiled
         programs are the same.
 
         Args:
@@ -168,7 +169,7 @@ class ManagerParts:
                 )
             return
         try:
-            self.saver.prepare(flat)
+            self.saver.prepare(flat, in_background=is_restored)
         except (UnsupportedValueError, ValueError) as error:
             if isinstance(error, UnsupportedValueError) and not is_restored:
                 raise

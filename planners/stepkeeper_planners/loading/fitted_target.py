@@ -71,7 +71,9 @@ class FittedTarget(LoadTarget):
 
     def list_filled(self, requested: Iterable[str]) -> frozenset[str]:
         """Return the names in the state of what is filled from what the checkpoint is requested for by these names."""
-        names = [self.rules.name_in_state(name) for name in requested if name not in self.of_groups]
+        names = [name for name in requested if name not in self.of_groups]
+        if self.rules.renamed:
+            names = list(map(self.rules.name_in_state, names))
         for each in self._optimizers:
             options = list_leaves(each.state["param_groups"]) if each.requested else ()
             names += filter(self.rules.selects, (f"{each.below}.{option}" for option, _ in options))

@@ -4,7 +4,6 @@ A state may have tens of thousands of tensors, and training waits while they are
 a few passes in C here, not in a few lines of Python.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -14,10 +13,11 @@ import torch
 from stepkeeper_planners import adapters
 from stepkeeper_planners.state.named_optimizer import NamedState
 from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.scalars import has_plain_leaves_only
 from stepkeeper_planners.state.tree import (
     FlatState,
+    find_tied,
     flatten_resolved,
-    has_plain_leaves_only,
     is_leaf,
     list_leaves,
     resolve_state,
@@ -136,7 +136,7 @@ class _Structure:
         tensors = [contents.leaves[index] for index in self._tensors]
         self._ordinary: Final = adapters.ordinary_forms(tensors)
         self._placed: Final = None if self._ordinary is not None else list(map(adapters.structure, tensors))
-        self._find_tied: Final = _find_tied(tensors, ordinary=self._ordinary is not None)
+        self._find_tied: Final = find_tied(tensors, ordinary=self._ordinary is not None)
         self._kept: Final = [(name, place[name]) for name in flat.tensors]
         self._values: Final = [(name, place[name]) for name in flat.values]
         self._per_rank: Final = [(name, place[name]) for name in flat.per_rank]
@@ -162,7 +162,7 @@ class _Structure:
             alike = list(map(adapters.structure, tensors)) == self._placed
         return (
             alike
-            and _find_tied(tensors, ordinary=self._ordinary is not None) == self._find_tied
+            and find_tied(tensors, ordinary=self._ordinary is not None) == self._find_tied
             and self._measure_values(contents.leaves) == self._sizes
         )
 
@@ -207,21 +207,3 @@ def _value_of(leaf: object) -> object:
 
 def _is_no_value(kind: type) -> bool:
     return issubclass(kind, _NO_VALUES)
-
-
-def _find_tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, int]:
-    """Find the tensors that are tied to an earlier one: the index of each, and that of the earlier."""
-    candidates: Sequence[int] = range(len(tensors))
-    if ordinary:
-        addresses = list(map(torch.Tensor.data_ptr, tensors))
-        if len(set(addresses)) == len(addresses):
-            return {}
-        times = Counter(addresses)
-        candidates = [index for index in candidates if times[addresses[index]] > 1]
-    first: dict[object, int] = {}
-    tied: dict[int, int] = {}
-    for index in candidates:
-        identity = adapters.identity(tensors[index])
-        if identity is not None and first.setdefault(identity, index) != index:
-            tied[index] = first[identity]
-    return tied

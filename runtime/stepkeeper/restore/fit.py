@@ -23,6 +23,8 @@ def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None
 
     Raises PartlyRestoredError, which names the tensors that it wouldn't replace.
     """
+    if not half_filled:
+        return
     filled = {above for name in names for above in _list_above(name)}
     # What was empty before has names of its own once it is filled, and what has some may be empty in another step.
     left = [

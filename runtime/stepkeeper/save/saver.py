@@ -126,8 +126,8 @@ class Saver:
         if self._newest_save is not None and self._newest_save.done:
             self._newest_save = None
 
-    def prepare(self, flat: FlatState) -> None:
-        """Compile the programs for saves of states with this structure, and populate their memory, in the first call.
+    def prepare(self, flat: FlatState, *, in_background: bool = False) -> None:
+        """Prepare for saves of states with this structure, in the first call: see `SavePipeline.prepare`.
 
         Raises:
             NoticeDeadlineError: A notice's deadline passed while another thread started a save.
@@ -139,7 +139,7 @@ class Saver:
         if self._pipeline.prepared:
             return
         with self._waits.in_turn(self._turn, _STARTING):
-            self._pipeline.prepare(flat)
+            self._pipeline.prepare(flat, in_background=in_background)
 
     def start_save(self, request: SaveRequest, timeout_s: float | None = None) -> InFlight:
         """Take the snapshot of the state. Wait first while too many saves are in flight.

@@ -17,6 +17,7 @@ from stepkeeper.save.snapshot.plan import SnapshotPlan, place_values, plan_snaps
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.time_limits import TimeLimits
 from stepkeeper_planners.adapters.open_shardings import keep_shardings_open
+from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
@@ -210,7 +211,8 @@ class SnapshotTaker:
             raise
 
     def _look_up(self, state: Mapping[str, object]) -> LookUpResult[SnapshotPlan]:
-        found = self._structures.look_up(state)
+        with without_collections():
+            found = self._structures.look_up(state)
         check_not_empty(found.flat.tensors, found.flat.values, found.flat.per_rank)
         return found
 
