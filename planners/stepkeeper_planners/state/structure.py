@@ -131,7 +131,9 @@ class _Structure:
     def __init__(self, contents: _Contents, flat: FlatState, large_value_bytes: int | None) -> None:
         self._forms: Final = contents.forms
         self._kinds = contents.kinds
-        place = {name: index for index, (name, _) in enumerate(list_leaves(flat.tree))}
+        # Names of PerRank entries are in no path.
+        names = [name for name, _ in list_leaves(flat.tree)] if flat.per_rank else flat.paths
+        place = {name: index for index, name in enumerate(names)}
         self._tensors: Final = [place[name] for name in flat.paths if name not in flat.values]
         tensors = [contents.leaves[index] for index in self._tensors]
         self._ordinary: Final = adapters.ordinary_forms(tensors)

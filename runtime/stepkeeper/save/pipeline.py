@@ -122,9 +122,8 @@ class SavePipeline:
 
     def _plan(self, flat: FlatState) -> None:
         self._primed = list_with_state(flat.tensors, find_optimizers(flat.paths))
-        size_bytes = self._snapshots.prepare(flat.tree)
         region = self.pending.next_region
-        region.reserve(size_bytes)
+        size_bytes = self._snapshots.prepare(flat.tree, region)
         self._transfers.submit(region.populate, size_bytes)
 
     def start_save(

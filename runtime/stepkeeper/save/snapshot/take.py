@@ -134,8 +134,8 @@ class SnapshotTaker:
         )
         self._copies = device.DeviceCopies(device_budget_bytes, waits, limits)
 
-    def prepare(self, state: Mapping[str, object]) -> int:
-        """Compile the programs for a snapshot of `state`, and return how many bytes of a region it takes.
+    def prepare(self, state: Mapping[str, object], region: Region) -> int:
+        """Plan a snapshot of `state`, compile its programs, reserve the region, and return how many bytes it takes.
 
         Raises:
             UnsupportedValueError: See `take_snapshot`.
@@ -151,7 +151,10 @@ class SnapshotTaker:
             if made:
                 self._copies.release_copies()
             device_pieces.compile_moves(flat.tensors, plan.clones, rest)
-        return place_values(plan, self._encode_values(flat, plan))[1]
+        size_bytes = place_values(plan, self._encode_values(flat, plan))[1]
+        region.reserve(size_bytes)
+        region.view_orders(plan.orders)
+        return size_bytes
 
     def take_snapshot(
         self,
