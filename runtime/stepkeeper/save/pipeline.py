@@ -96,7 +96,7 @@ class SavePipeline:
         self._persisting = Worker("save", self._waits)
 
     def prepare(self, flat: FlatState, *, in_background: bool = False) -> None:
-        """Plan saves of states with this structure, compile their programs and populate their memory, in the first call.
+        """Plan saves of states with this structure, compile their programs and fault in their memory, only once.
 
         Args:
             flat: The state.

@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_tensors_get_their_bytes_in_any_order_and_parts() -> None:
                 whole.add(tensor, start, block)
     assert sum(whole.n_lacking for whole in wholes) == sum(tensor.nbytes for _, tensor in tensors)
     cuts = [0, 5, *range(BLOCK_BYTES - 60, stored.size, 7), stored.size]
-    parts = [(low, high) for low, high in zip(cuts, cuts[1:], strict=False) if low < high]
+    parts = [(low, high) for low, high in pairwise(cuts) if low < high]
     random.Random(2).shuffle(parts)
     for block, whole in zip(blocks, wholes, strict=True):
         whole.sort()
