@@ -28,7 +28,6 @@ class Options:
     Raises:
         TypeError: A value has the wrong type.
         ValueError: A number is out of its range.
-
     """
 
     max_pending: int = 1
@@ -117,14 +116,7 @@ def build_arguments(
     options: Options,
     environment: Environment | None = None,
 ) -> ManagerArguments:
-    """Check and convert a manager's arguments, and add a job's settings. `CheckpointManager` documents the arguments.
-
-    Raises:
-        BadUriError: The path names no store, or the local tier isn't a folder.
-        TypeError: An argument is neither a number nor a policy, or `options` isn't Options.
-        ValueError: A number is out of its range.
-
-    """
+    """Check and convert a manager's arguments, and add a job's settings; see `CheckpointManager`."""
     if not isinstance(options, Options):
         raise TypeError(f"options must be an Options value, not a value of type {type(options).__name__}")
     saves = [_convert_save(save)] if save is not None or environment is None else []
@@ -171,13 +163,7 @@ def _convert_save(given: Any) -> SavePolicy:
 
 
 def _build_tier_place(folder: str | os.PathLike[str] | None, most_bytes: int | None) -> TierPlace | None:
-    """Build the place of the local tier from `local_tier` and `local_tier_bytes`; None if there is no local tier.
-
-    Raises:
-        BadUriError: `folder` is a URI, or in a home folder that doesn't exist.
-        ValueError: `most_bytes` is given without a folder.
-
-    """
+    """Build the place of the local tier, if there is one. Raises BadUriError and ValueError."""
     if folder is None:
         if most_bytes is not None:
             raise ValueError("local_tier_bytes needs a local_tier: pass its folder too")

@@ -1,10 +1,14 @@
 """`python -m stepkeeper.launch` ends with the code that the training meant, with a real torchrun and real signals."""
 
+import json
+import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import pytest
 from launched_pods import PATIENCE_S, launched, lose, pods, torchrun, until_running
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
+from stepkeeper.contract import ExitCode
 from stepkeeper_testing.left_behind import head_of, last_word
 
 
@@ -176,3 +181,52 @@ def until_started(process: subprocess.Popen[str], port: int | None) -> None:
         time.sleep(0.01)
     if port is not None:
         TCPStore("127.0.0.1", port, wait_for_workers=False)
+
+
+SCRIPT = Path(__file__).parent / "launching" / "spawning.py"
+
+
+def hear(process: subprocess.Popen[str], event: str) -> list[dict[str, object]]:
+    """What both ranks say of that event."""
+    assert process.stdout is not None
+    said = (json.loads(line) for line in process.stdout if line.startswith("{"))
+    return list(islice((each for each in said if each["event"] == event), 2))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("method", "starter"),
+    [
+        ("spawn", ["-m", "stepkeeper.launch", sys.executable]),
+        ("fork", []),
+        pytest.param("spawn", [], marks=pytest.mark.long),
+        pytest.param("forkserver", ["-m", "stepkeeper.launch", sys.executable], marks=pytest.mark.long),
+    ],
+)
+def test_processes_whose_parent_dies_of_sigterm_save_one_step(
+    tmp_path: Path, method: str, starter: list[str]
+) -> None:
+    """torch.multiprocessing has SIGINT sent to them then."""
+    ((folder, env),) = pods(tmp_path, 1)
+    process = subprocess.Popen(
+        [sys.executable, *starter, str(SCRIPT), str(folder), method],
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert len(hear(process, "runs")) == 2
+        process.send_signal(signal.SIGTERM)
+        stops = {said["step"] for said in hear(process, "stops")}
+        # Its end of the pipe is closed when the last of them has ended.
+        assert process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == (ExitCode.SAVED if starter else -signal.SIGTERM)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert stops == {head_of(tmp_path).step}
+    word = last_word(folder)
+    assert word.code == ExitCode.SAVED
+    assert word.notice in {"sigterm", "peer"}, "both ranks are told, and either may leave the last word"

@@ -29,10 +29,7 @@ async def connect_cloud(settings: OperatorSettings) -> AsyncIterator[CloudTPU | 
 
 
 def count_requests(cloud: CloudTPU, count: Callable[[str, str], None]) -> CloudTPU:
-    """Return `cloud`, with each request reported to `count`: its method, and the gRPC code of the answer.
-
-    A list counts once, however many pages it has.
-    """
+    """Report each request of `cloud` to `count`: its method, and the answer's gRPC code. A list counts once."""
     return cast(CloudTPU, _Counting(cloud, count))
 
 

@@ -106,10 +106,7 @@ def identify(found: CloudQueuedResource) -> str:
 def is_ours(
     found: CloudQueuedResource, listing: Listing, meta: ObjectMeta, operator: ResourceOperatorState
 ) -> bool:
-    """Return True if the resource has the object's label.
-
-    After an adoption, the nodes have the label. While there are no nodes, `operator` counts.
-    """
+    """Return True if the resource has the object's label. While an adopted one has no nodes, `operator` counts."""
     if identify(found) == operator.identity and not list_live(found, listing):
         return operator.adopted
     return _uid_of(find_labels(found, listing)) == meta.uid

@@ -13,9 +13,8 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
-from stepkeeper_operator.events import ObjectEvent
-from stepkeeper_operator.facts import Node
-from stepkeeper_operator.kinds.decision import KindDecision
+from stepkeeper_operator.facts.node import Node
+from stepkeeper_operator.kinds.decision import KindDecision, ObjectEvent
 from stepkeeper_operator.queued_resources.observed import MemberPod
 
 __all__ = [

@@ -42,7 +42,7 @@ def keep_shardings_open(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
 
 
 def skip_self_copies() -> AbstractContextManager[object]:
-    """Skip copies of XLA tensors onto themselves: load_state_dict() copies tensors that a load has filled in place.
+    """Skip copies of XLA tensors onto themselves, which a load_state_dict() after a load makes.
 
     They would become a program that reads and writes every parameter.
     """

@@ -27,8 +27,8 @@ def read_accelerator() -> dict[str, Any] | None:
 def set_accelerator(state: Mapping[str, Any]) -> bool:
     """Set what `read_accelerator` returned. Return False if this process has no such accelerator.
 
-    The current device gets the state of the device that was current. The others get theirs, in order, if there are as
-    many.
+    The current device gets the state of the device that was current, the others theirs, in order, if there
+    are as many.
     """
     found = _accelerator(used=False)
     if found is None or found[0] != state["kind"]:
@@ -87,12 +87,9 @@ def _current_state(module: Any) -> Any:
 
 
 def _accelerator(*, used: bool = True) -> tuple[str, Any] | None:
-    """Return the kind and torch's module of the accelerator, if it has generators.
+    """Return the kind and torch's module of the accelerator with generators, unless only a used one counts.
 
     The module is used only where torch.accelerator has no function: TorchTPU's refuses the rest.
-
-    Args:
-        used: whether it counts only if this process has used it.
     """
     # The one that this torch is built for, whether the machine has one or not. Looking would start its driver, which
     # forbids later forks.

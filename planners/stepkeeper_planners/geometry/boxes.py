@@ -47,11 +47,7 @@ class Box:
         return tuple(slice(start, end) for start, end in zip(self.offsets, self.ends, strict=True))
 
     def intersect(self, other: "Box") -> "Box | None":
-        """Return the common part, or None if the boxes have no common element.
-
-        Raises:
-            LayoutError: the boxes have different numbers of dimensions.
-        """
+        """Return the common part, if any. Raises LayoutError for different numbers of dimensions."""
         if len(self.offsets) != len(other.offsets):
             raise LayoutError(
                 f"boxes of one tensor have the same number of dimensions, got {self} and {other}"

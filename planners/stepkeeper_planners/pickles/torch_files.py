@@ -23,8 +23,7 @@ __all__ = ["load_archive", "load_torch_bytes"]
 def load_torch_bytes(data: bytes) -> Any:
     """Read the object that torch.save was given. Tensors are on the CPU and need no gradient.
 
-    Raises:
-        PickleRefusedError: the bytes hold something other than plain data, or are damaged.
+    Raises PickleRefusedError if the bytes hold something other than plain data, or are damaged.
     """
     return load_archive(TorchArchive(io.BytesIO(data), len(data)))
 
@@ -32,8 +31,7 @@ def load_torch_bytes(data: bytes) -> Any:
 def load_archive(archive: TorchArchive) -> Any:
     """Read the object that torch.save was given, with the tensors that the archive makes of its records.
 
-    Raises:
-        PickleRefusedError: the archive holds something other than plain data, or is damaged.
+    Raises PickleRefusedError if it holds something other than plain data, or is damaged.
     """
     return unpickle(archive.record("data.pkl"), _NAMES, persistent=archive.storage)
 

@@ -26,17 +26,11 @@ __all__ = ["finish_load", "rebuild_state"]
 def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[str, Any]) -> None:
     """Put loaded values into the state, in place; give every Stateful its part by load_state_dict().
 
-    The load leaves no work to the training's next program. Pending work, or data left on the host, would make the first
-    step another program than in an uninterrupted run, which may round differently. Open shardings stay open.
-
-    Args:
-        state: the nested state from which `flat` was made.
-        flat: the flat state. Its tensors have been filled already.
-        values: the loaded values of `flat.values` and `flat.per_rank`, by the same names. A name that is not in it
-            keeps its present value. Tensors may be among them: those that were read into other memory first.
-
-    Raises:
-        UnsupportedValueError: a value would have to be put into a container that can't be changed.
+    The load leaves no work to the training's next program. Pending work, or data left on the host, would make
+    the first step another program than in an uninterrupted run, which may round differently. Open shardings
+    stay open. `flat` is of the state, with tensors filled already. A name that is not in `values` keeps its
+    present value. Tensors may be among them: those that were read into other memory first. Raises
+    UnsupportedValueError if a value would have to be put into a container that can't be changed.
     """
     tensors = flat.tensors
     copied = {name: tensors[first] for name in values if (first := flat.aliases.get(name, name)) in tensors}

@@ -54,12 +54,9 @@ class StructureCache(Generic[T]):
     def __init__(
         self, derive: Callable[[FlatState, Mapping[str, int]], T], *, large_value_bytes: int | None = None
     ) -> None:
-        """Make an empty cache.
+        """Make an empty cache of the result that `derive` makes of a state and the sizes of its values.
 
-        Args:
-            derive: derives the result, from the first state of a structure and the sizes in bytes of its values.
-            large_value_bytes: a smaller value counts as 0 bytes, others as the next power of two. If this is None,
-                every value counts as 0 bytes.
+        Sizes are rounded up to powers of two; below `large_value_bytes`, or without that, they are 0.
         """
         self._derive: Final = derive
         self._large_value_bytes: Final = large_value_bytes
@@ -68,13 +65,8 @@ class StructureCache(Generic[T]):
     def look_up(self, state: Mapping[str, object]) -> LookUpResult[T]:
         """Flatten a nested state, and derive the result if its structure is not the last one.
 
-        No computation of the state's tensors is pending afterwards. The state_dict() of every Stateful is called once.
-        A structure for which `derive` raises is not held.
-
-        Raises:
-            DuplicateNameError: two entries get the same name.
-            UnsupportedValueError: a Stateful holds itself.
-            Exception: `derive` raised it.
+        No computation of the state's tensors is pending afterwards. The state_dict() of every Stateful is
+        called once. A structure for which `derive` raises is not held. Raises as `flatten_state`.
         """
         tree = resolve_state(state)
         contents = _Contents(tree)

@@ -52,10 +52,8 @@ class FlatState:
 def flatten_state(state: Mapping[str, object]) -> FlatState:
     """Flatten a nested state. Call state_dict() of every Stateful once.
 
-    Raises:
-        DuplicateNameError: two entries get the same name.
-        UnsupportedValueError: a Stateful holds itself, or is in a tuple, as a PerRank; a parameter is lazy, or a tensor
-            is nested.
+    Raises DuplicateNameError if two entries get the same name; UnsupportedValueError if a Stateful holds
+    itself, or is in a tuple, as a PerRank; a parameter is lazy, or a tensor is nested.
     """
     return flatten_resolved(resolve_state(state))
 
@@ -63,12 +61,9 @@ def flatten_state(state: Mapping[str, object]) -> FlatState:
 def resolve_state(state: Mapping[str, object]) -> Any:
     """Replace every Stateful in a nested state by the result of its state_dict(). Containers are copied.
 
-    The state of optimizers in its own dicts and lists is named by their parameters: see `name_optimizers`. Those in
-    boxes and in other objects' state_dict() have numbers, as torch gives them: other code reads them.
-
-    Raises:
-        DuplicateNameError: a parameter is named as another key of its optimizer's state.
-        UnsupportedValueError: a Stateful holds itself, or is in a tuple, as a PerRank; or a parameter is lazy.
+    The state of optimizers in its own dicts and lists is named by their parameters: see `name_optimizers`.
+    Those in boxes and in other objects' state_dict() have numbers, as torch gives them: other code reads
+    them. Raises as `flatten_state` and `name_optimizers`.
     """
     found: _Found = []
     tree = _resolve(state, (), None, found)
@@ -77,12 +72,7 @@ def resolve_state(state: Mapping[str, object]) -> Any:
 
 
 def flatten_resolved(tree: Any) -> FlatState:
-    """Flatten the tree that `resolve_state` returned.
-
-    Raises:
-        DuplicateNameError: two entries get the same name.
-        UnsupportedValueError: a tensor is nested.
-    """
+    """Flatten the tree that `resolve_state` returned. Raises DuplicateNameError and UnsupportedValueError."""
     leaves = list(_iterate_leaves(tree, ()))
     wholes = frozenset(join_path(path) for path, leaf in leaves if isinstance(leaf, Whole))
     flat = FlatState(tensors={}, values={}, wholes=wholes, tree=tree)

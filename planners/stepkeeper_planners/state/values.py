@@ -31,11 +31,9 @@ _MAX_DEPTH: Final = 100
 def encode_value(fqn: str, value: object) -> bytes:
     """Encode a value as a torch.save blob, which stock torch reads too. Equal values give equal bytes, on any rank.
 
-    A tensor's elements are stored, but not its requires_grad, nor the larger tensor of which it is a view. The memory
-    order of an array is not stored.
-
-    Raises:
-        UnsupportedValueError: the value, or something in it, is of a type that isn't on the list.
+    A tensor's elements are stored, but not its requires_grad, nor the larger tensor of which it is a view.
+    The memory order of an array is not stored. Raises UnsupportedValueError if something in it is of another
+    type.
     """
     _check(fqn, value)
     buffer = io.BytesIO()
@@ -44,10 +42,7 @@ def encode_value(fqn: str, value: object) -> bytes:
 
 
 def estimate_value_bytes(value: object) -> int:
-    """Estimate a value's size in bytes. The order of dicts makes no difference.
-
-    It does make one in the encoded size: padding depends on the order.
-    """
+    """Estimate a value's size in bytes, whatever the order of dicts, on which the encoded size depends."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return int(value.nbytes)
     if isinstance(value, str | bytes):
@@ -62,8 +57,7 @@ def estimate_value_bytes(value: object) -> int:
 def decode_value(fqn: str, data: bytes) -> object:
     """Decode a value that `encode_value` or stock torch encoded. No code from the bytes is run.
 
-    Raises:
-        ValueDecodeError: the bytes are damaged, or hold a type that isn't on the list.
+    Raises ValueDecodeError if they are damaged, or hold a type that isn't on the list.
     """
     try:
         value = load_torch_bytes(data)

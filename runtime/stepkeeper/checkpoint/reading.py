@@ -41,10 +41,7 @@ def read_manifests(
 ) -> tuple[Manifest, ...]:
     """Read all ranks' manifests, by rank, and prove them by the commit's entry.
 
-    Raises:
-        TornCheckpointError: A manifest isn't what its rank wrote.
-        StorageError: The store gave no answer.
-
+    Raises TornCheckpointError if one isn't what its rank wrote, and StorageError.
     """
     return prove_manifests(read_manifest_bytes(store, commit, patience=patience), commit, store.uri)
 
@@ -83,13 +80,7 @@ def read_manifest(
 
 
 def check_metadata(store: Store, commit: CommitRecord) -> None:
-    """Check that `.metadata` is what was written. Stock readers use it; restores don't.
-
-    Raises:
-        TornCheckpointError: It differs, or is missing.
-        StorageError: The store gave no answer.
-
-    """
+    """Check `.metadata`, which stock readers use. Raises TornCheckpointError and StorageError."""
     data = fetch_manifest(store, commit.folder, commit.manifest, patience=DEFAULT_PATIENCE)
     first = _decode_head(data, commit, store.uri)
     sizes_bytes = [record.size_bytes for record in first.objects if record.path == METADATA_NAME]
@@ -158,15 +149,7 @@ class BlockReader:
         patience: Patience = DEFAULT_PATIENCE,
         folder: str | None = None,
     ) -> None:
-        """Prepare to read.
-
-        Args:
-            store: The store that holds the objects.
-            manifests: Proven manifests of all ranks.
-            patience: How long to retry requests to the store.
-            folder: The folder of the objects, if it isn't the one that the manifests were written for.
-
-        """
+        """Prepare to read by all ranks' proven manifests; from `folder`, if it isn't theirs."""
         self._store = store
         self._patience = patience
         self._folder = manifests[0].folder if folder is None else folder
@@ -175,10 +158,7 @@ class BlockReader:
     def read_verified(self, path: str, offset: int, length: int) -> bytes:
         """Read these bytes of the object, and verify every block that holds one of them.
 
-        Raises:
-            TornCheckpointError: A block was bad in three reads; the error names it and the object.
-            StorageError: The store gave no answer.
-
+        Raises TornCheckpointError, which names a block that was bad in three reads, and StorageError.
         """
         return slice_blocks(offset, length, partial(map, partial(self.read_block, path)))
 

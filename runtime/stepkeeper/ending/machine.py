@@ -108,13 +108,10 @@ class Ending:
     def on_save_finished(
         self, loss: str | None, *, may_retry: bool = False, choice: str | None = None
     ) -> Self:
-        """Continue after the newest save has ended.
+        """Continue after the newest save has ended. `loss` is why it failed or wasn't started, if it did.
 
-        Args:
-            loss: Why it failed, or wasn't started; None if it is committed.
-            may_retry: True if another try may avoid the failure.
-            choice: The ranks' choice and its reason, for messages.
-
+        `may_retry`: another try may avoid the failure. `choice` is the ranks' choice and its reason, for
+        messages.
         """
         n_tries = self.n_tries + 1
         again = self.has_state and may_retry and n_tries < _MOST_TRIES
@@ -134,10 +131,8 @@ class Ending:
     def leave(self, *, ends_itself: bool = False, respects_stop: bool = True) -> Self:
         """End the process in order.
 
-        Args:
-            ends_itself: True if the program ended itself after a notice.
-            respects_stop: False if training is done, even if the program reached a stop step without stopping.
-
+        `ends_itself`: the program ended itself after a notice. `respects_stop` is False if training is done,
+        even if the program reached a stop step without stopping.
         """
         leaving = replace(self, is_leaving=True, ends_itself=ends_itself)
         if self.has_stopped:
@@ -148,14 +143,7 @@ class Ending:
         return replace(leaving, move=Move.AGREE)
 
     def on_end_agreed(self, *, saves: bool, stops: bool, loss: str | None = None) -> Self:
-        """Continue after all ranks have agreed on the end.
-
-        Args:
-            saves: True if they save the last finished step.
-            stops: True if a program ended itself because of a notice: training isn't done.
-            loss: Why the last step isn't saved, for messages.
-
-        """
+        """Continue after all ranks have agreed on the end, as `EndChoice` has it."""
         if stops:
             return replace(self, move=Move.SAVE_STOP, has_state=saves, loss=loss)
         return replace(self, move=Move.SAVE_LAST) if saves else self.close_with(ExitCode.DONE)

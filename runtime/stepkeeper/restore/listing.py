@@ -63,12 +63,7 @@ def list_steps(store: Store) -> list[int]:
 
 
 def _find_step(store: Store, step: int) -> Restorable:
-    """Find the newest commit of `step` on HEAD's line, or another writer's checkpoint of it.
-
-    Raises:
-        RestoreError: There is none; the message lists the existing steps.
-
-    """
+    """Find the newest commit of `step` on HEAD's line, or another writer's. Raises RestoreError."""
     state = Log(store).open()
     record = next((record for record in state.line if record.step == step), None)
     if record is not None:
@@ -109,10 +104,7 @@ def _steps_in(state: LogState, found: tuple[ForeignStep, ...]) -> list[int]:
 def describe_step(store: Store, step: int) -> CheckpointInfo:
     """Describe the newest commit of `step` on HEAD's line from its manifests, or another writer's step.
 
-    Raises:
-        RestoreError: There is no such commit; or it was deleted meanwhile.
-        TornCheckpointError: A manifest is missing or bad.
-
+    Raises RestoreError if there is none, or it was deleted meanwhile, TornCheckpointError for a bad manifest.
     """
     record = _find_step(store, step)
     if isinstance(record, ForeignRecord):

@@ -17,14 +17,7 @@ class RestoreProgress:
     """Log one line for each 5 s that a rank reads. Used by one thread."""
 
     def __init__(self, what: str, *, step: int | None = None, doing: str = "restoring") -> None:
-        """Begin now.
-
-        Args:
-            what: Name of the restored checkpoint, for people.
-            step: The step that is restored, if it is one.
-            doing: The activity that is logged.
-
-        """
+        """Begin now. `what` names the restored checkpoint, and `doing` the activity, for people."""
         self.what: Final = what
         self._step, self._doing = step, doing
         self._began_s = self._logged_s = time.monotonic()

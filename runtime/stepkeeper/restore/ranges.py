@@ -82,10 +82,8 @@ def _slices(starts: Ints, ends: Ints, origin: Ints) -> tuple[slice, ...]:
 def _boxes(sizes: Ints, start: int, end: int, base: int) -> Iterator[tuple[Ints, Ints, int]]:
     """Divide a range of bytes into boxes.
 
-    Yields:
-        The indices at which a box begins, down to the dimension that it is cut in; its shape from there on;
-            and the place of its first byte, counted from `base`.
-
+    Yields the indices at which a box begins, down to the dimension that it is cut in; its shape from there
+    on; and the place of its first byte, counted from `base`.
     """
     if start >= end:
         return

@@ -27,11 +27,9 @@ def check_same_state(
     refusal: str | None = None,
     transfer_bytes: int = 0,
 ) -> None:
-    """Check that all ranks save the same step and state, except for `PerRank` values, and divide it in the same way.
+    """Check that all ranks save the same step and state, except for `PerRank` values, and divide it alike.
 
-    Each rank sends one digest to rank 0; names are compared only where these differ.
-
-    Ranks: all ranks call this.
+    All ranks call this. Each sends a digest to rank 0; names are compared only where these differ.
 
     Args:
         save: The ranks' name for this save.
@@ -39,14 +37,12 @@ def check_same_state(
         digest: Computes the digests of this rank's snapshot; None if it has no snapshot.
         rank_group: All ranks.
         refusal: The reason why this rank has no snapshot; None if it has one.
-        transfer_bytes: Number of bytes that this rank's devices had to transfer before. A rank whose devices have
-            more, or are slower, reports its progress, and the others wait as long as it makes some.
+        transfer_bytes: Number of bytes that this rank's devices had to transfer before. A rank whose devices
+            have more, or are slower, reports its progress, and the others wait as long as it makes some.
 
     Raises:
         RanksDifferError: The states differ; the error names the difference. All ranks raise it.
-        SaveError: A rank has no snapshot, saves another step, or has a release with other rules. All ranks raise
-            it.
-
+        SaveError: A rank has no snapshot, saves another step, or has other rules. All ranks raise it.
     """
     if rank_group.world_size == 1:
         return

@@ -4,20 +4,18 @@ One thread moves copies from the devices, which frees the devices' memory while 
 store or for another rank. The other thread does everything else.
 """
 
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
-from weakref import WeakMethod
 
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.progress import select_stored_metrics
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.coordination.waits import Waits
+from stepkeeper.coordination.waits import Waits, call_weakly
 from stepkeeper.errors import PeerLostError, SaveError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
@@ -34,6 +32,7 @@ from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
 from stepkeeper.save.snapshot.transfer import transfer_snapshot
 from stepkeeper.save.worker import Worker
+from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.loading.differences import find_optimizers, list_with_state
 from stepkeeper_planners.state.tree import FlatState
 
@@ -96,23 +95,19 @@ class SavePipeline:
         self._persisting = Worker("save", self._waits)
 
     def prepare(self, flat: FlatState, *, in_background: bool = False) -> None:
-        """Plan saves of states with this structure, compile their programs and fault in their memory, only once.
+        """Plan saves of such states, compile their programs and populate their memory, at the first call.
 
-        Args:
-            flat: The state.
-            in_background: Whether another thread may do that. Then nothing is raised: a save that can't be planned
-                raises why.
-
-        Ranks: all ranks call this.
+        `in_background`: another thread does it. Then nothing is raised: a save that can't be planned raises why.
         """
         if self.prepared:
             return
         self.prepared = True
-        # With XLA, only the train thread runs programs: their order must be the same on all ranks.
-        if in_background and "torch_xla" not in sys.modules:
+        # Only the train thread runs programs on devices: their order must be the same on all ranks.
+        if in_background and all(tensor.is_cpu for tensor in flat.tensors.values()):
             self._planning = self._transfers.submit(self._plan_in_background, flat)
         else:
-            self._plan(flat)
+            with without_collections():
+                self._plan(flat)
 
     def _plan_in_background(self, flat: FlatState) -> None:
         try:
@@ -129,21 +124,11 @@ class SavePipeline:
     def start_save(
         self, request: SaveRequest, timeout_s: float | None = None, *, clock: SaveClock | None = None
     ) -> InFlight:
-        """Take a snapshot of the state and start its save. Wait first while too many saves are pending.
+        """Take a snapshot of the state and start its save. All ranks call this, in the same order.
 
-        Ranks: all ranks call this, in the same order.
-
-        Args:
-            request: The step and its state.
-            timeout_s: Seconds to wait for earlier saves; None waits until they end or all waits do.
-            clock: The save's clock, if it runs already.
-
-        Raises:
-            TimeoutError: Too many saves are still pending after `timeout_s`, or their copies still fill the
-                devices. Nothing was started.
-            NoticeDeadlineError: A notice's deadline passed first. Nothing was started.
-            PeerLostError: Another rank is lost. Nothing was started.
-
+        It first waits while too many saves are pending. Nothing is started after a TimeoutError (earlier
+        saves are still pending, or their copies still fill the devices, after `timeout_s`), a
+        NoticeDeadlineError or a PeerLostError.
         """
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         clock = clock or SaveClock()
@@ -198,7 +183,8 @@ class SavePipeline:
         in_flight = InFlight(step, clock, self._waits)
         # With several ranks, one alone may ask for the result, and still all must continue in the same way.
         alone = self._rank_group.world_size == 1
-        in_flight.on_raised = _hold_weakly(
+        # Weakly: a save that the training keeps, for its report, must not keep the manager alive.
+        in_flight.on_raised = call_weakly(
             self.failures.forget_failure if alone else self.failures.remember_fence
         )
         return in_flight
@@ -240,10 +226,7 @@ class SavePipeline:
             )
 
     def close(self, timeout_s: float) -> None:
-        """Wait until the saves in flight have ended, and give back the memory.
-
-        Saves that are stuck in a device or a store's client are given up after `timeout_s` seconds.
-        """
+        """Wait until the saves in flight have ended, or are given up as stuck, and give back the memory."""
         ends_s = time.monotonic() + timeout_s
         ended = [each.close(ends_s - time.monotonic()) for each in (self._persisting, self._transfers)]
         if not all(ended):
@@ -291,14 +274,3 @@ class SavePipeline:
 
 def _until(ends_s: float | None) -> float | None:
     return None if ends_s is None else max(0.0, ends_s - time.monotonic())
-
-
-def _hold_weakly(call: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
-    """Hold the method weakly: a save that the training keeps, for its report, must not keep the manager alive."""
-    held = WeakMethod(call)
-
-    def ask(error: BaseException) -> None:
-        if (found := held()) is not None:
-            found(error)
-
-    return ask

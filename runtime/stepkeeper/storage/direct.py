@@ -28,9 +28,7 @@ No disk has blocks larger than a page.
 
 
 def write_past_cache(descriptor: int, parts: Sequence[Buffer]) -> bool:
-    """Write `parts`, joined, into a new file, not yet durably.
-
-    Returns False, and writes nothing, if they are small or direct writes aren't possible.
+    """Write `parts`, joined, into a new file, not yet durably. Return False if that isn't possible or useful.
 
     Direct writes need aligned memory, so the parts are collected in an aligned buffer.
     """

@@ -14,8 +14,6 @@ import torch
 from stepkeeper import CheckpointManager, Options
 from stepkeeper.errors import StepkeeperError
 
-__all__ = ["Job", "impatient_companions"]
-
 _SHAPE: Final = (400, 40)
 
 

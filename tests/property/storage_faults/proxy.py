@@ -12,8 +12,6 @@ from urllib.parse import unquote, urlsplit
 
 from typing_extensions import override
 
-__all__ = ["Fault", "Proxy", "faulty"]
-
 Fault = (
     int
     | Literal[

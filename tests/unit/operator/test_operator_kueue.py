@@ -10,9 +10,9 @@ from fake_cluster.stories import play, table
 from fake_cluster.world import World
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import job_key
-from stepkeeper_operator.cluster import WORKLOADS, Resource
+from stepkeeper_operator.cluster.resources import WORKLOADS, Resource
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.facts import read_jobset
+from stepkeeper_operator.facts.jobset import read_jobset
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import Operator
 from stepkeeper_operator.training_jobs.observed import Observed

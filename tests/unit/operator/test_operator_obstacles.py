@@ -13,9 +13,9 @@ from stepkeeper.contract import Report, ReportPhase
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
-from stepkeeper_operator.facts import Node
+from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.training_jobs.decide.lost_pods import find_lost_pods
+from stepkeeper_operator.training_jobs.decide.terminating_pods import find_lost_pods
 from stepkeeper_operator.training_jobs.observed import Leftover, Observed, View
 
 STUCK: Final = "condition PodStuck True"

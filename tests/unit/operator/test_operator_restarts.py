@@ -5,7 +5,7 @@ from typing import Final
 import pytest
 
 from fake_cluster.kubelets import termination_message, training_report
-from fake_cluster.stories import end_pods, fail, play, run_job, table
+from fake_cluster.stories import end_pods, play, run_job, table
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint, Head, Report, ReportPhase
 from stepkeeper_operator.facts.pod import summarize_log
@@ -156,14 +156,3 @@ async def test_what_was_chosen_to_be_saved_is_in_the_status_behind_a_shell_that_
     assert (first.message, first.decision) == ("every pod exited 0 after notice 'sigterm'", DECISION)
     ended = [raw["note"] for raw in world.cluster.list_objects("events") if raw["reason"] == "Requested"]
     assert ended == [f"attempt 1 ended after step 120 by Requested: {first.message}; {DECISION}"]
-
-
-async def test_what_a_pod_that_ends_later_says_was_chosen_is_in_the_status_too() -> None:
-    world = await play(await stopping_slowly(), "disrupt 0 TerminationByKubelet")
-    fail(world, 137)
-    await world.run_until_settled(rounds=2)
-    (before,) = [attempt.message for attempt in world.status.attempts]
-    assert "was ended by TerminationByKubelet on node n1" in (before or "")
-    await play(world, "run 30, phase Running")
-    first = world.status.attempts[0]
-    assert (first.message, first.decision) == (before, DECISION)

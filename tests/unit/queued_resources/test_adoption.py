@@ -5,16 +5,7 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.queued_resources import (
-    PLACE,
-    check,
-    decide,
-    find,
-    kinds,
-    make_node,
-    make_resource,
-    observe,
-)
+from fake_cluster.queued_resources import PLACE, check, decide, find, kinds, make_node, make_resource, observe
 from fake_cluster.resource_owners import (
     BY_HAND,
     JOINED,

@@ -11,7 +11,8 @@ from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import BatchJob, Pod
+from stepkeeper_operator.facts.jobset import BatchJob
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.attempts.pod_ends import (
     exit_code_was_hidden,
@@ -57,18 +58,15 @@ class AttemptPods:
     def find_end(self, start: int, *, now: float) -> int:
         """Find when the first pod failed, or else when the last one exited 0."""
         failed = [pod.finished_at for pod in self.pods if _has_failed(pod) and pod.finished_at is not None]
-        done = [
-            pod.finished_at for pod in self.pods if pod.phase == "Succeeded" and pod.finished_at is not None
-        ]
+        succeeded = [pod for pod in self.pods if pod.phase == "Succeeded"]
+        done = [pod.finished_at for pod in succeeded if pod.finished_at is not None]
         last = max(done) if done and len(done) == len(self.pods) else now
         return max(start, int(min(now, min(failed, default=last))))
 
     def find_last_step(self, known: int | None) -> int | None:
         """Find the last step of the pods' termination messages and the `known` one."""
-        messages = [pod.termination for pod in self.pods if pod.termination is not None]
-        return max(
-            (step for step in (known, *(each.step for each in messages)) if step is not None), default=None
-        )
+        steps = [known, *(pod.termination.step for pod in self.pods if pod.termination is not None)]
+        return max((step for step in steps if step is not None), default=None)
 
     def find_decision(self) -> str | None:
         """Find the pods' decision whether to save before they stopped."""
@@ -77,15 +75,8 @@ class AttemptPods:
         return next((each.decision for each in messages if each.decision is not None), None)
 
     def list_hidden_exits(self, total_steps: int | None) -> list[Pod]:
-        """List the pods that exited 0 but are not done, though JobSet counts them as done.
-
-        A training that saved and stopped after its last step is done.
-        """
-        return [
-            pod
-            for pod in self.present
-            if exit_code_was_hidden(pod) and not _saved_last_step(pod, total_steps)
-        ]
+        """List the pods that exited 0 but are not done, though JobSet counts them as done."""
+        return [pod for pod in self.present if _has_hidden_exit(pod, total_steps)]
 
     def stopped_with_0(self) -> bool:
         """Return True if a program exited 0 because it was asked to stop, or may have: its progress is unknown."""
@@ -186,10 +177,7 @@ def find_current_report(observed: Observed, history: JobHistory) -> LastReport |
 
 
 def is_of_start(report: LastReport, attempt: Attempt, *, resumed: bool) -> bool:
-    """Return True if a report with the last attempt's ordinal belongs to it, and not to one before a suspension.
-
-    Times are compared only if another attempt has this ordinal: the clock may have gone back.
-    """
+    """Return True if a report with the attempt's ordinal belongs to it. Times count only if another one shares it."""
     return not resumed or report.received_at >= attempt.start
 
 
@@ -203,23 +191,17 @@ def find_done(view: View, history: JobHistory) -> tuple[int, list[Pod]]:
     if evidence is None:
         return 0, []
     present = _list_present(evidence.pods, view.observed)
-    hidden = {
-        pod.uid for pod in present if exit_code_was_hidden(pod) and not _saved_last_step(pod, total_steps)
-    }
+    hidden = {pod.uid for pod in present if _has_hidden_exit(pod, total_steps)}
     done = [p for p in present if p.terminal and p.exit_code == ExitCode.DONE and p.uid not in hidden]
     n_succeeded = evidence.n_succeeded - len(hidden)
     return max(n_succeeded, sum(pod.deadline is None for pod in done)), done
 
 
 def find_new_pods(history: JobHistory, observed: Observed) -> int | None:
-    """Find pods that run although the last attempt has ended, and that JobSet won't replace.
+    """Find since when pods run that JobSet won't replace, although the last attempt has ended; None if there are none.
 
     Either a Job was deleted, and JobSet replaced it without counting a restart. Or an operator that has just started
     observed none of the pods that had ended.
-
-    Returns:
-        The Unix time since which pods belong to the next attempt; None if there are none.
-
     """
     evidence, last = observed.find_evidence(history.ordinal), history.last_attempt
     if evidence is None or last is None or last.end is None:
@@ -240,10 +222,11 @@ def _has_failed(pod: Pod) -> bool:
     return pod.phase == "Failed" or (pod.phase == "Succeeded" and exit_code_was_hidden(pod))
 
 
-def _saved_last_step(pod: Pod, total_steps: int | None) -> bool:
+def _has_hidden_exit(pod: Pod, total_steps: int | None) -> bool:
+    """Return True if the pod exited 0 but is not done. One that saved and stopped after its last step is done."""
     step = None if pod.termination is None else pod.termination.step
-    saved = pod.code == ExitCode.SAVED
-    return saved and step is not None and total_steps is not None and step >= total_steps
+    at_end = step is not None and total_steps is not None and step >= total_steps
+    return exit_code_was_hidden(pod) and not (at_end and pod.code == ExitCode.SAVED)
 
 
 def _is_of_attempt(pod: Pod, since: int) -> bool:
@@ -260,15 +243,10 @@ def _is_alive(pod: Pod) -> bool:
 
 
 def _list_present(pods: Iterable[Pod], observed: Observed) -> list[Pod]:
-    """List the current pod of each rank: the live one, else the newest one.
-
-    The clock of the creation times may have gone back between two pods.
-    """
+    """List the current pod of each rank: the live one, else the newest one. Clocks may have gone back."""
     uids = {pod.uid for pod in observed.pods}
     newest: dict[tuple[int, int], Pod] = {}
-    for pod in sorted(
-        pods, key=lambda pod: (_is_alive(pod) and pod.uid in uids, pod.created_at, _is_alive(pod))
-    ):
+    for pod in sorted(pods, key=lambda p: (_is_alive(p) and p.uid in uids, p.created_at, _is_alive(p))):
         newest[pod.rank] = pod
     return list(newest.values())
 

@@ -19,13 +19,11 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 from stepkeeper_operator.kinds.decision import compute_write_wait_s, find_soonest
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.attempts.following import update_history
-from stepkeeper_operator.training_jobs.build import build_config_map
-from stepkeeper_operator.training_jobs.decide.acceptance import NAME_TAKEN, check_acceptance
+from stepkeeper_operator.training_jobs.build.objects import build_config_map
+from stepkeeper_operator.training_jobs.decide.acceptance import NAME_TAKEN, check_acceptance, judge_after_end
 from stepkeeper_operator.training_jobs.decide.conditions import derive_conditions, derive_phase
 from stepkeeper_operator.training_jobs.decide.events import derive_events
 from stepkeeper_operator.training_jobs.decide.grace import derive_grace
-from stepkeeper_operator.training_jobs.decide.lost_pods import find_lost_pods
-from stepkeeper_operator.training_jobs.decide.refusals import judge_after_end
 from stepkeeper_operator.training_jobs.decide.running import compute_missing_s
 from stepkeeper_operator.training_jobs.decide.save_requests import update_request
 from stepkeeper_operator.training_jobs.decide.status import (
@@ -34,7 +32,7 @@ from stepkeeper_operator.training_jobs.decide.status import (
     mirror_storage,
     show_autocheckpoint,
 )
-from stepkeeper_operator.training_jobs.decide.stuck_pods import derive_stuck
+from stepkeeper_operator.training_jobs.decide.terminating_pods import derive_stuck, find_lost_pods
 from stepkeeper_operator.training_jobs.decision import (
     RELYING_ON_STATUS,
     Action,
@@ -82,9 +80,8 @@ def _decide_running(view: View, accepted: ConditionUpdate) -> Decision:
     over = plan.end is not None or view.observed.held
     config = () if over else _plan_config_map(view)
     ending = stop_jobset(jobset, queued=view.observed.is_queued) if plan.end is not None else ()
-    recheck_s = (
-        None if jobset is None or plan.end is not None else compute_recheck_s(view.job, jobset, now=view.now)
-    )
+    waits = jobset is not None and plan.end is None
+    recheck_s = compute_recheck_s(view.job, jobset, now=view.now) if waits and jobset is not None else None
     missing_s = compute_missing_s(view, plan.history)
     pods_s = None if missing_s is None or missing_s <= 0 else missing_s
     # A watch delivers an edit of the spec, but not that a name has become free.
@@ -165,10 +162,8 @@ def _decide_finished(view: View) -> Decision:
     status = view.job.status.model_copy(update=update)
     ended_at, ttl_s = find_end(view.job), view.job.spec.ttl_seconds_after_finished
     lost, lost_s = find_lost_pods(view)
-    actions: tuple[Action, ...] = (
-        *lost,
-        *stop_jobset(_hold(view.job, view.observed).jobset, queued=view.observed.is_queued),
-    )
+    own = _hold(view.job, view.observed).jobset
+    actions: tuple[Action, ...] = (*lost, *stop_jobset(own, queued=view.observed.is_queued))
     look_s = None
     if ttl_s is not None and ended_at is not None:
         left_s = ended_at + ttl_s - view.now

@@ -8,7 +8,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     SaveRequest,
     TrainingJobStatus,
 )
-from stepkeeper_operator.facts import MaintenanceWindow
+from stepkeeper_operator.facts.queued_resource import MaintenanceWindow
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.observed import View
@@ -29,11 +29,8 @@ def update_request(
 ) -> tuple[CheckpointStatus | None, float | None]:
     """Add a due request to the checkpoint part of the status, and the commit that fulfills the last one.
 
-    Each attempt gets one request per window, as soon as it has a step that is not committed.
-
-    Returns:
-        That part, and the seconds until a request is due; None if none is known.
-
+    Each attempt gets one request per window, as soon as it has a step that is not committed. Return also the seconds
+    until a request is due, if one is known.
     """
     status = _add_answer(checkpoint or CheckpointStatus())
     attempt = history.last_attempt

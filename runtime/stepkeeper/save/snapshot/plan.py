@@ -110,14 +110,8 @@ class SnapshotPlan:
 def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ranks) -> SnapshotPlan:
     """Plan what this rank writes of a state. No computation may be pending on it.
 
-    Args:
-        flat: The state.
-        value_bytes: The size that each value counts as.
-        ranks: This rank, and how many there are.
-
-    Raises:
-        UnsupportedShardingError: A tensor's placement can't be described, or a rank knows only part of it.
-
+    `value_bytes` has the size that each value counts as. Raises UnsupportedShardingError if a tensor's
+    placement can't be described, or a rank knows only part of it.
     """
     clones = device_pieces.plan_clones(flat.tensors)
     layouts = [
@@ -158,12 +152,7 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
 
 
 def place_values(plan: SnapshotPlan, blobs: Mapping[str, bytes]) -> tuple[tuple[ValueOrder, ...], int]:
-    """Place the values after the tensors.
-
-    Returns:
-        The values' orders, and the size in bytes that the region needs.
-
-    """
+    """Place the values after the tensors. Return their orders, and how many bytes the region needs."""
     start = plan.tensor_bytes
     values = []
     for fqn, blob in blobs.items():

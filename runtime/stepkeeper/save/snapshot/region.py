@@ -34,10 +34,7 @@ _MADV_POPULATE_WRITE: Final = 23
 
 
 class Region:
-    """Hold a stretch of shared memory.
-
-    Its pages stay with the process, so that a later save doesn't fault them in again.
-    """
+    """A stretch of shared memory, whose pages stay for later saves, so that these fault none in."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -76,8 +73,7 @@ class Region:
     def populate(self, size_bytes: int) -> None:
         """Fault in the first `size_bytes`, if the kernel can do that (Linux 5.14). The contents don't change.
 
-        A background thread calls this, mostly without the GIL. Other threads may use the region
-        meanwhile.
+        A background thread calls this, mostly without the GIL, while others use the region.
         """
         held = self._bytes
         madvise = ctypes.CDLL(None, use_errno=True).madvise

@@ -72,7 +72,8 @@ class Snapshot:
     def move_copies(self, region: Region) -> None:
         """Move all device copies into the region, and drop each as soon as it has arrived.
 
-        A background thread calls this. It holds the GIL while a piece moves, but not while it waits for a copy.
+        A background thread calls this. It holds the GIL while a piece moves, but not while it waits for a
+        copy.
         """
         if not self.copied:
             return
@@ -117,15 +118,6 @@ class SnapshotTaker:
         waits: Waits | None = None,
         limits: TimeLimits | None = None,
     ) -> None:
-        """Prepare to take snapshots.
-
-        Args:
-            ranks: This rank, and how many there are.
-            device_budget_bytes: Bytes that copies may take on this process's devices; None: as many as there are.
-            waits: Ends the waits for earlier copies.
-            limits: How long copies may take to leave the devices.
-
-        """
         self._ranks = ranks
         # A rank alone writes all values, however large they are.
         large_value_bytes = None if ranks.world_size == 1 else LARGE_VALUE_BYTES
@@ -135,13 +127,7 @@ class SnapshotTaker:
         self._copies = device.DeviceCopies(device_budget_bytes, waits, limits)
 
     def prepare(self, state: Mapping[str, object], region: Region) -> int:
-        """Plan a snapshot of `state`, compile its programs, reserve the region, and return how many bytes it takes.
-
-        Raises:
-            UnsupportedValueError: See `take_snapshot`.
-            UnsupportedShardingError: See `take_snapshot`.
-
-        """
+        """Plan a snapshot of `state`, compile its programs, reserve the region, and return how many bytes it takes."""
         found = self._look_up(state)
         flat, plan = found.flat, found.derived
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
@@ -166,19 +152,17 @@ class SnapshotTaker:
     ) -> Snapshot:
         """Take a snapshot of `state`, which may change afterwards without affecting the snapshot.
 
-        XLA tensors are copied on their devices, and this waits only for the dispatch. Tensors that the devices have
-        no room for are moved into the region, and CPU tensors are copied there. Pending computations are started
-        first, by the same program that the loop's own `torch_xla.sync()` would start.
+        XLA tensors are copied on their devices, and this waits only for the dispatch. Tensors that the
+        devices have no room for are moved into the region, and CPU tensors are copied there. Pending
+        computations are started first, by the same program that the loop's own `torch_xla.sync()` would
+        start.
 
-        Raises:
-            ValueError: `state` is empty.
-            UnsupportedValueError: A value's type can't be stored; the error names the key.
-            UnsupportedShardingError: A tensor's placement can't be described, or a rank knows only part of it.
-            TimeoutError: The copies of an earlier snapshot still leave no room after `timeout_s`.
-            SaveError: The devices have no room, and the limit can't be lowered.
-
+        Raises ValueError if `state` is empty, UnsupportedValueError and UnsupportedShardingError by name,
+        TimeoutError if copies of an earlier snapshot leave no room for `timeout_s`, SaveError if the devices
+        never have room.
         """
-        found = self._look_up(state)
+        with without_collections():
+            found = self._look_up(state)
         flat, plan = found.flat, found.derived
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
             snapshot = self._copy_state(flat, plan, region, timeout_s)
@@ -214,8 +198,7 @@ class SnapshotTaker:
             raise
 
     def _look_up(self, state: Mapping[str, object]) -> LookUpResult[SnapshotPlan]:
-        with without_collections():
-            found = self._structures.look_up(state)
+        found = self._structures.look_up(state)
         check_not_empty(found.flat.tensors, found.flat.values, found.flat.per_rank)
         return found
 
@@ -286,12 +269,7 @@ class _RegionFiller:
         copy_tensors(destinations, sources)
 
     def check_complete(self) -> None:
-        """Check that all expected elements have arrived.
-
-        Raises:
-            SaveError: Elements are missing.
-
-        """
+        """Check that all expected elements have arrived. Raises SaveError."""
         lacking = next((fqn for fqn, missing in self._missing.items() if missing), None)
         if lacking is not None:
             raise SaveError(
