@@ -72,7 +72,7 @@ def _nothing_due() -> dict[str, Any]:
 def _measured(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     snapshots, region = SnapshotTaker(Ranks(rank=0, world_size=WORLD_SIZE)), Region()
     began_s = time.perf_counter()
-    snapshots.prepare(state)
+    snapshots.prepare(state, region)
     prepared_s = time.perf_counter() - began_s
     taken_s = []
     for _ in range(_SAVES):

@@ -3,16 +3,20 @@
 A name is "float32", not "torch.float32".
 """
 
+from functools import cache
+
 import torch
 
 from stepkeeper_planners.errors import CastError, LayoutError
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the dtype's name without torch's prefix."""
     return str(dtype).removeprefix("torch.")
 
 
+@cache
 def dtype_of(name: str) -> torch.dtype:
     """Return the dtype with this name. Raises LayoutError if this torch has no such dtype."""
     dtype = getattr(torch, name, None)

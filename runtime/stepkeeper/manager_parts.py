@@ -136,8 +136,9 @@ class ManagerParts:
         return ", ".join(summary)
 
     def prepare_saves(self, target: LoadTarget, *, is_restored: bool) -> None:
-        """Compile the programs that saves need, on all ranks, and mark the state from before the restore.
+        """Compile the programs that saves need, plan the first save, and mark the state from before the restore.
 
+        After a restore, another thread plans; where nothing was restored, this one does, so that errors come early.
         This uses the state from before: another call of state_dict() could disturb the loaded state. The
         compiled programs are the same. Raises UnsupportedValueError if a value can't be saved, and no restore
         has replaced it.
@@ -152,7 +153,7 @@ class ManagerParts:
                 )
             return
         try:
-            self.saver.prepare(flat)
+            self.saver.prepare(flat, in_background=is_restored)
         except (UnsupportedValueError, ValueError) as error:
             if isinstance(error, UnsupportedValueError) and not is_restored:
                 raise

@@ -182,7 +182,7 @@ def clear_sharding(tensors: Sequence[torch.Tensor]) -> None:
 
 def start_pending(tensors: Sequence[torch.Tensor]) -> None:
     """Start the computations that are pending on these tensors, and no others; do nothing without XLA tensors."""
-    if any(tensor.device.type == "xla" for tensor in tensors):
+    if "torch_xla" in sys.modules and any(tensor.device.type == "xla" for tensor in tensors):
         from stepkeeper_planners.adapters import xla
 
         xla.start_pending(tensors)
@@ -206,6 +206,8 @@ def device_memory(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def has_overlapping_elements(tensor: torch.Tensor) -> bool:
     """Return whether several elements certainly share one place in local memory, as after expand()."""
+    if is_ordinary(tensor) and tensor.is_contiguous():
+        return False
     if tensor.device.type == "xla":
         return False
     local = dtensor.to_local(tensor) if _is_dtensor(tensor) else tensor

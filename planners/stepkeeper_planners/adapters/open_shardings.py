@@ -36,7 +36,8 @@ def keep_shardings_open(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
     A program that reads such an XLA tensor, for example to copy it, pins its current placement: replicated on all
     devices. XLA could then no longer shard it, or tensors computed from it, in the next training step.
     """
-    left_open = [tensor for tensor in tensors if not adapters.has_sharding(tensor)]
+    with_xla = "torch_xla" in sys.modules
+    left_open = [tensor for tensor in tensors if not adapters.has_sharding(tensor)] if with_xla else []
     try:
         yield {id(tensor) for tensor in left_open}
     finally:
@@ -67,10 +68,9 @@ class _SkipSelfCopies(TorchFunctionMode):
 
 def collect_shardings(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Return the text of each XLA tensor's sharding, by name: "" for one that has none. Empty without SPMD."""
-    mine = {fqn: tensor for fqn, tensor in tensors.items() if tensor.device.type == "xla"}
-    if not mine or not count_devices():
+    if not count_devices():
         return {}
-    return {fqn: _text(tensor) for fqn, tensor in mine.items()}
+    return {fqn: _text(tensor) for fqn, tensor in tensors.items() if tensor.device.type == "xla"}
 
 
 def note_inferred(tensors: Iterable[torch.Tensor]) -> None:

@@ -28,7 +28,7 @@ def check_storable(fqn: str, tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise UnsupportedShardingError(f"{fqn}: a {kind} tensor can't be stored; make it a dense one")
-    if str(tensor.dtype).startswith("torch.bits"):
+    if dtype_name(tensor.dtype).startswith("bits"):
         raise UnsupportedShardingError(
             f"{fqn}: a tensor of {tensor.dtype} can't be stored; save its view(torch.uint8)"
         )

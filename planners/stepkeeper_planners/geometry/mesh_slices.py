@@ -42,6 +42,8 @@ def keep_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
     layout is unchanged. Nothing compares the slices, and experts with the same name on all slices are not
     equal. So parts of several slices would make a tensor that no rank ever had.
     """
+    if not any(layout.mesh_slices for layout in layouts):
+        return list(layouts)
     turns = Counter[Slice]()
     whole: dict[tuple[int, ...], list[Slice]] = {}
     narrowed: dict[tuple[int, Slice], tuple[Owner, ...]] = {}

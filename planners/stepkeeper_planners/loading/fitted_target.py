@@ -72,7 +72,9 @@ class FittedTarget(LoadTarget):
 
     def list_filled(self, requested: Iterable[str]) -> frozenset[str]:
         """Return the state's names of the entries that are filled by reading the `requested` names."""
-        names = [self.rules.name_in_state(name) for name in requested if name not in self.of_groups]
+        names = [name for name in requested if name not in self.of_groups]
+        if self.rules.renamed:
+            names = list(map(self.rules.name_in_state, names))
         for each in self._optimizers:
             options = list_leaves(each.state["param_groups"]) if each.requested else ()
             names += filter(self.rules.selects, (f"{each.below}.{option}" for option, _ in options))

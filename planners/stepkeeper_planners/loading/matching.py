@@ -84,6 +84,8 @@ class _Comparison:
         return reads, self._build_differences(unread)
 
     def _build_differences(self, unread: list[str]) -> Differences:
+        if not (self._missing or self._mismatched or unread):
+            return Differences(strict=self._rules.strict)
         # With nothing in common, strict=False would load nothing, which is never intended.
         of_groups = self._request.of_groups
         reads_any = bool(self._pieces) or any(each.fqn not in of_groups for each in self._values)
@@ -130,10 +132,12 @@ class _Comparison:
     def _match_tensor(self, layout: TensorLayout, names: Sequence[str]) -> None:
         """Read a tied tensor from the first of its names that the rules select and the checkpoint has."""
         self._used.update(names)
-        if not self._select(names):
+        if not self._rules.selects_all and not self._select(names):
             return
         stored = [name for name in names if name in self._stored.tensors]
-        selected = [name for name in stored if self._rules.selects(name)] or stored[:1]
+        selected = stored
+        if not self._rules.selects_all:
+            selected = [name for name in stored if self._rules.selects(name)] or stored[:1]
         if not selected:
             self._report_missing_tensor(names)
             return
@@ -266,6 +270,8 @@ class _Comparison:
         return self._rules.selects(stored_name)
 
     def _report_unmatched_items(self) -> None:
+        if not self._rules.items:
+            return
         known = [*self._requested_names(), *self._stored.tensors, *self._stored.values]
         for pattern in self._rules.find_unmatched_items(known):
             self._mismatched[pattern] = "selected by items=, but neither the state nor the checkpoint has it"

@@ -16,6 +16,7 @@ from stepkeeper_planners.state.named_optimizer import NamedState
 from stepkeeper_planners.state.optimizer_tensors import keep_filled_tensors
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.random_state import RandomState
+from stepkeeper_planners.state.scalars import PLAIN_LEAVES
 from stepkeeper_planners.state.tree import FlatState, Path, empty_like, is_leaf, is_stateful, join_path
 from stepkeeper_planners.state.whole import Whole, fill_value
 
@@ -54,7 +55,7 @@ def _fill_others(
         return []
     places = list(_iterate_places(state, flat.tree, (), values))
     times = Counter(id(place.item) for place in places if isinstance(place.item, list | dict))
-    places = [replace(place, shared=times[id(place.item)] > 1) for place in places]
+    places = [replace(place, shared=True) if times[id(place.item)] > 1 else place for place in places]
     for place in places:
         place.check(values)
     last: list[Callable[[], None]] = []
@@ -119,6 +120,9 @@ def _iterate_places(node: Any, tree: Any, path: Path, values: Mapping[str, objec
     for key in range(len(node)) if is_list else list(node):
         below = (*path, key if is_list else str(key))
         item, part = node[key], tree[key]
+        if type(item) in PLAIN_LEAVES and join_path(below) not in values:
+            # Tensors have been filled already, thousands of them.
+            continue
         if (
             is_stateful(item)
             or isinstance(item, PerRank | Whole)

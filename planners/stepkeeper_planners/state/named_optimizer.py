@@ -11,7 +11,7 @@ from torch.optim import LBFGS, Optimizer
 
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
 from stepkeeper_planners.state.parameter_names import name_groups, name_parameters, name_tensors
-from stepkeeper_planners.state.scalars import has_scalars_only
+from stepkeeper_planners.state.scalars import has_plain_leaves_only, has_scalars_only
 
 __all__ = ["ADDED", "NamedState", "find_named_states", "name_optimizers"]
 
@@ -78,7 +78,9 @@ def find_named_states(
     tree: object, path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], NamedState]]:
     """Yield the optimizers in a resolved state, with the keys that lead to each."""
-    items: Iterable[tuple[Any, Any]] = tree.items() if isinstance(tree, Mapping) else ()
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(tree, Mapping) and not has_plain_leaves_only(tree.values()):
+        items = tree.items()
     if isinstance(tree, list) and not has_scalars_only(tree):
         items = enumerate(tree)
     for key, item in items:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from stepkeeper_planners.errors import DuplicateNameError, SourceError
 from stepkeeper_planners.flat_names import mark_groups
 from stepkeeper_planners.state.named_optimizer import find_named_states
-from stepkeeper_planners.state.scalars import has_scalars_only
+from stepkeeper_planners.state.scalars import has_plain_leaves_only, has_scalars_only
 from stepkeeper_planners.state.tree import Path, join_path
 
 __all__ = ["encode_nesting", "is_mark_of_empty", "is_mark_of_foreign_key", "rebuild_nesting"]
@@ -151,6 +151,8 @@ def _list_marks(node: object, path: Path) -> Iterator[tuple[str, Path]]:
             yield _EMPTY, path
         if not {*map(type, node)} <= {str}:
             yield from _list_key_marks(node, path)
+        if has_plain_leaves_only(node.values()):
+            return
         for key, value in node.items():
             yield from _list_marks(value, (*path, str(key)))
     elif isinstance(node, list) and not has_scalars_only(node):

@@ -12,7 +12,7 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.state.named_optimizer import ADDED, NamedState
 from stepkeeper_planners.state.optimizer_tensors import has_torchs_load
 from stepkeeper_planners.state.per_rank import PerRank
-from stepkeeper_planners.state.scalars import has_scalars_only
+from stepkeeper_planners.state.scalars import has_plain_leaves_only, has_scalars_only
 from stepkeeper_planners.state.tree import Path, join_path, list_leaves
 from stepkeeper_planners.state.values import encode_value
 from stepkeeper_planners.state.whole import Whole
@@ -184,7 +184,7 @@ def _iterate_unnamed(
             ]
             yield path, optimizer, [len(each) if isinstance(each, list) else None for each in lists]
     elif isinstance(node, Mapping):
-        for key, part in node.items():
+        for key, part in () if has_plain_leaves_only(node.values()) else node.items():
             below = loaded.get(key) if isinstance(loaded, Mapping) else None
             yield from _iterate_unnamed(part, below, (*path, str(key)), values)
     elif isinstance(node, list) and values is not None and not has_scalars_only(node):

@@ -4,9 +4,9 @@ A state may have tens of thousands of tensors, and training waits while they are
 a few passes in C here, not in a few lines of Python.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -14,10 +14,11 @@ import torch
 from stepkeeper_planners import adapters
 from stepkeeper_planners.state.named_optimizer import NamedState
 from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.scalars import has_plain_leaves_only
 from stepkeeper_planners.state.tree import (
     FlatState,
+    find_tied,
     flatten_resolved,
-    has_plain_leaves_only,
     is_leaf,
     list_leaves,
     resolve_state,
@@ -123,13 +124,16 @@ class _Structure:
     def __init__(self, contents: _Contents, flat: FlatState, large_value_bytes: int | None) -> None:
         self._forms: Final = contents.forms
         self._kinds = contents.kinds
-        place = {name: index for index, (name, _) in enumerate(list_leaves(flat.tree))}
-        self._tensors: Final = [place[name] for name in flat.paths if name not in flat.values]
-        tensors = [contents.leaves[index] for index in self._tensors]
+        # Names of PerRank entries are in no path.
+        names = [name for name, _ in list_leaves(flat.tree)] if flat.per_rank else flat.paths
+        place = {name: index for index, name in enumerate(names)}
+        self._pick_tensors: Final = _picker([place[name] for name in flat.paths if name not in flat.values])
+        tensors = self._pick_tensors(contents.leaves)
         self._ordinary: Final = adapters.ordinary_forms(tensors)
         self._placed: Final = None if self._ordinary is not None else list(map(adapters.structure, tensors))
-        self._find_tied: Final = _find_tied(tensors, ordinary=self._ordinary is not None)
-        self._kept: Final = [(name, place[name]) for name in flat.tensors]
+        self._find_tied: Final = find_tied(tensors, ordinary=self._ordinary is not None)
+        self._kept: Final = tuple(flat.tensors)
+        self._pick_kept: Final = _picker([place[name] for name in flat.tensors])
         self._values: Final = [(name, place[name]) for name in flat.values]
         self._per_rank: Final = [(name, place[name]) for name in flat.per_rank]
         self._wholes: Final = flat.wholes
@@ -146,7 +150,7 @@ class _Structure:
         """Return whether a state with these contents has this structure."""
         if contents.forms != self._forms or not self._has_kinds(contents):
             return False
-        tensors = [contents.leaves[index] for index in self._tensors]
+        tensors = self._pick_tensors(contents.leaves)
         if self._ordinary is not None:
             alike = adapters.have_forms(tensors, self._ordinary)
         else:
@@ -154,7 +158,7 @@ class _Structure:
             alike = list(map(adapters.structure, tensors)) == self._placed
         return (
             alike
-            and _find_tied(tensors, ordinary=self._ordinary is not None) == self._find_tied
+            and find_tied(tensors, ordinary=self._ordinary is not None) == self._find_tied
             and self._measure_values(contents.leaves) == self._sizes
         )
 
@@ -162,7 +166,7 @@ class _Structure:
         """Flatten a state that fits."""
         per_rank: list[tuple[str, PerRank]] = [(name, leaves[index]) for name, index in self._per_rank]
         return FlatState(
-            tensors={name: leaves[index] for name, index in self._kept},
+            tensors=dict(zip(self._kept, self._pick_kept(leaves), strict=True)),
             values={name: _value_of(leaves[index]) for name, index in self._values},
             aliases=self._aliases,
             paths=self._paths,
@@ -193,27 +197,16 @@ class _Structure:
         return [1 << (size - 1).bit_length() if size >= limit else 0 for size in sizes]
 
 
+def _picker(indexes: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return a function that picks the items at these indexes, in one pass in C."""
+    if len(indexes) < 2:
+        return lambda items: [items[index] for index in indexes]
+    return itemgetter(*indexes)
+
+
 def _value_of(leaf: object) -> object:
     return leaf.value if isinstance(leaf, Whole) else leaf
 
 
 def _is_no_value(kind: type) -> bool:
     return issubclass(kind, _NO_VALUES)
-
-
-def _find_tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, int]:
-    """Find the tensors that are tied to an earlier one: the index of each, and that of the earlier."""
-    candidates: Sequence[int] = range(len(tensors))
-    if ordinary:
-        addresses = list(map(torch.Tensor.data_ptr, tensors))
-        if len(set(addresses)) == len(addresses):
-            return {}
-        times = Counter(addresses)
-        candidates = [index for index in candidates if times[addresses[index]] > 1]
-    first: dict[object, int] = {}
-    tied: dict[int, int] = {}
-    for index in candidates:
-        identity = adapters.identity(tensors[index])
-        if identity is not None and first.setdefault(identity, index) != index:
-            tied[index] = first[identity]
-    return tied

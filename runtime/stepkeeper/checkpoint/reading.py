@@ -6,7 +6,13 @@ from functools import partial
 from typing import Final, final
 
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
+from stepkeeper.checkpoint.manifest import (
+    BLOCK_BYTES,
+    Manifest,
+    ObjectRecord,
+    manifest_name,
+    split_inventory,
+)
 from stepkeeper.checkpoint.reread import read_if_present, read_until_good
 from stepkeeper.errors import BadBytes, ManifestError, TornCheckpointError
 from stepkeeper.log.records import CommitRecord, ManifestRef
@@ -46,8 +52,7 @@ def read_manifest_bytes(
     """Read all ranks' manifests, by rank, as they are stored. Raises TornCheckpointError, StorageError."""
     read = partial(fetch_manifest, store, commit.folder, patience=patience)
     first = read(commit.manifest)
-    where = f"{store.uri}/{commit.folder}"
-    refs = list(list_other_refs(Manifest.from_json(first, f"{where}/{commit.manifest.path}"), where))
+    refs = list(list_other_refs(_decode_head(first, commit, store.uri), f"{store.uri}/{commit.folder}"))
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-manifests") as threads:
         return (first, *threads.map(read, refs))
 
@@ -76,7 +81,8 @@ def read_manifest(
 
 def check_metadata(store: Store, commit: CommitRecord) -> None:
     """Check `.metadata`, which stock readers use. Raises TornCheckpointError and StorageError."""
-    first = read_manifest(store, commit.folder, commit.manifest)
+    data = fetch_manifest(store, commit.folder, commit.manifest, patience=DEFAULT_PATIENCE)
+    first = _decode_head(data, commit, store.uri)
     sizes_bytes = [record.size_bytes for record in first.objects if record.path == METADATA_NAME]
     for size_bytes in sizes_bytes:
         BlockReader(store, (first,)).read_verified(METADATA_NAME, 0, size_bytes)
@@ -104,6 +110,12 @@ def fetch_manifest(store: Store, folder: str, ref: ManifestRef, *, patience: Pat
     return read_until_good(
         store, path, lambda: read_if_present(store, path), bad, missing=whole, patience=patience
     )
+
+
+def _decode_head(data: bytes, commit: CommitRecord, uri: str) -> Manifest:
+    """Decode rank 0's manifest without its inventory, which may be very long. Raises ManifestError."""
+    where = f"{uri}/{commit.folder}/{commit.manifest.path}"
+    return Manifest.from_json(split_inventory(data, where)[0], where)
 
 
 def _prove_manifest(data: bytes, folder: str, ref: ManifestRef, where: str) -> Manifest:

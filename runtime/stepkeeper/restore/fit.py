@@ -20,6 +20,8 @@ _DICTS: Final = ("mismatched", "left_over")
 
 def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None:
     """Check that this restore replaces all that a failed one has half filled. Raises PartlyRestoredError."""
+    if not half_filled:
+        return
     filled = {above for name in names for above in _list_above(name)}
     # What was empty before has names of its own once it is filled, and what has some may be empty in another step.
     left = [

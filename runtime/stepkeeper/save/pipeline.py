@@ -32,6 +32,7 @@ from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
 from stepkeeper.save.snapshot.transfer import transfer_snapshot
 from stepkeeper.save.worker import Worker
+from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.loading.differences import find_optimizers, list_with_state
 from stepkeeper_planners.state.tree import FlatState
 
@@ -85,20 +86,39 @@ class SavePipeline:
         self._primed: set[tuple[str, str]] | None = None
         """The parameters that optimizers had state for at the start; None if that is unknown, or was compared."""
 
+        self._planning: Future[None] | None = None
+        """Resolved once the first save is planned, if another thread plans it."""
+
         self._number = 0
         self.failures: Final = SaveFailures()
         self._transfers = Worker("save-transfer", self._waits)
         self._persisting = Worker("save", self._waits)
 
-    def prepare(self, flat: FlatState) -> None:
-        """Compile the programs for saves of such states, and populate their memory, at the first call."""
+    def prepare(self, flat: FlatState, *, in_background: bool = False) -> None:
+        """Plan saves of such states, compile their programs and populate their memory, at the first call.
+
+        `in_background`: another thread does it. Then nothing is raised: a save that can't be planned raises why.
+        """
         if self.prepared:
             return
         self.prepared = True
+        # Only the train thread runs programs on devices: their order must be the same on all ranks.
+        if in_background and all(tensor.is_cpu for tensor in flat.tensors.values()):
+            self._planning = self._transfers.submit(self._plan_in_background, flat)
+        else:
+            with without_collections():
+                self._plan(flat)
+
+    def _plan_in_background(self, flat: FlatState) -> None:
+        try:
+            self._plan(flat)
+        except Exception as error:  # the first save plans again, and raises it in the train thread
+            _log.info("preparing saves failed, the first save retries: %s", error)
+
+    def _plan(self, flat: FlatState) -> None:
         self._primed = list_with_state(flat.tensors, find_optimizers(flat.paths))
-        size_bytes = self._snapshots.prepare(flat.tree)
         region = self.pending.next_region
-        region.reserve(size_bytes)
+        size_bytes = self._snapshots.prepare(flat.tree, region)
         self._transfers.submit(region.populate, size_bytes)
 
     def start_save(
@@ -114,8 +134,11 @@ class SavePipeline:
         clock = clock or SaveClock()
         # In the train thread, before this call holds anything that it would have to release.
         metrics = select_stored_metrics(request.metrics)
+        if self._planning is not None and not self._waits.await_all([self._planning], timeout_s):
+            raise TimeoutError(f"the first save was still being planned after {timeout_s:.1f} s")
+        self._planning = None
         name, waits = f"save/{self._number}", self._waits
-        region = self.pending.take_region(timeout_s)
+        region = self.pending.take_region(_until(ends_s))
         in_flight, transfer = None, None
         try:
             self._number += 1
@@ -175,9 +198,8 @@ class SavePipeline:
         ends_s: float | None,
     ) -> tuple[Snapshot, Future[None]]:
         """Take the snapshot by `ends_s`, and have its copies moved into the region. Raises as `start_save` does."""
-        left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
         snapshot = self._snapshots.take_snapshot(
-            state, region, timeout_s=left_s, on_tensors=request.on_tensors
+            state, region, timeout_s=_until(ends_s), on_tensors=request.on_tensors
         )
         try:
             self.prepared = True
@@ -248,3 +270,7 @@ class SavePipeline:
         """Report that this rank has no snapshot for the save, so that the other ranks don't wait for its share."""
         with suppress(SaveError, PeerLostError):  # the train thread has raised the reason
             check_same_state(name, step, None, self._rank_group, refusal=refusal)
+
+
+def _until(ends_s: float | None) -> float | None:
+    return None if ends_s is None else max(0.0, ends_s - time.monotonic())

@@ -113,13 +113,13 @@ class Saver:
         if self._newest_save is not None and self._newest_save.done:
             self._newest_save = None
 
-    def prepare(self, flat: FlatState) -> None:
-        """Compile the programs for saves of such states, and populate their memory, at the first call."""
+    def prepare(self, flat: FlatState, *, in_background: bool = False) -> None:
+        """Prepare for saves of such states at the first call, as `SavePipeline.prepare` does."""
         # Another thread may be starting a save, and waiting for one that a slow store delays.
         if self._pipeline.prepared:
             return
         with self._waits.in_turn(self._turn, _STARTING):
-            self._pipeline.prepare(flat)
+            self._pipeline.prepare(flat, in_background=in_background)
 
     def start_save(self, request: SaveRequest, timeout_s: float | None = None) -> InFlight:
         """Take the snapshot of the state, once no other thread starts a save, and few enough are in flight.

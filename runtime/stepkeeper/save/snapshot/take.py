@@ -17,6 +17,7 @@ from stepkeeper.save.snapshot.plan import SnapshotPlan, place_values, plan_snaps
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.time_limits import TimeLimits
 from stepkeeper_planners.adapters.open_shardings import keep_shardings_open
+from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
@@ -125,8 +126,8 @@ class SnapshotTaker:
         )
         self._copies = device.DeviceCopies(device_budget_bytes, waits, limits)
 
-    def prepare(self, state: Mapping[str, object]) -> int:
-        """Compile the programs for a snapshot of `state`, and return how many bytes of a region it takes."""
+    def prepare(self, state: Mapping[str, object], region: Region) -> int:
+        """Plan a snapshot of `state`, compile its programs, reserve the region, and return how many bytes it takes."""
         found = self._look_up(state)
         flat, plan = found.flat, found.derived
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
@@ -136,7 +137,10 @@ class SnapshotTaker:
             if made:
                 self._copies.release_copies()
             device_pieces.compile_moves(flat.tensors, plan.clones, rest)
-        return place_values(plan, self._encode_values(flat, plan))[1]
+        size_bytes = place_values(plan, self._encode_values(flat, plan))[1]
+        region.reserve(size_bytes)
+        region.view_orders(plan.orders)
+        return size_bytes
 
     def take_snapshot(
         self,
@@ -157,7 +161,8 @@ class SnapshotTaker:
         TimeoutError if copies of an earlier snapshot leave no room for `timeout_s`, SaveError if the devices
         never have room.
         """
-        found = self._look_up(state)
+        with without_collections():
+            found = self._look_up(state)
         flat, plan = found.flat, found.derived
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
             snapshot = self._copy_state(flat, plan, region, timeout_s)
