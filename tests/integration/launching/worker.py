@@ -2,9 +2,7 @@
 
 import ctypes
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from itertools import repeat
@@ -30,19 +28,6 @@ def load() -> Iterator[object]:
     loader = DataLoader(data, num_workers=2, persistent_workers=True, multiprocessing_context=method)
     while True:
         yield from loader
-
-
-def end_beside(rank: int, told: threading.Event) -> None:
-    """Rank 1 ends, and rank 0 is as in a collective with it, until torchrun tells it to stop."""
-    (FOLDER / f"runs-{rank}").touch()
-    if rank == 0:
-        told.wait()
-        time.sleep(1.0)  # The manager hears of it beside this thread.
-        (FOLDER / "told-0").touch()
-        os._exit(1)
-    while not (FOLDER / "runs-0").exists():
-        time.sleep(0.05)
-    raise ValueError("the loss is no number")
 
 
 def crash_beside(rank: int) -> None:
@@ -80,10 +65,6 @@ def main() -> None:
             return
         tell_when_it_joins(rank)
     this = stepkeeper.distributed.init(timeout_s=120)
-    told = threading.Event()
-    if CASE == "fails":
-        # The manager calls the handler that was there before.
-        signal.signal(signal.SIGTERM, lambda *_: told.set())
     state = {"w": torch.zeros(4)}
     with CheckpointManager.from_env(_places=places_in(FOLDER)) as manager:
         restored = manager.restore(state)
@@ -104,8 +85,6 @@ def main() -> None:
                 break
             if CASE == "asks" and this.rank == 2 and step == 10:
                 manager.request_stop()
-            if CASE == "fails":
-                end_beside(this.rank, told)
             if CASE == "crashes":
                 crash_beside(this.rank)
 
