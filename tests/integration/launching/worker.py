@@ -67,18 +67,13 @@ def main() -> None:
     this = stepkeeper.distributed.init(timeout_s=120)
     state = {"w": torch.zeros(4)}
     with CheckpointManager.from_env(_places=places_in(FOLDER)) as manager:
-        restored = manager.restore(state)
-        step = restored.step if restored else 0
-        if CASE == "fails-once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and this.rank == 1:
-            raise ValueError("the loss is no number")
+        manager.restore(state)
         if CASE in {"asks", "saves-slowly"} and this.rank == this.world_size - 1:
             slow_shares(write_slowly)
         batches = load() if CASE.startswith("loads") else repeat(None)
         next(batches)
         (FOLDER / f"runs-{this.rank}").write_text(str(os.getpid()))
-        while CASE != "fails-once" or step < 3:
-            step += 1
-            next(batches)
+        for step, _ in enumerate(batches, 1):
             state["w"] += 1
             time.sleep(0.05)
             if manager.step(step, state).stop:

@@ -7,7 +7,6 @@ import pytest
 from fake_cluster.job_machines import change, machines, running, world_of
 from fake_cluster.stories import count_restarts, play
 from fake_cluster.world import World
-from stepkeeper_operator.api.v1alpha1.conditions import Phase
 
 GUARANTEED: dict[str, Any] = {"guaranteed": {}}
 
@@ -147,7 +146,6 @@ async def test_each_thing_that_a_job_waits_for_is_an_event() -> None:
 
 READY = machines()
 ABSENT = machines(active=False, joined=False, state="WaitingForResources")
-LOST = machines(active=False, joined=False, state="Suspended", tier={"spot": {}})
 
 
 async def see(world: World, resource: dict[str, Any]) -> None:
@@ -172,16 +170,3 @@ async def test_a_job_joins_the_queue_once_its_machines_are_there_and_kueue_start
     await play(world, "suspended, pods 0, quota")  # only Kueue starts it
     await see(world, READY)
     await play(world, "phase Running")
-
-
-@pytest.mark.parametrize("admitted", [True, False])
-async def test_machines_that_go_take_a_job_out_of_the_queue_until_they_are_back(*, admitted: bool) -> None:
-    world = await queued(READY, quota=admitted)
-    assert (world.phase() is Phase.RUNNING) is admitted
-    await see(world, LOST)
-    await play(
-        world, "gone, pods 0, condition Suspended True/WaitingForQueuedResource, quota"
-    )  # it holds no quota
-    await see(world, READY)
-    await play(world, "phase Running")
-    await play(world, "causes SpotPreemption -, costs SpotPreemption=1/0" if admitted else "causes -, costs")
