@@ -105,27 +105,6 @@ def test_what_loads_the_data_isnt_told_before_the_save_is_done(tmp_path: Path, m
     assert word.committed.step == word.step
 
 
-def test_a_torchrun_that_starts_its_workers_anew_is_left_alone(tmp_path: Path) -> None:
-    ((folder, env),) = pods(tmp_path, 1)
-    output = folder / "output"
-    with launched(*torchrun(folder, "fails-once", "--max-restarts", "1"), env=env, output=output) as process:
-        assert process.wait(PATIENCE_S) == 0, output.read_text()
-    assert "the loss is no number" in output.read_text()
-    word = last_word(folder)
-    assert (word.code, word.step, word.restart) == (0, 3, 1)
-
-
-def test_a_failure_is_the_pods_own_although_torchrun_stops_the_other_worker(tmp_path: Path) -> None:
-    ((folder, env),) = pods(tmp_path, 1)
-    output = folder / "output"
-    with launched(*torchrun(folder, "fails"), env=env, output=output) as process:
-        assert process.wait(PATIENCE_S) == 1, output.read_text()
-    assert (folder / "told-0").exists(), "torchrun has told the other one"
-    word = last_word(folder)
-    assert (word.code, word.rank, word.notice) == (1, 1, None)
-    assert "ValueError: the loss is no number" in (word.error or "")
-
-
 @pytest.mark.smoke
 def test_a_crash_is_the_pods_own_and_its_rank_and_signal_are_told(tmp_path: Path) -> None:
     """The other rank of the pod only knows that it has lost one, which is no failure of its own."""

@@ -137,17 +137,6 @@ def test_the_notice_file_stops_and_skip_saves_nothing(
     assert head.step % 5 == 0
 
 
-def test_an_exception_is_the_last_word(tmp_path: Path, uri: str, trainer: StartTrainer) -> None:
-    env = pod(tmp_path / "pod", uri)
-    with trainer(uri, 100, env, pod=str(tmp_path / "pod"), raise_at=7) as failing:
-        assert end(failing) == 1
-    word, head = last_word(tmp_path / "pod"), head_of(tmp_path)
-    assert (word.code, word.step, word.notice) == (1, 6, None)
-    assert (word.error or "").rstrip().endswith("ValueError: the loss is no number")
-    assert head.step == 5, "the save that was in flight was finished"
-    assert word.committed == CommitPoint(sequence=head.slot, step=5)
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("owner", ["earlier start", "other job"])
 def test_a_trainer_that_is_fenced_ends_with_77(

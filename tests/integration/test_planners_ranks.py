@@ -54,20 +54,11 @@ def blobs(checkpoint: Path) -> dict[Place, bytes]:
     return found
 
 
+def test_ranks_are_those_of_the_group(launch: Callable[..., None], tmp_path: Path) -> None:
+    launch(SCRIPTS / "groups.py", 3, tmp_path)
+
+
 @pytest.mark.smoke
-def test_stages_that_know_their_own_layers_only_are_saved_and_joined(
-    launch: Callable[..., None], tmp_path: Path
-) -> None:
-    actions = ("save:a", "load:a", "async_save:by_stepkeeper", "load:by_stepkeeper")
-    launch(SCRIPTS / "titan.py", 4, tmp_path, 2, *actions)
-    launch(SCRIPTS / "titan.py", 2, tmp_path, 1, "load:by_stepkeeper")
-
-
-@pytest.mark.parametrize("scenario", ["in_a_group", "in_another_process"])
-def test_ranks_are_those_of_the_group(launch: Callable[..., None], tmp_path: Path, scenario: str) -> None:
-    launch(SCRIPTS / "groups.py", 3, tmp_path, scenario)
-
-
 def test_stages_that_have_optimizers_of_their_own_give_them_all_of_torchs_names(
     launch: Callable[..., None], tmp_path: Path
 ) -> None:

@@ -138,7 +138,6 @@ EDITS: Final[dict[str, dict[str, Any]]] = {
     "image typo": {"template": {"spec": {"containers": [{"name": "trainer", "image": "typo:2"}]}}},
     "interval 50": {"checkpoint": {"uri": "gs://bucket/runs/lm", "interval": {"every": {"steps": 50}}}},
     "ttl soon": {"ttlSecondsAfterFinished": "soon"},
-    "ttl 60": {"ttlSecondsAfterFinished": 60},
 }
 ANY_STEPS: Final[dict[str, Step]] = {
     "look": lambda world: world.reconcile(),

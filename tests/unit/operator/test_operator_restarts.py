@@ -2,8 +2,6 @@
 
 from typing import Final
 
-import pytest
-
 from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.stories import end_pods, play, run_job, table
 from fake_cluster.world import World
@@ -128,24 +126,6 @@ async def stopping_slowly() -> World:
     message = termination_message(75, notice="sigterm", step=120, decision=DECISION)
     world.controllers.kubelets.stop_message = message
     return world
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("edit image new", "spec.template or spec.placement was changed"),
-        ("suspend", "suspended"),
-        ("delete jobsets", "its JobSet was deleted"),
-    ],
-)
-async def test_what_was_chosen_to_be_saved_at_a_stop_that_was_asked_for_is_in_the_status(
-    change: str, message: str
-) -> None:
-    world = await play(await stopping_slowly(), f"{change}, run 4")
-    assert world.pods, "they still save"
-    await play(world, "run 30, rests, resume, restart, run 20, phase Running, causes Requested -")
-    first = world.status.attempts[0]
-    assert (first.message, first.decision) == (message, DECISION)
 
 
 async def test_what_was_chosen_to_be_saved_is_in_the_status_behind_a_shell_that_exits_0() -> None:

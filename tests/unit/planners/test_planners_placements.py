@@ -14,7 +14,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.adapters import describe, fill, local_shards
 from stepkeeper_planners.adapters.op_sharding import Tiling, device_owners, parse_sharding
 from stepkeeper_planners.adapters.placements import (
     DimShard,
@@ -26,7 +25,7 @@ from stepkeeper_planners.adapters.placements import (
 from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
-from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, whole_tensor
+from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks
 from stepkeeper_planners.loading.saved_shardings import PresentSharding, SavedShardings, choose_shardings
 from stepkeeper_planners.state.tree import flatten_state
 
@@ -320,32 +319,3 @@ def test_a_checkpointable_tensor_says_what_this_rank_holds_and_no_more() -> None
     assert tensor.tolist() == [[8.0, 8.0], [-1.0, -1.0], [9.0, 9.0]]
     assert adapters.identity(tensor) == adapters.identity(tensor)
     assert adapters.identity(tensor) != adapters.identity(two_rows())
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.tensor(2.5),
-        torch.empty(0, 3),
-        torch.arange(12.0).reshape(3, 4).t(),
-        torch.arange(10)[::3],
-        torch.tensor([1 + 2j]).conj(),
-        torch.nn.Parameter(torch.ones(3)),
-        torch.ones(3, dtype=torch.bfloat16),
-    ],
-    ids=lambda t: f"{t.dtype}{tuple(t.shape)}",
-)
-def test_a_plain_tensor_is_read_and_filled(tensor: torch.Tensor) -> None:
-    layout = describe("t", tensor, Ranks(rank=1, world_size=3))
-    assert layout == whole_tensor(
-        "t", str(tensor.dtype)[6:], tuple(tensor.shape), Ranks(rank=0, world_size=3)
-    )
-    shard = local_shards(tensor)[0]
-    assert shard.is_contiguous()
-    assert not shard.requires_grad
-    assert not shard.is_conj()
-    assert torch.equal(shard, tensor)
-    other = tensor.detach().clone()
-    fill(other, {0: torch.zeros_like(shard)})
-    fill(other, {0: shard})
-    assert torch.equal(other, tensor)

@@ -8,7 +8,6 @@ import pytest
 import side_by_side
 import tally
 from mechanisms import MECHANISMS
-from mutants import CORES, PACKAGES, Core
 from page_blocks import ROOT
 
 
@@ -63,12 +62,3 @@ def test_the_symbol_and_the_test_of_a_mechanism_exist(name: str) -> None:
         node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)
     ]
     assert test.partition("[")[0] in functions, f"no such test: {mechanism.test}"
-
-
-@pytest.mark.parametrize("core", CORES.values(), ids=CORES)
-def test_each_pattern_of_a_core_finds_something(core: Core) -> None:
-    sources = [Path(package).parent for package in PACKAGES]
-    for pattern in core.modules:
-        assert any(list((ROOT / source).glob(pattern.removeprefix("src/"))) for source in sources), pattern
-    for pattern in (*core.tests, *core.without):
-        assert list(ROOT.glob(pattern)), pattern

@@ -9,12 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlanner
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.optim import AdamW
 
 from stepkeeper import CheckpointManager
 from stepkeeper.checkpoint.reread import reread_bad_bytes
@@ -37,7 +32,6 @@ from stepkeeper.restore.second_read import Host, Question, Reading, confirm_bad,
 from stepkeeper.restore.verify import verify_step
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import Patience
-from stepkeeper_planners import SPMDSavePlanner, prime_optimizer
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.hooks import at
@@ -141,28 +135,6 @@ def restored(root: Path, exclude: Sequence[str] = ()) -> torch.Tensor:
 def save_two(root: Path, tensor: torch.Tensor) -> None:
     for step, w in (("100", torch.zeros(4, 4)), ("200", tensor)):
         save({"w": w, "b": torch.ones(100)}, checkpoint_id=root / step, no_dist=True)
-
-
-@pytest.mark.parametrize("planner", [SPMDSavePlanner, DefaultSavePlanner])
-def test_an_optimizer_comes_back_by_its_names(tmp_path: Path, planner: type[SavePlanner]) -> None:
-    """The names of a Sequential's parameters begin with numbers, as groups do."""
-    models = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)]
-    first, second = (
-        AdamW(model.parameters(), lr=rate) for model, rate in zip(models, (0.5, 0.0), strict=True)
-    )
-    for optimizer in (first, second):
-        prime_optimizer(optimizer)
-    for number, parameter in enumerate(models[0].parameters()):
-        first.state[parameter]["exp_avg"].fill_(number)
-    saved: Any = {"model": models[0], "optimizer": first}
-    if planner is DefaultSavePlanner:
-        saved = {"model": models[0].state_dict(), "optimizer": get_optimizer_state_dict(models[0], first)}
-    save({"s": saved}, checkpoint_id=tmp_path / "7", planner=planner(), no_dist=True)
-    with CheckpointManager(tmp_path) as manager:
-        manager.restore({"s": {"optimizer": second, "model": models[1]}})
-    assert second.param_groups[0]["lr"] == 0.5
-    means = [second.state[parameter]["exp_avg"].mean() for parameter in models[1].parameters()]
-    assert means == [0, 1, 2, 3]
 
 
 def test_a_tensor_that_is_not_read_is_named_and_the_step_is_not_passed_over(tmp_path: Path) -> None:
