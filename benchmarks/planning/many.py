@@ -28,7 +28,7 @@ _OPTIONS: Final = Options(stop_on_notice=False)
 
 def main() -> None:
     """Measure, print, and write the results."""
-    results = []
+    results: list[dict[str, Any]] = []
     with TemporaryDirectory() as name:
         store = dist.FileStore(f"{name}/meet", 1)  # type: ignore[attr-defined]  # torch does not list it
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)

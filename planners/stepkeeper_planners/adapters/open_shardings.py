@@ -25,7 +25,7 @@ __all__ = [
 _INFERRED: Final = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]  # torch has no types for it
 """Tensors whose shardings `prime_optimizer` inferred, each with the sharding's text.
 
-torch_xla itself can't tell them from tensors that the user marked.
+torch_xla itself can't distinguish them from tensors that the user marked.
 """
 
 

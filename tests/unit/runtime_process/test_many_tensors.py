@@ -100,7 +100,8 @@ def test_a_restore_returns_before_the_next_save_is_planned_and_that_save_has_the
         monkeypatch.setattr(SnapshotTaker, "take_snapshot", take_planned)
         manager.save(2, state).result()
     monkeypatch.undo()
-    again = {name: torch.zeros_like(each) if name != "v" else [0] for name, each in state.items()}
+    again: dict[str, Any] = {name: torch.zeros_like(each) for name, each in state.items() if name != "v"}
+    again["v"] = [0]
     with CheckpointManager(tmp_path, save=1) as manager:
         manager.restore(again, 2)
     assert again.keys() == state.keys()
