@@ -319,3 +319,13 @@ def test_a_checkpointable_tensor_says_what_this_rank_holds_and_no_more() -> None
     assert tensor.tolist() == [[8.0, 8.0], [-1.0, -1.0], [9.0, 9.0]]
     assert adapters.identity(tensor) == adapters.identity(tensor)
     assert adapters.identity(tensor) != adapters.identity(two_rows())
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.arange(12.0).reshape(3, 4).t(), torch.arange(10)[::3], torch.tensor([1 + 2j]).conj()]
+)
+def test_the_shard_of_a_plain_tensor_has_bare_elements_in_their_order(tensor: torch.Tensor) -> None:
+    (shard,) = adapters.local_shards(tensor)
+    assert shard.is_contiguous()
+    assert not shard.is_conj()
+    assert torch.equal(shard, tensor)
