@@ -11,8 +11,8 @@ __all__ = ["without_collections"]
 def without_collections() -> Iterator[None]:
     """Pause the cyclic garbage collector in a `with` block, or while a decorated function runs.
 
-    It would look through all of the process's objects several times while a large state is planned. Where the training
-    has switched it off, it stays off. Code that runs beside the training's loop doesn't call this: the training may
+    It would look through all of the process's objects several times while a large state is planned. If it is
+    off at the beginning, it stays off. Code that runs beside the training's loop doesn't call this: the training may
     switch it off meanwhile.
     """
     if not gc.isenabled():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Final, final
 
@@ -115,7 +116,9 @@ def fetch_manifest(store: Store, folder: str, ref: ManifestRef, *, patience: Pat
 def _decode_head(data: bytes, commit: CommitRecord, uri: str) -> Manifest:
     """Decode rank 0's manifest without its inventory, which may be very long. Raises ManifestError."""
     where = f"{uri}/{commit.folder}/{commit.manifest.path}"
-    return Manifest.from_json(split_inventory(data, where)[0], where)
+    with suppress(ManifestError):
+        data = split_inventory(data, where)[0]
+    return Manifest.from_json(data, where)
 
 
 def _prove_manifest(data: bytes, folder: str, ref: ManifestRef, where: str) -> Manifest:

@@ -152,9 +152,12 @@ class WholeTensors:
     """The places of their bytes in the object."""
 
     ends: list[int] = field(default_factory=list)
-    addresses: list[int] = field(default_factory=list)
-    storages: list[torch.UntypedStorage] = field(default_factory=list)
-    """Their memory, which stays allocated while this object lives."""
+    skipped: list[int] = field(default_factory=list)
+    """The number of each tensor's bytes before its part."""
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    memory: dict[int, Bytes] = field(default_factory=dict)
+    """The memory of the tensors that have got bytes, by their number. While it is held, torch doesn't resize it."""
 
     n_lacking: int = 0
 
@@ -164,29 +167,41 @@ class WholeTensors:
         end = min(chunk_start + tensor.nbytes, block.start + block.size_bytes)
         self.starts.append(start)
         self.ends.append(end)
-        self.addresses.append(tensor.data_ptr() + start - chunk_start)
-        self.storages.append(tensor.untyped_storage())
+        self.skipped.append(start - chunk_start)
+        self.tensors.append(tensor)
         self.n_lacking += end - start
 
     def sort(self) -> None:
         """Sort the parts by their places, for `copy_bytes`. Two are disjoint, or the same bytes for two tensors."""
         order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
-        self.starts, self.ends, self.addresses = (
-            [each[index] for index in order] for each in (self.starts, self.ends, self.addresses)
+        self.starts, self.ends, self.skipped = (
+            [each[index] for index in order] for each in (self.starts, self.ends, self.skipped)
         )
+        self.tensors = [self.tensors[index] for index in order]
 
     def copy_bytes(self, first: int, data: Bytes) -> int:
         """Copy their parts of these bytes into place, as `Piece.copy_bytes` does."""
         end, source, n_bytes = first + data.size, data.ctypes.data - first, 0
-        within = slice(bisect_right(self.ends, first), bisect_left(self.starts, end))
-        for low, high, address in zip(
-            self.starts[within], self.ends[within], self.addresses[within], strict=True
-        ):
+        for number in range(bisect_right(self.ends, first), bisect_left(self.starts, end)):
+            low, tensor = self.starts[number], self.tensors[number]
             start = max(low, first)
-            length = min(high, end) - start
-            ctypes.memmove(address + start - low, source + start, length)
+            length = min(self.ends[number], end) - start
+            if number not in self.memory:
+                self.memory[number] = _open_memory(tensor, self.skipped[number] + self.ends[number] - low)
+            ctypes.memmove(tensor.data_ptr() + self.skipped[number] + start - low, source + start, length)
             n_bytes += length
         return n_bytes
+
+
+def _open_memory(tensor: torch.Tensor, n_bytes: int) -> Bytes:
+    """Return the tensor's memory as it is now, which may not be that of the time of the plan."""
+    begin = tensor.storage_offset() * tensor.itemsize
+    if tensor.nbytes < n_bytes or tensor.untyped_storage().nbytes() < begin + tensor.nbytes:
+        raise ValueError(
+            f"a tensor's memory is too small for its {n_bytes} bytes: it was resized or released"
+        )
+    memory: Bytes = tensor.detach().view(-1).view(torch.uint8).numpy()
+    return memory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -319,7 +334,7 @@ def _is_copied_whole(tensor: torch.Tensor, stored: TensorRecord, reads: Sequence
         and tensor.is_contiguous()
         and tuple(tensor.shape) == reads[0].wanted_box.sizes
         and dtype_of(stored.dtype) == tensor.dtype
-        and not (tensor.is_conj() or tensor.is_neg())
+        and not (tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())  # noqa: SLF001  # torch has no public name
     )
 
 

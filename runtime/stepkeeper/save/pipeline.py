@@ -87,8 +87,9 @@ class SavePipeline:
         """The parameters that optimizers had state for at the start; None if that is unknown, or was compared."""
 
         self._planning: Future[None] | None = None
-        """Resolved once the first save is planned, if another thread plans it."""
+        """Resolved once the first save is planned, if another thread plans it. None from the first save on."""
 
+        self._is_closed = False
         self._number = 0
         self.failures: Final = SaveFailures()
         self._transfers = Worker("save-transfer", self._waits)
@@ -119,7 +120,10 @@ class SavePipeline:
         self._primed = list_with_state(flat.tensors, find_optimizers(flat.paths))
         region = self.pending.next_region
         size_bytes = self._snapshots.prepare(flat.tree, region)
-        self._transfers.submit(region.populate, size_bytes)
+        if self._is_closed:
+            region.close()
+        else:
+            self._transfers.submit(region.populate, size_bytes)
 
     def start_save(
         self, request: SaveRequest, timeout_s: float | None = None, *, clock: SaveClock | None = None
@@ -227,9 +231,10 @@ class SavePipeline:
 
     def close(self, timeout_s: float) -> None:
         """Wait until the saves in flight have ended, or are given up as stuck, and give back the memory."""
+        self._is_closed = True
         ends_s = time.monotonic() + timeout_s
         ended = [each.close(ends_s - time.monotonic()) for each in (self._persisting, self._transfers)]
-        if not all(ended):
+        if not all(ended) and self._planning is None:
             _log.error("a save was stuck for %.1f s and is given up: it won't be committed", timeout_s)
         self.pending.close()
         self.failures.close()

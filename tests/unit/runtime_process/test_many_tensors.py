@@ -15,6 +15,8 @@ from stepkeeper import CheckpointManager
 from stepkeeper.checkpoint.blocks import Block
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES
 from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import PartlyRestoredError
+from stepkeeper.restore.loading import Loading
 from stepkeeper.restore.placing import WholeTensors
 from stepkeeper.save.snapshot.take import SnapshotTaker
 
@@ -128,3 +130,52 @@ def test_an_error_of_the_plan_made_after_a_restore_is_raised_by_the_first_save(
         assert plans == ["save-transfer", threading.current_thread().name]
         manager.save(2, state).result()
         assert manager.steps() == [1, 2]
+
+
+@pytest.mark.parametrize("n_bytes", [0, 12])
+def test_a_tensor_whose_memory_was_released_is_named_and_not_written(tmp_path: Path, n_bytes: int) -> None:
+    with CheckpointManager(tmp_path, save=1) as manager:
+        manager.save(1, {"w": torch.ones(100)}).result()
+    state = {"w": torch.zeros(100)}
+    state["w"].untyped_storage().resize_(n_bytes)
+    with CheckpointManager(tmp_path, save=1) as manager, pytest.raises(PartlyRestoredError) as raised:
+        manager.restore(state)
+    assert "too small for its 400 bytes" in str(raised.value.__cause__)
+
+
+def test_a_tensor_whose_memory_is_replaced_after_the_plan_is_filled_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = Loading.fill_tensors
+
+    def replace_and_fill(loading: Loading) -> dict[str, Any]:
+        state["w"].data = torch.zeros(100)
+        return fill(loading)
+
+    state = {"w": torch.ones(100)}
+    with CheckpointManager(tmp_path, save=1) as manager:
+        manager.save(1, state).result()
+        monkeypatch.setattr(Loading, "fill_tensors", replace_and_fill)
+        manager.restore(state)
+    assert state["w"].eq(1).all()
+
+
+def test_a_manager_that_is_closed_while_saves_are_planned_reports_no_lost_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_closed = threading.Event()
+    prepare = SnapshotTaker.prepare
+
+    def prepare_late(*arguments: Any) -> int:
+        is_closed.wait(60)
+        return prepare(*arguments)
+
+    state = {"w": torch.ones(100)}
+    with CheckpointManager(tmp_path, save=1) as manager:
+        manager.save(1, state).result()
+    manager = CheckpointManager(tmp_path, save=1)
+    monkeypatch.setattr(SnapshotTaker, "prepare", prepare_late)
+    manager.restore(state)
+    manager.close()
+    is_closed.set()
+    assert "given up" not in caplog.text
