@@ -82,12 +82,10 @@ def _find_gaps(view: View) -> list[_Gap]:
     nodes = view.cloud.nodes
     matched = match_members(nodes, view.observed.members)
     gaps = [_find_gap(node, matched[node.id]) for node in nodes]
-    listed = {node.id for node in nodes}
     requested = () if view.cloud.resource is None else view.cloud.resource.node_ids
-    unlisted = [
-        _Gap(Reason.JOINING, f"{name}: not listed by the cloud") for name in requested if name not in listed
-    ]
-    return [gap for gap in gaps if gap is not None] + unlisted
+    unlisted = [name for name in requested if name not in matched]
+    gaps += [_Gap(Reason.JOINING, f"{name}: not listed by the cloud") for name in unlisted]
+    return [gap for gap in gaps if gap is not None]
 
 
 def _find_gap(node: CloudNode, members: tuple[Node, ...]) -> _Gap | None:

@@ -58,8 +58,9 @@ def _reclassify(view: View, before: QueuedResourceStatus, after: QueuedResourceS
 
 def _plan(resource: QueuedResource, status: QueuedResourceStatus, view: View) -> Plan:
     cloud, operator = view.cloud, status.operator
+    # If another object owns the resource now, the removal ends, unless this is a new one with the id of a deleted one.
     deleted = status.state is QueuedResourceState.DELETING and not cloud.duplicates
-    if status.removing and (cloud.foreign is None or deleted):  # another one can have its name then
+    if status.removing and (cloud.foreign is None or deleted):
         return plan_replacement(resource, status, view)
     if cloud.duplicates:
         return _plan_duplicates(resource, status, view)
