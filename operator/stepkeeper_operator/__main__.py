@@ -22,12 +22,7 @@ from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import run_operator
 
 CHECK_UNINSTALL: Final = "check-uninstall"
-_NO_EXTRAS: Final = frozenset(vars(logging.makeLogRecord({}))) | {
-    "message",
-    "asctime",
-    "taskName",
-    "settings",
-}
+_OMITTED: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "settings"}
 """Attributes of a record that aren't printed as extras: logging's own, and kopf's whole settings."""
 
 _KOPF_PREFIX: Final = "k8s_"  # of kopf's other extras: whole references to objects that its messages name
@@ -76,7 +71,7 @@ class KeyValueFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "event": record.getMessage(),
         }
-        extras = {key: value for key, value in vars(record).items() if key not in _NO_EXTRAS}
+        extras = {key: value for key, value in vars(record).items() if key not in _OMITTED}
         pairs |= {key: value for key, value in extras.items() if not key.startswith(_KOPF_PREFIX)}
         line = " ".join(f"{key}={_quoted(value)}" for key, value in pairs.items())
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

@@ -13,7 +13,7 @@ from stepkeeper_operator.api.base import ApiModel
 __all__ = ["Reading", "describe_problems", "read_object"]
 
 _MAX_READS: Final = 16
-"""Without an unreadable part, the part around it can be unreadable: it is left out before the next read."""
+"""Most reads of one object. Without a part that was left out, the part around it can be unreadable at the next read."""
 
 T = TypeVar("T", bound=ApiModel)
 

@@ -82,7 +82,7 @@ class Cache:
         """Record an object of any kind that the cache keeps. Return the keys that the change concerns.
 
         A job or QueuedResource is ignored if a newer version is known: this operator records the answers to its own
-        writes, and a watch may report the same versions later.
+        writes, and a watch may report earlier versions after that.
         """
         objects = self._get_objects(resource.kind)
         meta = raw["metadata"]

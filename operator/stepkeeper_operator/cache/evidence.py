@@ -54,13 +54,13 @@ class EvidenceCache:
         """List the evidence of a job, oldest attempt first."""
         found = []
         for ordinal, record in sorted(self._records.get(job_uid, {}).items()):
+            pods = tuple(sorted(record.pods.values(), key=lambda pod: (pod.rank, pod.uid)))
             batch_jobs = list(record.batch_jobs.values())
             failed = tuple(batch_job for batch_job in batch_jobs if batch_job.failure_reason is not None)
-            # A recreated Job has the name of the previous one, and comes later.
+            # A recreated Job has the name of the previous one, comes later, and replaces its count.
             succeeded = {batch_job.name: batch_job.n_succeeded for batch_job in batch_jobs}
-            total, pods = sum(succeeded.values()), sorted(record.pods.values(), key=lambda p: (p.rank, p.uid))
             evidence = AttemptEvidence(
-                ordinal=ordinal, pods=tuple(pods), failed_batch_jobs=failed, n_succeeded=total
+                ordinal=ordinal, pods=pods, failed_batch_jobs=failed, n_succeeded=sum(succeeded.values())
             )
             found.append(evidence)
         return tuple(found)

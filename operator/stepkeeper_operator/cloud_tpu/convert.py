@@ -95,7 +95,7 @@ def _to_dict(message: Any) -> dict[str, Any]:
 
 def _name_enums(raw: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """Write UNKNOWN(77) for each enum value that Google's package doesn't know and leaves as a number."""
-    fields = kind.fields_by_name  # the entries of a map aren't fields
+    fields = kind.fields_by_name  # the keys of a map aren't names of fields
     return {name: _name_enum(value, fields[name]) if name in fields else value for name, value in raw.items()}
 
 

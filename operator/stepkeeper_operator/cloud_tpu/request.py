@@ -70,7 +70,7 @@ def place_of(spec: QueuedResourceSpec) -> Place:
 def hash_spec(spec: QueuedResourceSpec) -> str:
     """Hash the fields that the cloud can't change on an existing resource, in the form of the request.
 
-    In this form, a default that is written out doesn't change the hash, nor does a new, unset field of the operator.
+    In this form, a default has the same hash whether it is written out or not, and so has a new field that isn't set.
     """
     slices, script = spec.slices, spec.slices.startup_script_secret_ref
     fields = [
@@ -132,7 +132,7 @@ def choose_api_version(spec: QueuedResourceSpec) -> ApiVersion:
 
 
 def _build_node(spec: QueuedResourceSpec) -> dict[str, Any]:
-    """Return the fields of Node, the API's slice, that have no default value, without labels and metadata."""
+    """Return the fields of Node (the API's slice), without labels, metadata, and fields at their defaults."""
     slices = spec.slices
     kind = _GENERATIONS[slices.accelerator].config_type
     config = {"type": kind, "topology": slices.topology}

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Cluster(Protocol):
-    """All requests to an API server. Each raises ApiError or a named subclass. Names of reads begin with get or list."""
+    """All requests to an API server. Each raises ApiError or a named subclass. Reads begin with get or list."""
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
         """Read the object. Return None if there is none."""
@@ -92,7 +92,7 @@ class Cluster(Protocol):
 
 
 def guard_writes(api: T, *, acting: Callable[[], bool]) -> T:
-    """Return the cluster's or the cloud's API with a check before each write. The check raises LeaseLostError.
+    """Return the API of the cluster or the cloud. It raises LeaseLostError before a write if `acting` returns False.
 
     Seconds can pass between two writes of one reconcile, and another operator may take over in that time.
     """

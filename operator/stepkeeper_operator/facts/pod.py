@@ -15,7 +15,7 @@ _MESSAGE_LIMIT: Final = 300
 _DELETING_DISRUPTIONS: Final = {"EvictionByEvictionAPI", "PreemptionByScheduler"}
 """Reasons of disruptions that delete the pod themselves. Others are reported when a lost machine is noticed."""
 
-_CLOCK_SKEW_S: Final = 1
+_CLOCK_SKEW_S: Final = 1  # between the API server and the controller that reports the disruption
 _LOG_LIMIT: Final = 500
 """Characters that are kept of a log."""
 
@@ -107,6 +107,11 @@ class Pod:
         return self.phase in {"Failed", "Succeeded"}
 
     @property
+    def deletion_requested_at(self) -> float | None:
+        """Unix time of the request for its deletion; None if there was none."""
+        return None if self.deadline is None else self.deadline - self.grace_s
+
+    @property
     def code(self) -> int | None:
         """The exit code that the process intended. A launcher or shell can end with another one.
 
@@ -116,11 +121,6 @@ class Pod:
             return self.exit_code
         is_done = self.termination.code == ExitCode.DONE
         return self.exit_code if is_done and self.exit_code is not None else self.termination.code
-
-    @property
-    def deletion_requested_at(self) -> float | None:
-        """Unix time of the request to delete it; None: there is none."""
-        return None if self.deadline is None else self.deadline - self.grace_s
 
 
 def read_pod(raw: RawObject) -> Pod:

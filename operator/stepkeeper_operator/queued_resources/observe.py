@@ -75,7 +75,7 @@ class Observer:
         place = memory.place = _find_place(subject)
         if place is None:
             return observed
-        now, operation = self._clock(), await self._read_operation(subject.status, memory)
+        operation, now = await self._read_operation(subject.status, memory), self._clock()
         fresh_s = _FRESH_SHARE * self._settings.compute_poll_s(subject.status)
         # A list from before the object's last write, or before the end of its operation, doesn't show the result.
         ended = operation is not None and operation.done
