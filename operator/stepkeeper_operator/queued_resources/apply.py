@@ -100,8 +100,7 @@ class Applier:
             case Relabel():
                 await self._change(action.member, labels=make_node_labels(meta))
             case EvictPod(pod=pod):
-                # Also evict the other pods if a disruption budget or a webhook refuses this one. It is retried, and
-                # the time for the drain is bounded.
+                # A refusal doesn't stop the other evictions. The eviction is retried until the drain's time is over.
                 eviction = self.shared.cluster.evict_pod(pod.namespace, pod.name, uid=pod.uid)
                 await _try(eviction, "evict pod", f"{pod.namespace}/{pod.name}")
             case DeleteNode():

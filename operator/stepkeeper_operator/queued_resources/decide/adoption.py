@@ -55,13 +55,14 @@ def plan_blocked(resource: QueuedResource, status: QueuedResourceStatus, view: V
     # If the current id is free, only the object's first request can be blocked.
     if listing is None or (view.cloud.absent and (operator.number or operator.created)):
         return None
-    others, wanted = view.cloud.others, view.meta.annotations.get(ADOPT_ANNOTATION, "")
-    if view.cloud.foreign is not None and operator.created and (operator.adopted or status.was_seen):
+    others, adopt_id = view.cloud.others, view.meta.annotations.get(ADOPT_ANNOTATION, "")
+    had_resource = operator.created and (operator.adopted or status.was_seen)
+    if view.cloud.foreign is not None and had_resource:
         status = _record_loss(status, view.cloud.foreign, view)
-    target = listing.resources.get(wanted) if _may_adopt(status, view, wanted) else None
+    target = listing.resources.get(adopt_id) if _may_adopt(status, view, adopt_id) else None
     if target is not None:
         return _plan_adoption(resource, status, target, listing, view)
-    status = update_status(status, adopting="")  # the annotation was changed or removed
+    status = update_status(status, adopting="")  # the annotation names nothing that can be adopted
     lost = bool(others) and operator.created and identify(others[0]) == status.operator.identity
     # Only the first id is documented, and waits until a user frees it. A later id is skipped.
     if others and operator.number and not lost:
@@ -69,13 +70,13 @@ def plan_blocked(resource: QueuedResource, status: QueuedResourceStatus, view: V
         status = update_status(status, number=operator.number + 1, created=False, asked_at=None)
         return Plan(status=status, requeue_after_s=0.0, waiting=text)
     if others:
-        text = _describe_other(others[0], listing, wanted, uid=view.meta.uid)
+        text = _describe_other(others[0], listing, adopt_id, uid=view.meta.uid)
         return _refuse(status, judge_accepted(Reason.OWNED_BY_OTHER, text), view)
-    if not wanted:
+    if not adopt_id:
         return None
     text = (
-        f"annotation {ADOPT_ANNOTATION} names {wanted}, but the cloud has no resource of this object's name with that "
-        "id. Correct the annotation, or remove it to request new machines"
+        f"annotation {ADOPT_ANNOTATION} names {adopt_id}, but the cloud has no resource of this object's name with "
+        "that id. Correct the annotation, or remove it to request new machines"
     )
     return _refuse(status, judge_accepted(Reason.NOTHING_TO_ADOPT, text), view)
 
@@ -114,11 +115,11 @@ def _record_loss(status: QueuedResourceStatus, lost: CloudQueuedResource, view: 
     return update_status(status, state=state, adopting=uid, adopted=False, identity=identify(lost), **gone)
 
 
-def _may_adopt(status: QueuedResourceStatus, view: View, wanted: str) -> bool:
-    """Return True if the annotation names the current id, or, before the first recreation, any id of this name."""
+def _may_adopt(status: QueuedResourceStatus, view: View, adopt_id: str) -> bool:
+    """Return True for the current id, and, before the first recreation, for any id of the object's name."""
     namespace, name, number = view.meta.namespace, view.meta.name, status.operator.number
-    of_name = parse_number(namespace, name, wanted) is not None
-    return wanted == make_cloud_id(namespace, name, number) or (not number and of_name)
+    of_name = parse_number(namespace, name, adopt_id) is not None
+    return adopt_id == make_cloud_id(namespace, name, number) or (not number and of_name)
 
 
 def _plan_adoption(
@@ -203,13 +204,13 @@ def _find_differences(
             yield f"{name}: the spec has {wanted}, the cloud has {present}"
 
 
-def _describe_other(found: CloudQueuedResource, listing: Listing, wanted: str, *, uid: str) -> str:
+def _describe_other(found: CloudQueuedResource, listing: Listing, adopt_id: str, *, uid: str) -> str:
     labels = find_labels(found, listing)
     named = ", ".join(f"{key}={value}" for key, value in labels.items() if key.startswith("stepkeeper-"))
     whose = f"has another object's label: {named}" if named else "has no label of an object"
     if labels.get(UID_LABEL) == uid:  # the request's label: its nodes, which had another one, are gone
         whose = "was taken over by another object"
-    wrong = f" (the annotation names {wanted})" if wanted else ""
+    wrong = f" (the annotation names {adopt_id})" if adopt_id else ""
     return (
         f"{found.name} exists, is {found.state} and {whose}. The operator doesn't change it. To take it over, with its "
         f"machines and costs, set annotation {ADOPT_ANNOTATION}: {found.id} on this object{wrong}. Otherwise delete it "

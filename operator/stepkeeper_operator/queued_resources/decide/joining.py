@@ -40,7 +40,8 @@ def judge_joining(resource: QueuedResource, status: QueuedResourceStatus, view: 
     if not cloud.known:
         return status, None, None
     active = status.state is QueuedResourceState.ACTIVE and not status.removing
-    if not active or not (cloud.nodes or (cloud.resource and cloud.resource.node_ids)):
+    requested = () if cloud.resource is None else cloud.resource.node_ids
+    if not active or not (cloud.nodes or requested):
         judged = _judge(Reason.NOT_ACTIVE, "its hosts join once it is active")
         return update_status(status, missing_hosts_since=None), judged, None
     gaps = _find_gaps(view)

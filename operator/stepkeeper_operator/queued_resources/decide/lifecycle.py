@@ -66,7 +66,7 @@ def plan_present(resource: QueuedResource, status: QueuedResourceStatus, view: V
     if end is None:
         status = status.model_copy(update={"state": found.phase})
         return _plan_to_keep(resource, status, problems, view)
-    # An expired request is always removed: the cloud could still grant it.
+    # An expired request is always removed. Whether another one follows is decided after that.
     objection = None if end.reason == Reason.EXPIRED else _find_objection(spec, status, end)
     if objection is None:
         return _replace(resource, status, end, view)

@@ -65,7 +65,7 @@ def _plan(resource: QueuedResource, status: QueuedResourceStatus, view: View) ->
     if cloud.duplicates:
         return _plan_duplicates(resource, status, view)
     if cloud.resource is not None:
-        if operator.created and not (operator.adopting or operator.lost):
+        if operator.created and not (operator.adopting or operator.lost):  # the status shows it
             return plan_present(resource, status, view)
         return plan_recovery(resource, status, cloud.resource)
     if not cloud.known:

@@ -131,6 +131,7 @@ def _plan_drain(status: QueuedResourceStatus, view: View) -> Plan | None:
     observed, cloud = view.observed, view.cloud
     alive = {member.name for member in observed.members if member.ready}
     lost = _is_lost(status, cloud)
+    # Without a listing, the machines are assumed to exist and to be the object's own, unless the status shows a loss.
     machines_may_exist = cloud.resource is not None or not (cloud.known or lost)
     if alive and machines_may_exist:
         if observed.pods is None:  # they are read once the status shows the removal
