@@ -75,7 +75,7 @@ class Applier:
         except InvalidObjectError as error:
             if subject.resource is not None:
                 raise
-            # The API server rejects each status of an object with an invalid spec. The removal continues without.
+            # The API server rejects each status of an object with an invalid spec. The removal continues without it.
             _log.warning("cannot write status of unreadable object", extra={"error": str(error)})
             memory.unwritten = decision.status
         else:
