@@ -66,7 +66,7 @@ def decide_deletion(before: QueuedResourceStatus, view: View, *, retain: bool) -
         return Decision(status=before, actions=release)
     status = begin_removal(fold_answers(before, view), Reason.DELETED, now=view.now)
     plan = plan_removal(status, view)
-    # Another object's resource isn't deleted, so that the cloud's refusals needn't end before the release.
+    # If another object owns the resource, nothing is to be deleted, and a refusal by the cloud blocks nothing.
     refused = observed.error is not None and observed.error.kind in PERMANENT
     if plan is None or (refused and _is_lost(status, cloud)):
         return Decision(status=before, actions=release, events=_describe_lost(status, cloud))
