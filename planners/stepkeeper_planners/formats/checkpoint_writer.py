@@ -50,7 +50,7 @@ def write_checkpoint(
         planner = _Planner(ProgressMeter(total_bytes=total_bytes, callback=progress))
         try:
             with warnings.catch_warnings():
-                # torch warns if there is one process only, and about its own code.
+                # torch warns if there is one process only, and about what its own code uses.
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
                 warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
                 save({**state}, storage_writer=FileSystemWriter(new), planner=planner, no_dist=True)

@@ -30,11 +30,7 @@ class RenameSuggestion:
 
 
 def find_rename(missing: Sequence[str], unexpected: Sequence[str]) -> RenameSuggestion | None:
-    """Return the one change that turns the most missing names into unexpected ones.
-
-    Returns:
-        The change; None if no change fixes at least two names, or the only missing one.
-    """
+    """Return the change that turns the most missing names into unexpected ones: at least two, or the only one."""
     renames = [*_prefix_renames(missing, unexpected), *_segment_renames(missing, unexpected)]
     best = max(renames, key=lambda rename: rename.fixes, default=None)
     return best if best is not None and best.fixes >= min(2, len(missing)) else None
@@ -97,7 +93,7 @@ def _prefix_rule(before: str, after: str) -> str:
 
 
 def _segment_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[RenameSuggestion]:
-    """Yield the renames that remove a wrapper's segment, anywhere in the names, on one side."""
+    """Yield the renames that remove a wrapper's segment, anywhere in the names, on the side that has the wrapper."""
     for segment in _WRAPPERS:
         for wrapped, bare, holder, other in (
             (unexpected, missing, "checkpoint", "state"),

@@ -26,7 +26,7 @@ class SPMDStager(AsyncStager):
     Ranks: all ranks stage, each with a stager of its own, as all take part in the save.
     """
 
-    # With it, `dcp.async_save` doesn't call `synchronize_staging` right after `stage`.
+    # False, so that `dcp.async_save` doesn't call `synchronize_staging` right after `stage`.
     _synchronize_after_execute = False
 
     @override
@@ -75,9 +75,7 @@ class SPMDStager(AsyncStager):
     @override
     def synchronize_staging(self) -> None:
         """Return at once: a copy that is still running holds the state as it was."""
-        return
 
     @override
     def close(self) -> None:
         """Release nothing: the stager holds no copies."""
-        return
