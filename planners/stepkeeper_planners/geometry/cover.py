@@ -14,7 +14,7 @@ _Owners = Sequence[Sequence[Owner]]
 
 
 def check_layout(layout: TensorLayout) -> None:
-    """Check that the chunks cover the tensor: see `check_cover`. LayoutError names the ranks that hold them too."""
+    """Check that the chunks cover the tensor, as `check_cover`. LayoutError names the ranks that hold them too."""
     chunks = layout.chunks
     if len(chunks) == 1 and chunks[0].box == Box.whole(layout.global_shape):
         # Most tensors are whole on each of many ranks: their owners need not be checked.

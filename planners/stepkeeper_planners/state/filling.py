@@ -34,7 +34,7 @@ def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[st
 
     The load leaves no work to the training's next program. Pending work, or data left on the host, would make
     the first step another program than in an uninterrupted run, which may round differently. Open shardings
-    stay open. Raises UnsupportedValueError if a value belongs into a container that can't be changed.
+    stay open. Raises UnsupportedValueError if a value would go into a container that can't be changed.
     """
     tensors = flat.tensors
     copied = {name: tensors[first] for name in values if (first := flat.aliases.get(name, name)) in tensors}

@@ -75,6 +75,7 @@ class NamedState(dict[str, Any]):
             {**group, **values.get(f"{below}.{number}.{ADDED}", {})}
             for number, group in enumerate(self["param_groups"])
         ]
+        # Without numbers, the groups keep the names.
         for group, numbers in zip(groups, self.numbers, strict=False):
             group["params"] = numbers
         return self._load or optimizer.load_state_dict, content

@@ -1,6 +1,6 @@
-"""Assign options, such as learning rates, from a checkpoint to an optimizer's groups, whose parameters may be others.
+"""Assign options, such as learning rates, from the groups of an optimizer in a checkpoint to those in the state.
 
-A group of the state gets the options of the stored groups that have its parameters.
+The groups may have other parameters then and now. A group gets the options of the stored groups with its parameters.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -27,13 +27,11 @@ class Resizable:
 
 
 def find_resizable(state: Mapping[str, object], flat: FlatState) -> dict[str, Resizable]:
-    """Find these parts, by name: a `Whole` anywhere, and in the training's own dicts and lists
+    """Find the parts that are loaded with as many items as were saved, by name.
 
-    - lists without tensors and objects,
-    - empty dicts, and
-    - plain values, in whose place a dict or list may have been saved.
-
-    The result of an object's state_dict() has no such part: it is compared entry by entry.
+    These are every `Whole`, and in the training's own dicts and lists: lists without tensors and objects, empty dicts,
+    and plain values, in whose place a dict or list may have been saved. The result of an object's state_dict() is
+    compared entry by entry.
     """
     found = {} if is_stateful(state) else {join_path(each.path): each for each in _walk(state, ())}
     for name in flat.wholes:
