@@ -64,7 +64,7 @@ class Tiling:
         if any(size % count for size, count in zip(shape, counts, strict=True)):
             return None
         for dim, size in enumerate(shape):
-            # Cut each tile along `dim` into as many equal parts as its copies allow, each for as many of them.
+            # Cut each tile along `dim` into as many equal parts as its copies allow, each for an equal share of them.
             parts = gcd(size // counts[dim], devices.shape[-1])
             cut = devices.reshape(*counts, parts, -1)
             counts[dim] *= parts

@@ -68,11 +68,12 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor], sharding: str
     tiling = _tiling(bare, sharding)
     if tiling is None:
         mark = build_op_sharding(None) if sharding is not None else _C._get_xla_op_sharding(bare)
-        if mark and bare.numel():
+        is_marked = mark and bare.numel()
+        if is_marked:
             # A copy onto a marked tensor needs a program; marking data that was copied needs none.
             _C._xla_clear_sharding(bare)
         plain.fill(bare, pieces)
-        if mark and bare.numel():
+        if is_marked:
             _C._xla_mark_sharding(bare, mark)
         return
     if sharding is not None:
@@ -83,15 +84,13 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor], sharding: str
     shape = tuple(bare.shape)
     boxes = list_device_boxes(tiling, shape)
     padded_sizes = tiling.padded_sizes(shape)
-    first: dict[Box, int] = {}
-    shards: list[torch.Tensor] = []
+    by_box: dict[Box, torch.Tensor] = {}
     for index, name in enumerate(devices):
         box = boxes[ordinal(name)]
-        if box in first:
-            shards.append(shards[first[box]])
-            continue
-        first[box] = index
-        shards.append(_add_padding(pieces, index, box, padded_sizes, bare.dtype))
+        # The piece has the local index of the first copy.
+        if box not in by_box:
+            by_box[box] = _add_padding(pieces, index, box, padded_sizes, bare.dtype)
+    shards = [by_box[boxes[ordinal(name)]] for name in devices]
     _C._load_local_shards(bare.detach(), shards, devices)
 
 

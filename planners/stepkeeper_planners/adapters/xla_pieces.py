@@ -230,7 +230,7 @@ def move_to_host(pieces: Sequence[DevicePiece]) -> Iterator[tuple[DevicePiece, l
 
 
 def _parts(piece: DevicePiece, held: Iterable[HostPart]) -> Iterator[HostPart]:
-    """Yield elements of a piece, given with their boxes in the piece, with their boxes in the whole tensor."""
+    """Yield the elements of a piece with their boxes in the whole tensor. `held` has their boxes in the piece."""
     dim = piece.dim
     for box, data in held:
         if piece.tile is None:

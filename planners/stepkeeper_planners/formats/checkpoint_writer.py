@@ -71,6 +71,7 @@ def _is_of_checkpoint(path: Path) -> bool:
 
 def _reason(failure: BaseException) -> BaseException:
     """Return the error that a caller expects. For a failed write, torch only reports that its position is wrong."""
+    # torch raises a RuntimeError of its own, with an OSError such as of a full disk somewhere among its causes.
     reason: BaseException | None = failure
     while type(failure) is RuntimeError and reason is not None:
         if isinstance(reason, OSError):

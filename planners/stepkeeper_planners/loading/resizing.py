@@ -75,6 +75,7 @@ class ResizedReads:
             return
         n_stored = max((int(item) + 1 for item in items), default=0) if is_list else None
         if is_list and n_stored == part.length and marks <= set(self._request.marks):
+            # As many items, and no other kinds of keys or empty dicts in them: they are matched name by name.
             return
         self._cover(fqn)
         foreign = sorted(str(paths[name][-1]) for name in marks if is_mark_of_foreign_key(name))

@@ -155,7 +155,7 @@ class TorchSaveReader(StorageReader):
         return [name for name, is_needed in zip(names, needed.tolist(), strict=True) if is_needed]
 
     def _receive(self, name: str, *, wanted: bool) -> torch.Tensor | bytes | None:
-        """Return the value, or the whole tensor if it is wanted. All ranks take part, and raise after the last byte."""
+        """Return the value, or the whole tensor if it is wanted. All ranks take part, and raise only at the end."""
         stored = self._metadata.state_dict_metadata[name]
         own: torch.Tensor | bytes | None = None
         failure: Exception | None = None
