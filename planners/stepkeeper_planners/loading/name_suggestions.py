@@ -51,10 +51,9 @@ def suggest_names(missing: Sequence[str], unexpected: Sequence[str], limit: int)
 
 
 def _prefix_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[RenameSuggestion]:
-    """Yield the three most frequent changes of prefix.
+    """Yield the three most frequent changes of prefix: the beginnings in which a missing and an unexpected name differ.
 
-    Each missing name is paired with an unexpected one that has the longest end in common with it: the rest of the two
-    names is the change.
+    Each missing name is paired with an unexpected one that has the longest end in common with it.
     """
     by_end: dict[str, str] = {}
     for name in unexpected:
@@ -103,6 +102,7 @@ def _segment_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Itera
             fixed = [(name, short) for name, short in _without(segment, wrapped) if short in known]
             if fixed:
                 part = f"{segment!r}{_wrapper_hint(segment)}"
+                # The name in the state comes first.
                 example = fixed[0] if holder == "state" else fixed[0][::-1]
                 rule = f"the {holder}'s names have a part {part}, the {other}'s don't"
                 yield RenameSuggestion(rule=rule, fixes=len(fixed), example=example)

@@ -91,6 +91,7 @@ def _compiled(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     names = frozenset(patterns)
     globs = [pattern for pattern in patterns if _GLOB.search(pattern)]
     forms = [form for glob in globs for form in (translate(glob), translate(f"{glob}.*"))]
+    # (?!) matches nothing.
     matches = re.compile("|".join(forms) or "(?!)").match
 
     def selects(fqn: str) -> bool:

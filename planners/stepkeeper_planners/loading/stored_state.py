@@ -50,7 +50,7 @@ class StoredState:
     further: Mapping[str, str] = field(default_factory=dict)
     """The names that only repeat an option of an optimizer's group, with that option's name: see flat_names.py."""
     read_paths: Callable[[], Mapping[str, Path]] = dict
-    """Reads the keys that led to each name when it was saved, and the marks of `encode_nesting`; empty if unknown."""
+    """Returns the keys that led to each name when it was saved, and the marks of `encode_nesting`; empty if unknown."""
 
     def saved_world_sizes(self) -> dict[str, dict[int, set[int]]]:
         """Return, for each `PerRank` name, the world sizes that saved it, and which ranks' values each has."""

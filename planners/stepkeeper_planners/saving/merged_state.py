@@ -122,10 +122,8 @@ def merge_states(
     differ in a tensor's dtype or shape.
     """
     # The base doesn't differ from itself.
-    groups = (
-        StateDifference(ranks=base_ranks, digests={}, missing=frozenset(), partial=base),
-        *differences,
-    )
+    of_base = StateDifference(ranks=base_ranks, digests={}, missing=frozenset(), partial=base)
+    groups = (of_base, *differences)
     parts: dict[str, dict[int, TensorLayout]] = {}
     writers: dict[str, int] = {}
     for each in groups:

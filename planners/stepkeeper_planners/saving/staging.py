@@ -59,13 +59,10 @@ class SPMDStager(AsyncStager):
         return rebuild_state(flat, leaves)
 
     def copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy the tensors on their own devices. Subclasses may copy them elsewhere.
+        """Return copies of the tensors on their own devices, by the same names. Subclasses may copy them elsewhere.
 
         Args:
             tensors: the tensors by name; each tied tensor once.
-
-        Returns:
-            The copies, by the same names.
         """
         with keep_shardings_open(tensors.values()):
             copies = {fqn: adapters.clone_for_transfer(fqn, tensor) for fqn, tensor in tensors.items()}

@@ -174,6 +174,7 @@ def _check_complete(made: list[_MadeState], pairs: list[Pair]) -> None:
     primed = {id(each.owner) for each in made}
     primed |= {id(owner) for real, _ in pairs for owner, entry in real.state.items() if entry}
     for real, _ in pairs:
+        # SGD has state for its momentum only.
         groups = [each for each in real.param_groups if not isinstance(real, SGD) or each["momentum"]]
         trained = [p for group in groups for p in group["params"] if p.requires_grad]
         n_without = sum(id(parameter) not in primed for parameter in trained)

@@ -218,6 +218,7 @@ class TorchSaveReader(StorageReader):
     def _device(self) -> torch.device:
         """Return the device on which this group's collectives want their tensors."""
         accelerator = torch.accelerator.current_accelerator()
+        # A group with a backend for the CPU, such as "cpu:gloo,cuda:nccl", takes tensors in host memory.
         if accelerator is None or "cpu:" in str(dist.get_backend_config(self._group)):
             return torch.device("cpu")
         return torch.device(accelerator.type, torch.accelerator.current_device_index())
