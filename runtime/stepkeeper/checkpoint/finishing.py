@@ -64,7 +64,7 @@ def finish_checkpoint(
     )
     _check_one_save([own, *(each.manifest for each in others_read)])
 
-    def metadata() -> bytes:
+    def encode() -> bytes:
         manifests = [own, *(each.parse_whole() for each in others_read)]
         key_paths = None if structure is None else json.loads(structure.key_paths)
         paths = None if key_paths is None else {name: tuple(path) for name, path in key_paths.items()}
@@ -72,9 +72,9 @@ def finish_checkpoint(
 
     parts = [Part(inventory=own.inventory.digest, aliases=own.aliases), *(each.part for each in others_read)]
     if cache is None:
-        encoded = metadata()
+        encoded = encode()
     else:
-        encoded = cache.get_metadata(None if structure is None else structure.key, parts, metadata)
+        encoded = cache.get_metadata(None if structure is None else structure.key, parts, encode)
     written = write_object(store, own.folder, METADATA_NAME, [encoded], patience)
     complete = replace(own, objects=(*own.objects, written, *(each.record for each in others_read)))
     data = complete.to_json()
@@ -90,7 +90,7 @@ def finish_checkpoint(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OtherManifest:
-    """Another rank's manifest, as this rank reads it."""
+    """Another rank's manifest. Its inventory may be very long, and is decoded only if the cache has no `.metadata`."""
 
     data: bytes
     manifest: Manifest

@@ -35,7 +35,7 @@ class ChunkRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRecord:
-    """One tensor, and its chunks."""
+    """One tensor, and its chunks. `fqn` is its name in the flattened state."""
 
     fqn: str
     dtype: str

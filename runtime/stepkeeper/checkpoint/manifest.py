@@ -31,6 +31,8 @@ BLOCK_BYTES: Final = 16 * 1024 * 1024
 
 _NUMBER: Final = "(?:0|[1-9][0-9]*)"
 _PATH: Final = re.compile(rf"({_NUMBER}/{_NUMBER}-[0-9a-f]{{32}})/([^/]+)")
+"""Matches a path in the root: the folder of a save, and the name of an object in it."""
+
 _OBJECT: Final = re.compile(rf"__{_NUMBER}_{_NUMBER}\.distcp|manifest\.{_NUMBER}\.json|\.metadata")
 
 
@@ -151,7 +153,7 @@ class Manifest:
         return ManifestRef(path=manifest_name(self.rank), size_bytes=len(data), crc32c=crc32c(data))
 
     def to_json(self) -> bytes:
-        """Encode the manifest with sorted keys. The inventory is between the other keys."""
+        """Encode the manifest with sorted keys. `split_inventory` relies on the keys around the inventory."""
         before = {
             "aliases": self.aliases,
             "block_bytes": BLOCK_BYTES,
@@ -193,7 +195,7 @@ class Manifest:
                 aliases=dict(raw.get("aliases", {})),
                 shardings=Shardings.from_raw(raw["shardings"]) if "shardings" in raw else Shardings(),
             )
-        except ManifestError:
+        except ManifestError:  # a ValueError too
             raise
         except (ValueError, KeyError, TypeError) as error:
             raise ManifestError(f"{where} is no manifest: {error!r}") from error

@@ -7,13 +7,7 @@ from functools import partial
 from typing import Final, final
 
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
-from stepkeeper.checkpoint.manifest import (
-    BLOCK_BYTES,
-    Manifest,
-    ObjectRecord,
-    manifest_name,
-    split_inventory,
-)
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name, split_inventory
 from stepkeeper.checkpoint.reread import read_if_present, read_until_good
 from stepkeeper.errors import BadBytes, ManifestError, TornCheckpointError
 from stepkeeper.log.records import CommitRecord, ManifestRef
@@ -84,9 +78,9 @@ def check_metadata(store: Store, commit: CommitRecord) -> None:
     """Check `.metadata`, which stock readers use. Raises TornCheckpointError and StorageError."""
     data = fetch_manifest(store, commit.folder, commit.manifest, patience=DEFAULT_PATIENCE)
     first = _decode_head(data, commit, store.uri)
-    sizes_bytes = [record.size_bytes for record in first.objects if record.path == METADATA_NAME]
-    for size_bytes in sizes_bytes:
-        BlockReader(store, (first,)).read_verified(METADATA_NAME, 0, size_bytes)
+    for record in first.objects:
+        if record.path == METADATA_NAME:
+            BlockReader(store, (first,)).read_verified(METADATA_NAME, 0, record.size_bytes)
 
 
 def list_other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:
@@ -116,7 +110,7 @@ def fetch_manifest(store: Store, folder: str, ref: ManifestRef, *, patience: Pat
 def _decode_head(data: bytes, commit: CommitRecord, uri: str) -> Manifest:
     """Decode rank 0's manifest without its inventory, which may be very long. Raises ManifestError."""
     where = f"{uri}/{commit.folder}/{commit.manifest.path}"
-    with suppress(ManifestError):
+    with suppress(ManifestError):  # `from_json` reports what is wrong
         data = split_inventory(data, where)[0]
     return Manifest.from_json(data, where)
 
@@ -152,7 +146,7 @@ class BlockReader:
         patience: Patience = DEFAULT_PATIENCE,
         folder: str | None = None,
     ) -> None:
-        """Prepare to read by all ranks' proven manifests; from `folder`, if it isn't theirs."""
+        """Prepare to read by all ranks' proven manifests, from `folder`, or from their own if that is None."""
         self._store = store
         self._patience = patience
         self._folder = manifests[0].folder if folder is None else folder

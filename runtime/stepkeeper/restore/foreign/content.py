@@ -146,7 +146,7 @@ class ForeignContent:
             for number, size_bytes in enumerate(sizes)
         )
         return BlockTable(
-            blocks=blocks, first_numbers={each.path: each.number for each in blocks}, whole=True
+            blocks=blocks, first_numbers={each.path: each.number for each in blocks}, one_block_each=True
         )
 
     def find_chunks(self) -> dict[tuple[str, int], ChunkRecord]:
