@@ -25,12 +25,15 @@ __all__ = [
 METADATA: Final = ".metadata"
 """The object that stock DCP writes last: without it nothing is complete."""
 
-
 _NAME: Final = re.compile(r"(?:(?:global_?)?(?:step|checkpoint|ckpt|iter)[-_]?)?([0-9]{1,15})")
-_OURS: Final = re.compile(r"[0-9]+-[0-9a-f]{32}/.*")
+"""Matches a step's name: its number, perhaps after a word, as in step-100."""
+
 _COMMIT: Final = re.compile(r"[0-9]+/[0-9]+-[0-9a-f]{32}")
-"""Matches a folder of one of our commits."""
+_OURS: Final = re.compile(r"[0-9]+-[0-9a-f]{32}/.*")
+"""Match a folder of one of our commits, and the path of an object of one in its step's folder."""
+
 _DATA: Final = ".distcp"
+"""The suffix of objects that stock DCP and torch_xla write data to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
