@@ -96,7 +96,7 @@ class Log(Appender):
         entry = entry_for(state, body, claim=None, nonce=nonce)
         winner = self._place(PendingAppend(claim=None, build=lambda _: body, nonce=nonce, entry=entry))
         if winner.nonce != nonce:
-            self._state = LogState()  # this log isn't in the state to repair any more
+            self._state = LogState()  # `state` lacks that entry
             raise RefusedError(
                 f"slot {state.tail + 1} of {self._store.uri} was written just now: a job is saving there. Stop it first"
             )

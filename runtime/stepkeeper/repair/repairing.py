@@ -74,7 +74,7 @@ def plan_repair(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Plan:
     """
     log = DamagedLog(store, patience)
     sizes = log.sizes
-    # Saves of claims before the newest index are commits in it, or garbage.
+    # Saves of claims before that of the newest index are commits in it, or garbage.
     unknown = {folder for folder in sizes if claim_of(folder) >= (log.start.claim or 0)}
     unknown -= {record.folder for record in log.start.commits.values()}
     lost_before: Collection[int] = ()

@@ -51,10 +51,11 @@ class GcReport:
     """Garbage that is kept until a collection after its pins are removed."""
 
     over: tuple[str, ...] = ()
-    """Paths of pins that were removed because they weren't renewed for a lease; in a dry run, that would be."""
+    """Paths of pins that were removed because their lease is over; in a dry run, that would be."""
 
     remnants: tuple[str, ...] = ()
-    """Paths of proofs' objects that killed processes had left. They were deleted; in a dry run they would be."""
+    """Paths of objects that killed processes had left of proofs of the store. They were deleted; in a dry run they would
+    be."""
 
 
 def _never(_: int | None) -> bool:
@@ -73,7 +74,7 @@ def sweep(
     The log must have deleted them before the call. A process that pins a commit reads the log afterwards, and
     so notices if the pin was too late. Pins whose lease is over are removed first.
     """
-    doomed = tuple(garbage)
+    doomed = tuple(garbage)  # iterated more than once
     if not doomed:
         return ()
     pinned = drop_over(store, is_over, patience=patience).slots

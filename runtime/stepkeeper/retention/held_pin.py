@@ -19,6 +19,8 @@ __all__ = ["HeldPin", "hold_commit", "release_all_pins"]
 
 _log: Final = logger(__name__)
 _RENEWING_S: Final = 30.0
+"""How long one renewal is retried."""
+
 _RELEASE_S: Final = 120.0
 """A little more than the patience with which a pin is removed."""
 
@@ -66,7 +68,7 @@ class HeldPin:
     def release(self, limit_s: float = _RELEASE_S) -> None:
         """Remove the pin, and wait for that, but not longer than `limit_s`. A failure is logged."""
         self.request_release()
-        # A forked child has no such thread, and the pin is its parent's.
+        # A forked child has no such thread, and the pin is its parent's. The thread can't wait for itself.
         if os.getpid() != self._pid or self._thread is threading.current_thread():
             return
         self._thread.join(limit_s)

@@ -80,6 +80,7 @@ Matrix = tuple[int, ...]
 
 
 def _apply(matrix: Matrix, crc: int) -> int:
+    """Add up the columns that the crc's bits select."""
     result = 0
     for column in matrix:
         if crc & 1:
@@ -98,6 +99,7 @@ def _zeros(length: int) -> Matrix:
 
     The crc of the zeros themselves isn't in it.
     """
+    # Compose the maps for 1, 2, 4, … zero bits, beginning with the map that changes nothing.
     one_bit: Matrix = (_POLYNOMIAL, *(1 << i for i in range(31)))
     power, result = one_bit, tuple(1 << i for i in range(32))
     bits = length * 8

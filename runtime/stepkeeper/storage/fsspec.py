@@ -130,9 +130,8 @@ class FsspecStore:
                 data: bytes = self._filesystem.cat_file(where, start=offset or None, end=end)
             except _MISSING as error:
                 raise MissingObjectError(f"{self._uri}/{path} does not exist") from error
-            except (
-                Exception
-            ):  # file systems raise different errors for a range after the end: the size decides
+            except Exception:
+                # File systems raise different errors for a range after the end: the size decides.
                 if offset < self._size_bytes(path):
                     raise
                 return b""

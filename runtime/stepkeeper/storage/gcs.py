@@ -64,8 +64,7 @@ _ROLE: Final = "roles/storage.objectUser"
 class GcsStore:
     """Store objects in a bucket of Cloud Storage.
 
-    It uses STORAGE_EMULATOR_HOST, without credentials, if that is set; else the application default
-    credentials.
+    It uses STORAGE_EMULATOR_HOST, without credentials, if that is set; else the application default credentials.
     """
 
     def __init__(
@@ -81,6 +80,7 @@ class GcsStore:
         self._retry: Retry = DEFAULT_RETRY.with_delay(initial=0.2, maximum=8.0).with_timeout(retry_s)
         self._patience = Patience(total_s=retry_s)
         self._bucket_was_there = False
+        """True once a listing has shown that the bucket exists."""
 
     @property
     def uri(self) -> str:

@@ -122,14 +122,14 @@ def test_a_resumed_claim_learns_what_went_in(log: Log, bucket: MemoryBucket, com
         log.resume(Claim(slot=claim.slot, nonce="0" * 32))
 
 
-@pytest.mark.parametrize("apply_body", [True, False])
+@pytest.mark.parametrize("applied", [True, False])
 def test_a_put_without_an_answer_is_put_again(bucket: MemoryBucket, applied: bool) -> None:
     log = Log(MemoryStore(bucket, hook=failing(2, applied=applied)), patience=IMPATIENT)
     claim = log.begin()
     assert (claim.slot, log.state.tail, len(bucket.objects)) == (0, 0, 1)
 
 
-@pytest.mark.parametrize("apply_body", [True, False])
+@pytest.mark.parametrize("applied", [True, False])
 @pytest.mark.parametrize("settled", [True, False])
 def test_an_unknown_outcome_is_settled_before_anything_else_is_appended(
     log: Log, bucket: MemoryBucket, applied: bool, settled: bool, commit: CommitStep
@@ -147,7 +147,7 @@ def test_an_unknown_outcome_is_settled_before_anything_else_is_appended(
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("apply_body", [False, True])
+@pytest.mark.parametrize("applied", [False, True])
 def test_a_save_given_up_is_void_unless_it_went_in(
     log: Log, bucket: MemoryBucket, applied: bool, restarted: bool, commit: CommitStep
 ) -> None:
@@ -174,7 +174,7 @@ def test_a_refusal_is_no_unknown_outcome(log: Log, bucket: MemoryBucket, commit:
     assert refused.settle() is None
 
 
-@pytest.mark.parametrize("apply_body", [True, False])
+@pytest.mark.parametrize("applied", [True, False])
 @pytest.mark.parametrize("restarted", [True, False])
 def test_asked_again_for_the_same_begin_it_is_put_once(
     log: Log, bucket: MemoryBucket, commit: CommitStep, *, applied: bool, restarted: bool
