@@ -124,13 +124,7 @@ class Follower:
     """
 
     def __init__(
-        self,
-        uri: str,
-        *,
-        poll_s: float,
-        timeout_s: float | None,
-        after: int | None,
-        every: bool,
+        self, uri: str, *, poll_s: float, timeout_s: float | None, after: int | None, every: bool
     ) -> None:
         if not poll_s > 0:
             raise ValueError(f"poll_s must be greater than 0, not {poll_s}")

@@ -82,12 +82,7 @@ class CheckpointManager(ManagerInspection):
             All ranks call this with the same arguments.
         """
         arguments = build_arguments(
-            path,
-            save=save,
-            keep=keep,
-            total_steps=total_steps,
-            process_group=process_group,
-            options=options,
+            path, save=save, keep=keep, total_steps=total_steps, process_group=process_group, options=options
         )
         self._open(arguments)
 

@@ -1,6 +1,6 @@
 """Number the blocks of a commit, identically on all ranks, and order them for reading. Pure."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final, Self
@@ -93,15 +93,12 @@ class BlockTable:
             for tensor in filter(None, of_all_ranks):
                 # The first rank that comes to a tensor brings the chunks of all ranks.
                 for chunk in chunks.pop(tensor.fqn, ()):
-                    order.update(dict.fromkeys(self.find_blocks(chunk.path, *_locate_data(chunk))))
+                    start = chunk.offset_bytes + chunk.data_offset_bytes
+                    n_bytes = chunk.length_bytes - chunk.data_offset_bytes
+                    order.update(dict.fromkeys(self.find_blocks(chunk.path, start, n_bytes)))
         # The blocks that hold no tensor's elements come last.
         order.update(dict.fromkeys(range(len(self.blocks))))
         return list(order)
-
-
-def _locate_data(chunk: ChunkRecord) -> tuple[int, int]:
-    """Return offset and length of the chunk's elements in the object."""
-    return chunk.offset_bytes + chunk.data_offset_bytes, chunk.length_bytes - chunk.data_offset_bytes
 
 
 def encode_runs(numbers: Iterable[int]) -> Runs:
@@ -158,7 +155,3 @@ class Contents:
     def names(self) -> tuple[str, ...]:
         """The names of the tensors and values."""
         return (*self.tensors, *self.values)
-
-    def sort_for_reading(self, numbers: Collection[int]) -> list[int]:
-        """Sort these blocks into the order in which all ranks read them."""
-        return [number for number in self.reading_order if number in numbers]

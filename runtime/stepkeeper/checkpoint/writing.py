@@ -45,12 +45,7 @@ def plan_files(store: Store, order: SaveOrder) -> tuple[File, ...]:
 
 
 def write_files(
-    store: Store,
-    folder: str,
-    files: Sequence[File],
-    data: RankData,
-    *,
-    patience: Patience,
+    store: Store, folder: str, files: Sequence[File], data: RankData, *, patience: Patience
 ) -> tuple[ObjectRecord, ...]:
     """Write the files into the folder durably, as many in parallel as the store allows. Raises StorageError."""
     with ThreadPoolExecutor(_choose_streams(store)[0], thread_name_prefix="stepkeeper-write") as pool:

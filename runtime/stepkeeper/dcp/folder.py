@@ -79,18 +79,14 @@ class Folder:
     def __init__(self, store: Store) -> None:
         """Wrap `store`, whose root is the folder itself."""
         self._store = store
-        self._uri, _, self.name = store.uri.rpartition("/")
+        self.uri, _, self.name = store.uri.rpartition("/")
+        """URI of the folder above this one, and this one's name."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def uri(self) -> str:
-        """URI of the folder above this one."""
-        return self._uri
 
     @property
     def own_uri(self) -> str:

@@ -35,8 +35,7 @@ class LoadTargets:
     ) -> None:
         """Map every item of the plan to memory that the planner gives, by the checkpoint's blocks.
 
-        `chunks` has its chunks by their file and first byte in it. Raises ManifestError if no manifest lists
-        an item.
+        `chunks` has its chunks by their file and first byte in it. Raises ManifestError if no manifest lists an item.
         """
         self.table = table
         self.places = Places()

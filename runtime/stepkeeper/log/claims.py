@@ -70,11 +70,7 @@ def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | No
 
 
 def resolve_base(
-    state: LogState,
-    base: Base,
-    *,
-    scratch: bool,
-    offer: Callable[[], ForeignBase | None] = lambda: None,
+    state: LogState, base: Base, *, scratch: bool, offer: Callable[[], ForeignBase | None] = lambda: None
 ) -> Base:
     """Find what a begin continues from: `base` if given, nothing if from scratch, else HEAD.
 

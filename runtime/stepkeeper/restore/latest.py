@@ -148,12 +148,7 @@ class LatestRestore:
 
 
 def restore_step(
-    restorer: Restorer,
-    companion: Companion,
-    step: int,
-    state: Mapping[str, object],
-    *,
-    rules: LoadRules,
+    restorer: Restorer, companion: Companion, step: int, state: Mapping[str, object], *, rules: LoadRules
 ) -> Restorable:
     """Restore the newest commit of `step` on HEAD's line into `state`. Nothing is appended to the log.
 

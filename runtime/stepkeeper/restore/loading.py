@@ -21,11 +21,7 @@ from stepkeeper.restore.placing import Places, StoredBytes, stored_tensor
 from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.storage import Store
 from stepkeeper.storage.base import Buffer, CopiedStore
-from stepkeeper_planners.adapters.open_shardings import (
-    collect_shardings,
-    count_devices,
-    is_inferred,
-)
+from stepkeeper_planners.adapters.open_shardings import collect_shardings, count_devices, is_inferred
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.geometry.layout import Ranks

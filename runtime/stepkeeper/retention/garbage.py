@@ -15,12 +15,7 @@ from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.log.tail import read_entry
 from stepkeeper.retention.leases import HeldSlots, IsOver, drop_over, leases_by
 from stepkeeper.retention.pins import PIN_PREFIX
-from stepkeeper.storage.base import (
-    PROBE_PREFIX,
-    ObjectStat,
-    Store,
-    StreamedStore,
-)
+from stepkeeper.storage.base import PROBE_PREFIX, ObjectStat, Store, StreamedStore
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["Garbage", "GcReport", "collect", "gc", "sweep"]
@@ -54,19 +49,14 @@ class GcReport:
     """Paths of pins that were removed because their lease is over; in a dry run, that would be."""
 
     remnants: tuple[str, ...] = ()
-    """Paths of objects that killed processes had left of proofs of the store. They were deleted; in a dry run they would
-    be."""
-
-
-def _never(_: int | None) -> bool:
-    return False
+    """Paths of objects that killed processes left of the store's proofs. They were deleted; in a dry run, would be."""
 
 
 def sweep(
     store: Store,
     garbage: Iterable[Garbage],
     *,
-    is_over: IsOver = _never,
+    is_over: IsOver = lambda _: False,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[Garbage, ...]:
     """Delete the data of commits that the log has deleted, and return those that are kept because of a pin.
@@ -110,7 +100,7 @@ def collect(
     entry: Callable[[int], Entry],
     store: Store,
     *,
-    is_over: IsOver = _never,
+    is_over: IsOver = lambda _: False,
     dry_run: bool = False,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> GcReport:

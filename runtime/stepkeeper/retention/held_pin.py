@@ -124,13 +124,7 @@ class HeldPin:
 
 
 def hold_commit(
-    log: Log,
-    store: Store,
-    choose: Callable[[LogState], CommitRecord],
-    *,
-    holder: str,
-    host: str,
-    reason: str,
+    log: Log, store: Store, choose: Callable[[LogState], CommitRecord], *, holder: str, host: str, reason: str
 ) -> tuple[HeldPin | None, CommitRecord]:
     """Choose a commit and hold it as `pin_commit` does, from now until the pin is released.
 

@@ -19,13 +19,7 @@ from stepkeeper.errors import (
     StorageError,
     TransientStorageError,
 )
-from stepkeeper.storage.base import (
-    Buffer,
-    ObjectStat,
-    check_path,
-    holds,
-    joined_size_bytes,
-)
+from stepkeeper.storage.base import Buffer, ObjectStat, check_path, holds, joined_size_bytes
 from stepkeeper.storage.exclusive_create import make_refusal, prove_exclusive_create
 from stepkeeper.storage.moved import moved
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience

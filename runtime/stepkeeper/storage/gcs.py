@@ -75,7 +75,9 @@ class GcsStore:
         self._prefix = f"{prefix}/" if prefix else ""
         with _converting_errors(self._uri, bucket):
             self._session = _session()
-        self._client = _client(self._session)
+        # The client requires the name of a project, which is never used for a bucket.
+        credentials = self._session.credentials
+        self._client = storage.Client(project="unknown", credentials=credentials, _http=self._session)
         self._bucket = self._client.bucket(bucket)
         self._retry: Retry = DEFAULT_RETRY.with_delay(initial=0.2, maximum=8.0).with_timeout(retry_s)
         self._patience = Patience(total_s=retry_s)
@@ -246,11 +248,6 @@ def _session() -> AuthorizedSession:
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=_CONNECTIONS, pool_block=False))
     return session
-
-
-def _client(session: AuthorizedSession) -> storage.Client:
-    # The client requires the name of a project, which is never used for a bucket.
-    return storage.Client(project="unknown", credentials=session.credentials, _http=session)
 
 
 def _encoded_crc32c(crc: int) -> str:

@@ -55,8 +55,8 @@ def root_uri(path: str) -> str:
 def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:
     """Open the store whose root is `uri`: file:///…, gs://…, or what fsspec knows. Nothing is read yet.
 
-    `unsafe_single_writer` promises that nothing else will ever write there. Then fsspec's stores don't prove, before the
-    first put, that only one of two creates of a name wins. Raises BadUriError, which shows a correct one.
+    `unsafe_single_writer` promises that nothing else will ever write there. Then fsspec's stores don't prove before
+    the first put that only one of two creates of a name wins. Raises BadUriError, which shows a correct one.
     """
     parts = urlsplit(uri)
     if parts.query or parts.fragment:

@@ -87,7 +87,7 @@ class Exchange:
             filling: Gets the blocks that this rank is sent.
             at_hand: Those of the blocks that this rank has copies of.
         """
-        order = contents.sort_for_reading(needs)
+        order = (number for number in contents.reading_order if number in needs)
         duties = Duties(reads=dict.fromkeys(order, ()), receives={})
         if self.links is None:
             return duties
