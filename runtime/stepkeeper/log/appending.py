@@ -179,7 +179,7 @@ class Appender:
                 append.unknown, self._pending = False, None
                 return winner
             except (TransientStorageError, MissingObjectError) as error:
-                # An entry that the put has found, and the read hasn't, proves nothing: our put may still fill the slot.
+                # A put that found an entry, and a read that doesn't, prove nothing: our put may still fill the slot.
                 append.unknown, cause = True, error
             except StorageError as error:
                 if not append.unknown:

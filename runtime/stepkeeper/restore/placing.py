@@ -83,7 +83,7 @@ class Piece:
             return 0
         source = data[start + self.start - first : end + self.start - first]
         memory = self._place()
-        # Most pieces are one range of bytes, which needs no division into boxes.
+        # One range of bytes needs no division into boxes.
         if self.array.is_one_range and memory.flags.c_contiguous:
             span = self.array.span
             low, high = max(start, span.start), min(end, span.stop)

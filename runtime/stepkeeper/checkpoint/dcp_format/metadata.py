@@ -155,7 +155,7 @@ def _encode_size(numbers: tuple[int, ...]) -> Call:
 def _check_covered(tensor: TensorRecord) -> None:
     """Check that every element is in exactly one chunk."""
     n_dims = len(tensor.global_shape)
-    # Most tensors have one chunk.
+    # One chunk that is the whole tensor needs no further look.
     if [(chunk.offsets, chunk.sizes) for chunk in tensor.chunks] == [((0,) * n_dims, tensor.global_shape)]:
         return
     for chunk in tensor.chunks:

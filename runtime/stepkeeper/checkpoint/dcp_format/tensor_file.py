@@ -24,7 +24,7 @@ _UTF8: Final = 0x0800
 """The version of zip that a reader needs, and the flag for names in UTF-8."""
 
 _IN_EXTRA: Final = 0xFFFFFFFF
-"""Stands for a number that is in a zip64 field."""
+"""Stands for a number that is in a zip64 field or record."""
 
 _HEADER_BYTES: Final = 30
 _SIZES_BYTES: Final = 20
@@ -146,6 +146,7 @@ def _build_header(record: _Record, padded_to: int = 0) -> bytes:
     extra = struct.pack("<HHQQ", 1, 16, record.size_bytes, record.size_bytes)
     if padded_to:
         padding = padded_to - _HEADER_BYTES - len(record.name) - len(extra) - _PADDING_HEAD_BYTES
+        # torch's own mark of padding, "FB".
         extra += struct.pack("<HH", 0x4246, padding) + b"\0" * padding
     sizes = (_IN_EXTRA, _IN_EXTRA, len(record.name), len(extra))
     return (
