@@ -187,7 +187,10 @@ class Manifest:
                 step=raw["step"],
                 claim=raw["claim"],
                 nonce=raw["nonce"],
-                objects=tuple(_parse_object(item) for item in raw["objects"]),
+                objects=tuple(
+                    ObjectRecord(path=o["path"], size_bytes=o["size_bytes"], blocks=tuple(o["blocks"]))
+                    for o in raw["objects"]
+                ),
                 inventory=Inventory(
                     tensors=tuple(parse_tensor(item) for item in raw["tensors"]),
                     values=tuple(ValueRecord(**item) for item in raw["values"]),
@@ -211,7 +214,3 @@ def split_inventory(data: bytes, where: str) -> tuple[bytes, bytes]:
     if not 0 < start < end:
         raise ManifestError(f"{where} is no manifest that this stepkeeper wrote: it has no list of tensors")
     return data[:start] + Inventory().encoded + data[end:], data[start:end]
-
-
-def _parse_object(raw: Any) -> ObjectRecord:
-    return ObjectRecord(path=raw["path"], size_bytes=raw["size_bytes"], blocks=tuple(raw["blocks"]))

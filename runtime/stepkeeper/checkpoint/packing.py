@@ -70,11 +70,10 @@ class _Packing:
     """Fill objects up to evenly spaced ends: if one gets too much, the next gets less."""
 
     def __init__(self, total_bytes: int, n_files: int) -> None:
-        self._total_bytes = total_bytes
-        self._n_files = n_files
-        self._n_ended = 0
-        self._position = 0
-        self._offset = 0
+        self._total_bytes, self._n_files = total_bytes, n_files
+        self._n_ended = self._position = self._offset = 0
+        """The number of objects that are full, and the next item's place in the whole share and in its object."""
+
         self.tolerance_bytes = max(total_bytes // n_files // _TOLERANCE, _LEAST_PIECE_BYTES)
         self.files: list[list[Item]] = []
 

@@ -60,7 +60,6 @@ def read_until_good(
         TornCheckpointError: The bytes were bad in every read, or there is no object.
     """
     where = f"{store.uri}/{path}"
-    found, bytes_found = "", missing
     n_left = _READS
     while n_left:
         data = patience.retry(read)

@@ -143,7 +143,7 @@ class Loading:
     def _plan_filling(self, content: "_CommitContent | ForeignContent") -> None:
         """Plan where the bytes go. The state's names and shapes fit."""
         contents, pieces, of_groups = content.contents, self._reads.pieces, self._fitted.of_groups
-        # Tensors of optimizers' groups are read with the values: like these, they are compared before the state changes.
+        # Tensors of optimizers' groups are read with the values, and like these compared before the state changes.
         with_values = tuple(piece for piece in pieces if piece.fqn in of_groups)
         later = tuple(piece for piece in pieces if piece.fqn not in of_groups)
         values, tensors = (

@@ -58,6 +58,7 @@ def combine_crc32c(crcs: Sequence[int], block_bytes: int, size_bytes: int) -> in
 def _pieces(parts: Sequence[Buffer], block_bytes: int) -> Iterator[bytes]:
     """Yield small copies of `parts` joined, none of which goes beyond the end of a block."""
     waiting: list[memoryview] = []
+    # The bytes that are left of the block, and of the piece.
     in_block = block_bytes
     room = min(_PIECE_BYTES, in_block)
     for part in parts:

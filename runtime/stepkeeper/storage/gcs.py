@@ -115,7 +115,8 @@ class GcsStore:
         with self._converted_errors(path):
             try:
                 data: bytes = self._blob(path).download_as_bytes(
-                    start=offset or None if end is None else offset,
+                    # Without a start and an end, no range is requested.
+                    start=(offset or None) if end is None else offset,
                     end=end,
                     raw_download=True,
                     checksum=None,

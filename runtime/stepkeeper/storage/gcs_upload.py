@@ -118,7 +118,8 @@ def _upload_resumably(
         try:
             if session is None:
                 session, offset = retry(_begin_session)(place, len(body), resource), 0
-            answer = _send(place, "PUT", session, body.since(offset), _content_range(offset, len(body)))
+            headers = {"Content-Range": f"bytes {offset}-{len(body) - 1}/{len(body)}", "Content-Type": _KIND}
+            answer = _send(place, "PUT", session, body.since(offset), headers)
             received = _parse_progress(answer, len(body))
         except Exception as error:
             # `_begin_session` was retried already.
@@ -166,10 +167,6 @@ def _parse_progress(answer: requests.Response, size_bytes: int) -> int | None:
         return size_bytes
     found = _RANGE.fullmatch(answer.headers.get("Range", ""))
     return int(found[1]) + 1 if found else 0
-
-
-def _content_range(offset: int, size_bytes: int) -> dict[str, str]:
-    return {"Content-Range": f"bytes {offset}-{size_bytes - 1}/{size_bytes}", "Content-Type": _KIND}
 
 
 def _send(

@@ -216,7 +216,7 @@ class Links:
             message = json.loads(frame.data.tobytes())
             self._note_failure(PeerStoppedError(f"rank {message['rank']}: {message['text']}"))
         elif frame.kind is Kind.BLOCK:
-            if self._take is not None:
+            if self._take is not None:  # no rank sends blocks before `deliver_to`
                 self._take(frame.number, frame.first, frame.data)
         else:
             self._take_manifest(frame)
