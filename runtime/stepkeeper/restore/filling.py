@@ -65,16 +65,10 @@ class Filling:
         rank_group: RankGroup | None = None,
         n_streams: int = STREAMS,
     ) -> None:
-        """Prepare to fill.
+        """Prepare to fill `places` with the bytes of the blocks in `table`.
 
-        Args:
-            reader: Reads the blocks.
-            table: The blocks by number.
-            places: Where their bytes go.
-            progress: Logs the progress; None logs that of "a checkpoint".
-            waits: Ends the wait for the blocks if a notice's deadline comes, or a rank is lost.
-            rank_group: The ranks that fill their states together; None: this one alone.
-            n_streams: The number of blocks that are read at once. Each is held in host memory.
+        `waits` ends the wait for the blocks if a notice's deadline comes, or a rank is lost. The ranks in `rank_group`
+        fill their states together; None: this one alone. `n_streams` blocks are read at once, and held in host memory.
         """
         self._n_streams = n_streams
         self._rank_group: Final = rank_group or SoloRankGroup()

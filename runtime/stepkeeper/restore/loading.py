@@ -64,15 +64,8 @@ class Loading:
     ) -> None:
         """Prepare to load `record` into the target's state.
 
-        Args:
-            store: The root, or the root with copies on a local disk.
-            record: The commit, or another writer's step.
-            target: This rank's state.
-            ranks: This rank and its world.
-            exchange: The connection to the other ranks of this restore.
-            rules: Which parts to load, and how strictly.
-            half_filled: Names of the state that may hold parts of another checkpoint, and must be filled by this one.
-            waits: Ends the waits for the store.
+        `store` is the root, perhaps with copies on a local disk. `half_filled` has names of the state that may hold
+        parts of another checkpoint: this one must fill them.
         """
         self._waits = waits
         self._progress = RestoreProgress(f"step {record.step}", step=record.step)

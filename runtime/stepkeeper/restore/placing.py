@@ -256,15 +256,10 @@ class Places:
         *,
         shardings: Mapping[str, str] | None = None,
     ) -> Self:
-        """Find the places for all that this rank reads.
+        """Find the places for all that this rank reads of `contents`.
 
-        Args:
-            contents: The content of the commit.
-            reads: This rank's reads of it.
-            request: The layouts of this rank's tensors.
-            state: This rank's tensors by name.
-            ranks: This rank and its world.
-            shardings: The shardings that tensors get when they are filled, by name.
+        `state` has this rank's tensors by name, and `request` their layouts. `shardings` has the shardings that
+        tensors get when they are filled, by name.
         """
         places = cls()
         by_fqn: dict[str, list[PieceRead]] = {}

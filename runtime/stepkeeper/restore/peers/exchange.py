@@ -80,12 +80,8 @@ class Exchange:
     ) -> Duties:
         """Agree with all ranks which blocks this rank reads, for which ranks, and which it receives.
 
-        Args:
-            name: A name for this exchange; used once.
-            needs: The blocks that this rank needs.
-            contents: The content of the commit, the same on all ranks.
-            filling: Gets the blocks that this rank is sent.
-            at_hand: Those of the blocks that this rank has copies of.
+        `name` is used once. This rank needs the blocks `needs`, and has copies of those `at_hand`. `filling` gets the
+        blocks that other ranks send.
         """
         order = (number for number in contents.reading_order if number in needs)
         duties = Duties(reads=dict.fromkeys(order, ()), receives={})
