@@ -1,4 +1,7 @@
-"""Delete the data that the log has deleted or never had, unless it is pinned. Other writers' data isn't touched."""
+"""Delete the data that the log has deleted or never had, unless it is pinned. Other writers' data isn't touched.
+
+A proof is a test of the store that puts objects: see `storage.exclusive_create`.
+"""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -68,8 +71,8 @@ def sweep(
     if not doomed:
         return ()
     pinned = drop_over(store, is_over, patience=patience).slots
-    held = _folders_of(lambda slot: patience.retry(partial(read_entry, store, slot)), pinned, doomed)
-    left = tuple(each for each in doomed if each.slot in pinned or each.folder in held)
+    folders = _folders_of(lambda slot: patience.retry(partial(read_entry, store, slot)), pinned, doomed)
+    left = tuple(each for each in doomed if each.slot in pinned or each.folder in folders)
     for each in doomed:
         if each not in left:
             _delete_folder(store, each.folder, patience)
@@ -113,6 +116,7 @@ def collect(
     listed = patience.retry(lambda: store.list(""))
     found = _garbage(state, state.claim, listed)
     held = HeldSlots(slots=frozenset())
+    # Without garbage and without pins, no further listing is needed.
     if found or any(stat.path.startswith(PIN_PREFIX) for stat in listed):
         held = drop_over(store, is_over, dry_run=dry_run, patience=patience)
     slots = _folders_of(entry, held.slots, found) if found else {}

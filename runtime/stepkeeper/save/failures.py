@@ -22,7 +22,7 @@ _MAX_LOST_IN_A_ROW: Final = 2
 
 
 class EndAsFencedIf(Protocol):
-    """A function that makes the process exit as fenced if a method returns True at its end."""
+    """Makes the process exit with the code for a lost root, if the method returns True at the process's end."""
 
     def __call__(self, is_lost: Callable[[], bool], *, is_pods: bool) -> None: ...
 

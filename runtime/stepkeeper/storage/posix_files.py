@@ -63,6 +63,7 @@ def make_folder_beside_deletions(folder: Path) -> None:
             raise TransientStorageError(
                 f"{folder}: a deletion removed a folder above it, which was still empty"
             ) from refused
+    # The folder above exists after each try.
     raise StorageError(
         refused.errno, f"{folder}: no folder can be created in {above}, although it exists"
     ) from refused
