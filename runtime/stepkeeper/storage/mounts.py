@@ -69,8 +69,8 @@ def gcsfuse_uri(text: str, path: PurePosixPath) -> str | None:
     if mount is None:
         return None
     named = BUCKET_NAME.fullmatch(mount.source) is not None and mount.source not in _NO_BUCKETS
-    is_gkes = mount.fstype == "fuse" and (named or mount.source == "gcsfuse")
-    if mount.fstype != "fuse.gcsfuse" and not is_gkes:
+    is_gke_mount = mount.fstype == "fuse" and (named or mount.source == "gcsfuse")
+    if mount.fstype != "fuse.gcsfuse" and not is_gke_mount:
         return None
     inside = PurePosixPath(mount.root.lstrip("/")) / path.relative_to(mount.mount_point)
     parts = (mount.source if named else "", str(inside))
