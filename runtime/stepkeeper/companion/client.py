@@ -23,7 +23,7 @@ _log: Final = logger(__name__)
 _EXIT_TIMEOUT_S: Final = 2.0
 _CLOSE_TIMEOUT_S: Final = 4.0
 _REAPED_S: Final = 0.1
-"""Seconds in which a killed process and its listening thread end, unless a system call hangs."""
+"""The least seconds that a killed process and its reading thread have to end, even if the time is up."""
 
 _LOOK_S: Final = 2.0
 """The interval at which a wait for an answer checks whether the companion makes progress."""
@@ -31,8 +31,8 @@ _LOOK_S: Final = 2.0
 _KILL_TIMEOUT_S: Final = 2.0
 """Seconds that a killed process may take to end. In a hanging system call, as on a hung NFS, it takes longer."""
 
-_NO_REPLY: Final = 0
-"""Id of messages that get no answer: the trainer's state, and the last message."""
+_NO_REQUEST: Final = 0
+"""Id of messages for whose answer no thread waits: the trainer's state, and the request to close of `dismiss`."""
 
 _FAREWELL_MILLIS: Final = 120_000
 """Milliseconds that a dismissed process has for the upkeep after its commits and for its last report."""
@@ -54,7 +54,9 @@ class CompanionProcess:
         self._owner = os.getpid()
         self._complaint: str | None = None
         self.structure_key: str | None = None
-        """Key of the structure that the process holds, from its last save. Callers that request writes set it."""
+        """Key of the structure (names, shapes and shardings of a state) that the process has from its last save.
+        Callers that request writes set it.
+        """
 
         env = companion_environment()
         with forks_held_back():
@@ -89,17 +91,10 @@ class CompanionProcess:
     ) -> dict[str, Any]:
         """Send a request with open file descriptors, wait for the companion's answer, and return its body.
 
-        Args:
-            kind: The message's name on the wire.
-            body: The request, as JSON.
-            fds: Open file descriptors to send along.
-            timeout_s: Seconds to wait without progress before the process is killed.
-            makes_progress: Polled during the wait. Returns True if there was progress since its last call.
-            kill_timeout_s: Seconds to wait for the end of a killed process.
+        After `timeout_s` seconds without progress the process is killed, and has `kill_timeout_s` seconds to end.
+        `makes_progress` is polled meanwhile: it returns True if there was progress since its last call.
 
-        Raises:
-            CompanionLostError: The process is gone, or didn't answer in time and was killed.
-            StepkeeperError: The companion raised it; the class is the same.
+        Raises CompanionLostError if the process is gone or was killed, or the companion's own StepkeeperError.
         """
         future: Future[dict[str, Any]] = Future()
         ends_s = time.monotonic() + timeout_s
@@ -134,7 +129,7 @@ class CompanionProcess:
         return found
 
     def _upkeep_future(self, slot: int) -> Future[None]:
-        """Return the future for both sides, the waiting caller and the companion's notice, whichever comes first."""
+        """Return the commit's future. The first of two calls makes it: the waiting caller's or the companion's notice."""
         found = self._upkeep.pop(slot, None)
         if found is None:
             found = self._upkeep[slot] = Future()
@@ -148,7 +143,7 @@ class CompanionProcess:
     def send_state(self, kind: Kind, body: Mapping[str, Any]) -> None:
         """Send a message without waiting. It is dropped if the companion is gone or doesn't keep up."""
         with suppress(OSError):
-            self._channel.send({"id": _NO_REPLY, "kind": kind, "body": body}, timeout_s=0.0)
+            self._channel.send({"id": _NO_REQUEST, "kind": kind, "body": body}, timeout_s=0.0)
 
     def kill(self, timeout_s: float = _KILL_TIMEOUT_S) -> None:
         """Kill the process at once, fail all pending requests, and wait `timeout_s` seconds for its end."""
@@ -175,15 +170,15 @@ class CompanionProcess:
     def dismiss(self) -> None:
         """Let the process finish the upkeep after its commits and end by itself.
 
-        This takes no lock, so the garbage collector may call it anywhere. In a child that C code forked,
-        which has the same socket, it does nothing: the process is the parent's.
+        This takes no lock, so the garbage collector may call it anywhere. In a child that C code forked, which has the
+        same socket, it does nothing: the process is the parent's.
         """
         if os.getpid() != self._owner:
             return
         self._is_dismissed = True
         farewell = encode(CloseRequest(within_millis=_FAREWELL_MILLIS))
         try:
-            self._channel.send({"id": _NO_REPLY, "kind": Kind.CLOSE, "body": farewell}, timeout_s=0.0)
+            self._channel.send({"id": _NO_REQUEST, "kind": Kind.CLOSE, "body": farewell}, timeout_s=0.0)
         except OSError:
             self._channel.shut_down()
 
@@ -203,7 +198,8 @@ class CompanionProcess:
     def _read(self) -> None:
         try:
             while (packet := self._channel.receive(self._process)) is not None:
-                if self._is_dismissed and packet.message.get("id") == _NO_REPLY:
+                if self._is_dismissed and packet.message.get("id") == _NO_REQUEST:
+                    # The answer to `dismiss`: the process is done, and ends once the socket is closed.
                     self._channel.shut_down()
                     break
                 self._take(packet.message)
@@ -228,6 +224,7 @@ class CompanionProcess:
             self._channel.close()
 
     def _take(self, message: dict[str, Any]) -> None:
+        """Handle a message of the companion: a directive, a request for stacks, a notice of the upkeep, or an answer."""
         if "directive" in message:
             self._follow(decode(Directive, message["directive"]))
             return
