@@ -17,11 +17,7 @@ from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.cli.read import OneSequence, select_commit
 from stepkeeper.cli.root import Root, open_root
 from stepkeeper.cli.terminal import AsJson, ExitCode, print_message, progress_bar, show_document
-from stepkeeper.errors import (
-    RefusedError,
-    StepkeeperError,
-    StorageError,
-)
+from stepkeeper.errors import RefusedError, StepkeeperError, StorageError
 from stepkeeper.log import CommitRecord
 from stepkeeper.quantities import size_text
 
@@ -130,11 +126,7 @@ def _export_commit(
     _check_outside(root, destination)
     with root.reading(record), CommitFiles(root.store, record, patience=root.patience) as files:
         done = _convert_with_progress(convert, files, f"export step {record.step}")
-    document = {
-        "sequence": record.slot,
-        "step": record.step,
-        "commit_uri": f"{root.uri}/{record.folder}",
-    }
+    document = {"sequence": record.slot, "step": record.step, "commit_uri": f"{root.uri}/{record.folder}"}
     what = f"exported step {record.step} (sequence {record.slot})"
     _show(root.uri, done, destination, document, what, as_json=as_json)
 

@@ -22,7 +22,7 @@ _INLINE_LIMIT_BYTES: Final = 32 * 1024
 """A longer body is sent in a memfd, because a packet has to fit into the socket's buffer."""
 
 _MAX_FDS: Final = 4
-"""File descriptors of a packet, with that of a long body."""
+"""The most file descriptors of a packet, with that of a long body."""
 
 _LOOK_AGAIN_MILLIS: Final = 500
 """Milliseconds between checks of a peer that has no descriptor for its end."""
@@ -46,11 +46,9 @@ class Peer(Protocol):
     @property
     def end_fd(self) -> int | None:
         """Descriptor that is readable once the process has ended; None if there is none."""
-        ...
 
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
-        ...
 
 
 class Channel:

@@ -1,8 +1,9 @@
 """Claim the root for a trainer through its companion processes. A claim stays if its companion process is replaced.
 
 A claim is an entry of the log: only its process writes from there on. It continues from HEAD, the commit that "latest"
-means, unless its process has restored something else, its origin. Then the origin is the claim's base, and becomes HEAD.
-A process claims again (the next claim) to continue from another origin, or to begin a branch: commits without a parent.
+means, unless its process has restored something else, its origin. Then the origin is the claim's base, and becomes
+HEAD. A process claims again (the next claim) to continue from another origin, or to begin a branch, which continues
+nothing.
 """
 
 from abc import ABC, abstractmethod
@@ -94,8 +95,9 @@ class RootClaims(ABC):
 
         A repeated call with the same origin returns the same claim. A new origin that isn't HEAD needs the next claim.
 
-        A process that hasn't restored all of the state that it saves passes its next step as `unrestored_step`. If HEAD's
-        step isn't smaller, a branch begins with this step. Raises FencedError if another process has claimed the root.
+        A process that hasn't restored all of the state that it saves passes its next step as `unrestored_step`. If
+        HEAD's step isn't smaller, a branch begins with this step. Raises FencedError if another process has claimed
+        the root.
         """
         process = self.ensure_process()
         if self._next_claim is not None:
@@ -123,11 +125,10 @@ class RootClaims(ABC):
         return claimed.base or claimed.legacy
 
     def _settle_next_claim(self, process: CompanionProcess) -> None:
-        """Find out whether the requested next claim is in the log. If it isn't, give it up."""
+        """Find out whether the requested next claim is in the log. If it isn't, claim HEAD in its place."""
         if (next_claim := self._next_claim) is not None:
-            # Without a base, HEAD is the base already: an entry that isn't in the log isn't put.
-            without_base = replace(next_claim.body, base=None, legacy=None, branch=False)
-            self._claimed_root = self._request_next_claim(process, replace(next_claim, body=without_base))
+            from_head = replace(next_claim.body, base=None, legacy=None, branch=False)
+            self._claimed_root = self._request_next_claim(process, replace(next_claim, body=from_head))
 
     def _claim_next(
         self, process: CompanionProcess, origin: Origin | None = None, *, branch_step: int | None = None
@@ -153,7 +154,7 @@ class RootClaims(ABC):
             self._next_claim = None
             raise
         self._next_claim = None
-        # If `_settle_next_claim` found no entry, the answer describes the earlier claim.
+        # After `_settle_next_claim` the claim may continue from HEAD instead.
         if next_claim.origin is not None and _is_claim_from(claimed, next_claim.origin):
             self._origin = next_claim.origin
         if next_claim.branch_step is not None and claimed.branching:

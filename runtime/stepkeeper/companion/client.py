@@ -129,7 +129,7 @@ class CompanionProcess:
         return found
 
     def _upkeep_future(self, slot: int) -> Future[None]:
-        """Return the commit's future. The first of two calls makes it: the waiting caller's or the companion's notice."""
+        """Return the commit's future for its two users: the waiting caller, and the companion's notice."""
         found = self._upkeep.pop(slot, None)
         if found is None:
             found = self._upkeep[slot] = Future()
@@ -224,7 +224,7 @@ class CompanionProcess:
             self._channel.close()
 
     def _take(self, message: dict[str, Any]) -> None:
-        """Handle a message of the companion: a directive, a request for stacks, a notice of the upkeep, or an answer."""
+        """Handle a message of the companion: an answer, or one of the kinds that no request asked for."""
         if "directive" in message:
             self._follow(decode(Directive, message["directive"]))
             return

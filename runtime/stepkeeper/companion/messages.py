@@ -91,7 +91,7 @@ class ClaimRequest:
     """Another writer's step to continue from if nothing is committed."""
 
     after: Claim | None = None
-    """The trainer's present claim, which must still be the newest. It stays if HEAD is the base already."""
+    """The trainer's present claim, which must still be the newest. It stays if HEAD is the requested base already."""
 
     nonce: str | None = None
     """Nonce of the claim's entry, by which a companion that replaces a lost one finds out whether the entry was put."""

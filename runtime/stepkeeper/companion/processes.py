@@ -171,7 +171,7 @@ def _await_readable(fd: int, timeout_s: float) -> bool:
 
 
 _END_NUMBERS: Final = (3, 4)
-"""Numbers that the process's end of the socket may get. Two, since it may not have this process's number for it."""
+"""Numbers that the process's end of the socket may get: the first that isn't its number in this process."""
 
 
 def companion_environment() -> dict[str, str]:

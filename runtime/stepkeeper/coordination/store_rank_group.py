@@ -1,4 +1,8 @@
-"""Exchange values among several processes over their process group's store, never over a device."""
+"""Exchange values among several processes over their process group's store, never over a device.
+
+A rank in a save or a restore sends heartbeats: it counts up a number in the store. Ranks that wait for it read the
+number, and give the rank up if it hangs.
+"""
 
 import hashlib
 import json
@@ -30,10 +34,10 @@ _LOOK_S: Final = 0.5
 """The interval at which a waiting rank checks for lost ranks."""
 
 _MOVED: Final = "moved"
-"""A name: the count of bytes that saves and restores have moved on all ranks."""
+"""A name in the store: the count of bytes that saves and restores have moved on all ranks."""
 
 _BEATS: Final = "beats"
-"""Names: the heartbeat count of each rank in a save or a restore; 0 for other ranks."""
+"""Names: the count of heartbeats of each rank in a save or a restore; 0 for other ranks."""
 
 _BEAT_EVERY_S: Final = 1.0
 _ADDRESS_S: Final = 300.0
@@ -46,9 +50,9 @@ _REMEMBERED: Final = 8
 """The number of broadcasts that may be unread at once: each of a rank's threads waits for one at most."""
 
 _instances: Final[Counter[str]] = Counter()
-"""The number of rank groups that this process has made, by members.
+"""The number of rank groups that this process has made, by members. It separates their names in the store.
 
-The ranks of a group make them in the same order; other ranks needn't.
+The ranks of a group make their groups in the same order. Other ranks needn't.
 """
 
 
@@ -72,13 +76,14 @@ class StoreRankGroup:
         self.limits: Final = limits or TimeLimits()
         self._waits = waits or Waits()
         self._watch = PeerWatch(self, rank, world_size, self._waits)
-        self._base = store
+        self._store = store
         self._rank = rank
         self._world_size = world_size
         self._ranks = ranks_in_group(rank, range(world_size) if members is None else members)
         self._callers = StoreCallers(store)
         self._aborted = threading.Event()
         self._broadcasts: deque[str] = deque(maxlen=_REMEMBERED)
+        """On rank 0, names of broadcasts that other ranks may not have read."""
 
     @property
     def rank(self) -> int:
@@ -100,7 +105,7 @@ class StoreRankGroup:
             self._broadcasts.append(name)
             return dict(value)
         found = self._await(name, SilenceLimit(timeout_s, time.monotonic()), waiting_for=0)
-        # Rank 0 may leave, with the store, as soon as the value is read.
+        # Without the store nobody needs the count: rank 0 may leave, with the store, as soon as the value is read.
         with suppress(PeerLostError):
             self._ask(lambda client: self._note_read(client, name))
         return found
@@ -139,7 +144,7 @@ class StoreRankGroup:
         return _beating(self.beat, self.end_beats)
 
     def beat(self, moved_bytes: int) -> None:
-        """Publish a heartbeat and the count of moved bytes. Waiting ranks then expect more heartbeats."""
+        """Publish a heartbeat, and add `moved_bytes` to the count. Waiting ranks then expect more heartbeats."""
 
         def add(client: Store) -> None:
             client.add(f"{_BEATS}/{self._rank}", 1)
@@ -149,7 +154,7 @@ class StoreRankGroup:
         self._ask(add, self.limits.store_answer_s)
 
     def end_beats(self, n_beats: int) -> None:
-        """Take back `n_beats` heartbeats. Other ranks expect no more, unless another save has published its own."""
+        """Subtract `n_beats` heartbeats. Other ranks expect no more, unless another save's make the count positive."""
         self._ask(lambda client: client.add(f"{_BEATS}/{self._rank}", -n_beats), self.limits.store_answer_s)
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
@@ -161,7 +166,7 @@ class StoreRankGroup:
 
     def leave(self, timeout_s: float) -> None:
         ends_s = time.monotonic() + timeout_s
-        # If the store was in another process that is gone, no rank can read now.
+        # Without the store, in another process (as torchrun's may be), no rank can read any more.
         with suppress(PeerLostError):
             for name in self._broadcasts:
                 while (left_s := ends_s - time.monotonic()) > 0 and self._is_there(name, left_s):
@@ -184,7 +189,7 @@ class StoreRankGroup:
 
     @property
     def store_host(self) -> str | None:
-        store: Any = self._base
+        store: Any = self._store
         while isinstance(store, PrefixStore):
             store = store.underlying_store
         host = getattr(store, "host", None)
@@ -193,8 +198,8 @@ class StoreRankGroup:
     def _await(self, name: str, limit: SilenceLimit, waiting_for: int) -> dict[str, Any]:
         """Wait for the value of `name`.
 
-        Raises PeerLostError if it doesn't come within `limit`, the rank hangs or has left, or any is lost;
-        NoticeDeadlineError.
+        Raises PeerLostError if it doesn't come within `limit`, the rank `waiting_for` hangs or has left, or any rank is
+        lost; NoticeDeadlineError.
         """
         since_s = time.monotonic()
         look_s, pause_s = since_s + _LOOK_S, _SHORTEST_PAUSE_S
@@ -219,6 +224,7 @@ class StoreRankGroup:
             try:
                 self._watch.check_wait(waiting_for, since_s)
             except StepkeeperError:
+                # A rank may put its value and leave: the value counts.
                 if (found := self.read_proposal(name)) is None:
                     raise
                 return found
@@ -229,6 +235,7 @@ class StoreRankGroup:
         n_beats, moved = self._read_beats(rank)
         if limit.has_moved(moved, now_s):
             self._waits.note_progress()
+        # A rank outside of saves and restores sends none.
         if not n_beats or beat_limit.has_moved(n_beats, now_s):
             beat_limit.restart(now_s)
         return beat_limit.is_over(now_s)
@@ -275,9 +282,9 @@ class StoreRankGroup:
         from torch.distributed.distributed_c10d import _get_default_store
 
         members = dist.get_process_group_ranks(group)
-        who = _digest(members)
-        _instances[who] += 1
-        store = PrefixStore(f"{_PREFIX}/{who}/{_instances[who]}", _get_default_store())
+        digest = _digest(members)
+        _instances[digest] += 1
+        store = PrefixStore(f"{_PREFIX}/{digest}/{_instances[digest]}", _get_default_store())
         limits = TimeLimits(_read_timeout_s(group))
         return cls(store, dist.get_rank(group), dist.get_world_size(group), members, waits, limits=limits)
 
@@ -286,8 +293,8 @@ class StoreRankGroup:
 def _beating(beat: Callable[[int], None], end: Callable[[int], None]) -> Iterator[Callable[[int], None]]:
     """Send heartbeats in a thread while the block runs, and give it a function that counts moved bytes.
 
-    `beat` publishes one, with the bytes since the last one; other ranks then expect more. A PeerLostError,
-    without the store, ends the thread. `end` takes the given number of heartbeats back, in the same thread.
+    `beat` publishes one, with the bytes since the last one. `end` subtracts the number of published ones at the end,
+    in the same thread. A PeerLostError, without the store, ends the thread.
     """
     over = threading.Event()
     moved_bytes = 0
@@ -297,18 +304,18 @@ def _beating(beat: Callable[[int], None], end: Callable[[int], None]) -> Iterato
         moved_bytes += n_bytes
 
     def run() -> None:
-        beaten_bytes = n_beats = 0
+        published_bytes = n_beats = 0
         with suppress(PeerLostError):
             while True:
                 now_bytes = moved_bytes
-                beat(now_bytes - beaten_bytes)
-                beaten_bytes, n_beats = now_bytes, n_beats + 1
+                beat(now_bytes - published_bytes)
+                published_bytes, n_beats = now_bytes, n_beats + 1
                 if over.wait(_BEAT_EVERY_S):
                     break
         with suppress(PeerLostError):
             end(n_beats)
 
-    # From Python 3.12 on no thread starts while the interpreter ends. Then no heartbeats are expected.
+    # From Python 3.12 on no thread starts while the interpreter ends. Without a first heartbeat, none are expected.
     with suppress(RuntimeError):
         threading.Thread(target=run, name="heartbeat", daemon=True).start()
     try:

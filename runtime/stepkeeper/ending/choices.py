@@ -4,14 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = [
-    "EndChoice",
-    "LastStepOfRank",
-    "NewestSave",
-    "StopChoice",
-    "choose_end",
-    "choose_stop_save",
-]
+__all__ = ["EndChoice", "LastStepOfRank", "NewestSave", "StopChoice", "choose_end", "choose_stop_save"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

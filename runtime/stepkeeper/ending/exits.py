@@ -13,13 +13,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from stepkeeper.contract import Cause, ExitCode
-from stepkeeper.errors import (
-    UNANSWERED,
-    FencedError,
-    NoticeDeadlineError,
-    PartlyRestoredError,
-    PeerLostError,
-)
+from stepkeeper.errors import UNANSWERED, FencedError, NoticeDeadlineError, PartlyRestoredError, PeerLostError
 from stepkeeper.loggers import logger, run_briefly
 
 __all__ = [

@@ -43,11 +43,9 @@ class NoticeListener(Protocol):
         `sigterm_s` is the time of the last SIGTERM, if any. `was_handled`: another listener had a notice when it
         closed, and `sigterm_s` is the time of that notice's SIGTERM, if it was one.
         """
-        ...
 
     def forget_after_fork(self) -> None:
         """Drop all state that belongs to the parent process. Called in a forked child."""
-        ...
 
 
 class SignalWatcher:

@@ -11,20 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from stepkeeper.contract import (
-    RUN_FOLDER,
-    ContractError,
-    ExitCode,
-    Identity,
-    NoticeSource,
-    Termination,
-)
+from stepkeeper.contract import RUN_FOLDER, ContractError, ExitCode, Identity, NoticeSource, Termination
 from stepkeeper.ending import message
 from stepkeeper.launch.child import Child
-from stepkeeper.launch.exit_code import (
-    choose_exit_code,
-    read_torchrun_error,
-)
+from stepkeeper.launch.exit_code import choose_exit_code, read_torchrun_error
 
 __all__ = ["main", "torchrun_variables"]
 

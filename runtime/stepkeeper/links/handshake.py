@@ -4,6 +4,7 @@ import hmac
 import secrets
 import socket
 import struct
+from contextlib import suppress
 from typing import Final
 
 __all__ = ["connect", "fill", "identify_caller", "listen"]
@@ -21,11 +22,8 @@ _UNANSWERED_MILLIS: Final = 60_000
 def listen() -> socket.socket:
     """Open a socket that accepts connections on all addresses, on any free port."""
     if socket.has_dualstack_ipv6():
-        try:
+        with suppress(OSError):  # the host has IPv6, but no address
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-        except OSError:
-            # The host has IPv6, but no address.
-            pass
     return socket.create_server(("", 0))
 
 

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from stepkeeper.links.handshake import connect, identify_caller, listen
@@ -19,10 +20,7 @@ class Joining:
     """Accept connections from later ranks, and make those to earlier ones."""
 
     def __init__(
-        self,
-        rank: int,
-        on_join: Callable[[int, socket.socket], None],
-        listener: socket.socket | None = None,
+        self, rank: int, on_join: Callable[[int, socket.socket], None], listener: socket.socket | None = None
     ) -> None:
         """Listen, on a free port unless a `listener` is given. A thread calls `on_join` with each rank."""
         self._rank = rank
@@ -114,8 +112,6 @@ def _looked_up(host: str) -> list[Any]:
 
 
 def shut(sock: socket.socket, how: int) -> None:
-    try:
+    """Shut a connection down for reading, writing or both, if it is open."""
+    with suppress(OSError):
         sock.shutdown(how)
-    except OSError:
-        # It was closed or never connected.
-        return

@@ -66,12 +66,7 @@ class StackDumper:
     """Watch the pace of the training, and dump its stacks when a step is slow or on request."""
 
     def __init__(
-        self,
-        rank: int,
-        read: Callable[[], str],
-        *,
-        least_s: float | None,
-        on_dumped: Callable[[str], None],
+        self, rank: int, read: Callable[[], str], *, least_s: float | None, on_dumped: Callable[[str], None]
     ) -> None:
         """Start the thread. Steps below `least_s` are never slow; None: they aren't watched.
 

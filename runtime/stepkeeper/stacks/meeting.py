@@ -38,11 +38,7 @@ class StackMeeting:
         listener = self._listening()
         if listener is None:
             return None
-        return {
-            "hosts": addresses_of_host(towards),
-            "port": listener.getsockname()[1],
-            "secret": self.secret,
-        }
+        return {"hosts": addresses_of_host(towards), "port": listener.getsockname()[1], "secret": self.secret}
 
     def forget_after_fork(self) -> None:
         """Close this copy of the socket in a forked child."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from stepkeeper.coordination.agreement_rules import kills_for
+from stepkeeper.coordination.agreement_rules import STOP, STOP_ASKED, STOPS, kills_for
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.coordination.step_agreement import STOP, STOP_ASKED, STOPS, StepAgreement
+from stepkeeper.coordination.step_agreement import StepAgreement
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.policy.save import Disruptions, Moment, SaveCost, SavePolicy
 

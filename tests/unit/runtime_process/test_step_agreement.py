@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
+from stepkeeper.coordination.agreement_rules import STOP
 from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
-from stepkeeper.coordination.step_agreement import STOP, StepAgreement
+from stepkeeper.coordination.step_agreement import StepAgreement
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.policy.save import AnyOf, Continuous, EveryNSteps, OnPreemption
