@@ -30,7 +30,7 @@ _OPTION_NAMES: Final = {"overwrite=True": "--overwrite", 'values="leave_out"': "
 
 Kind = Literal["torch", "safetensors"]
 Convert = Callable[[Any, Callable[[int, int], None]], Any]
-"""Converts a source to a destination that is bound already. Takes the source and a function that shows progress."""
+"""Converts a source, its first argument, to a fixed destination. Calls the second with the bytes done and in all."""
 
 Source = Annotated[
     str, typer.Argument(metavar="URL", help="The root; or the path of a checkpoint's folder, without ://.")
@@ -90,7 +90,7 @@ def export(
     Every block is verified as it is read. Needs torch.
     """
     one_file = destination.suffix == _SAFETENSORS
-    if _is_safetensors(kind, looks_so=one_file):
+    if kind == "safetensors" or (kind is None and one_file):
         if max_shard_mib and one_file:
             raise typer.BadParameter(
                 f"--max-shard writes a folder of files, but {destination} names one file"
@@ -106,11 +106,11 @@ def export(
             raise typer.BadParameter("--prefix, --leave-out-values and --max-shard are for safetensors")
         write = _import_formats().checkpoint_to_torch_save
     convert = _bind_destination(write, destination, overwrite=overwrite)
+    # A folder with .metadata is one checkpoint, not a root.
     if "://" in source or not (Path(source) / ".metadata").exists():
         with open_root(context, source) as root:
-            _export_commit(
-                root, select_commit(root.open_log(), step, sequence), destination, convert, as_json
-            )
+            record = select_commit(root.open_log(), step, sequence)
+            _export_commit(root, record, destination, convert, as_json)
         return
     if step is not None or sequence is not None:
         raise typer.BadParameter(
@@ -155,20 +155,15 @@ def import_(
     No code in them is run. Stock DCP loads the folder. Needs torch.
     """
     looks_so = source.is_dir() or source.name.endswith((_SAFETENSORS, ".json"))
-    if _is_safetensors(kind, looks_so=looks_so):
+    if kind == "safetensors" or (kind is None and looks_so):
         write = partial(_import_formats().safetensors_to_checkpoint, prefix=prefix)
     elif prefix:
         raise typer.BadParameter("--prefix is for safetensors")
     else:
         write = _import_formats().torch_save_to_checkpoint
-    done = _convert_with_progress(
-        _bind_destination(write, destination, overwrite=overwrite), source, f"import {source}"
-    )
+    convert = _bind_destination(write, destination, overwrite=overwrite)
+    done = _convert_with_progress(convert, source, f"import {source}")
     _show(source.absolute().as_uri(), done, destination, {}, f"imported {source}", as_json=as_json)
-
-
-def _is_safetensors(kind: Kind | None, *, looks_so: bool) -> bool:
-    return looks_so if kind is None else kind == "safetensors"
 
 
 def _bind_destination(write: Callable[..., Any], destination: Path, *, overwrite: bool) -> Convert:
@@ -204,6 +199,7 @@ def _as_command_errors() -> Iterator[None]:
     except StepkeeperError:
         raise
     except PlannerError as error:
+        # Its message names Python's arguments.
         message = str(error)
         for argument, option in _OPTION_NAMES.items():
             message = message.replace(argument, option)

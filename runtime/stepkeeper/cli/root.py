@@ -25,6 +25,7 @@ _METADATA: Final = ".metadata"
 _COMMIT: Final = re.compile(r"(?P<root>.+)/(?P<step>[0-9]+)/[0-9]+-[0-9a-f]{32}")
 _STEP: Final = re.compile(r"(?P<root>.+)/(?P<step>[0-9]+)")
 _IN_STEP: Final = re.compile(r"[0-9]+-[0-9a-f]{32}/.+")
+"""URIs of a checkpoint's and of a step's folder, and paths of objects below the latter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Root:
 
     @contextmanager
     def reading(self, record: CommitRecord) -> Iterator[None]:
-        """Distinguish a commit that a job deletes while it is read, raising RestoreError, from a torn one."""
+        """Raise RestoreError in place of TornCheckpointError if a job deletes the commit while the block reads it."""
         try:
             yield
         except TornCheckpointError as error:
@@ -75,7 +76,9 @@ class Root:
         named = _COMMIT.fullmatch(self.uri) or _STEP.fullmatch(self.uri)
         if self.patience.retry(lambda: self.store.list(_METADATA)):
             what = "one checkpoint"
-        elif named and any(map(_IN_STEP.fullmatch, self._paths())):
+        elif named and any(
+            _IN_STEP.fullmatch(each.path) for each in self.patience.retry(lambda: self.store.list(""))
+        ):
             what = f"the folder of the checkpoints of step {named['step']}"
         else:
             return
@@ -85,9 +88,6 @@ class Root:
             else "stock torch.distributed.checkpoint reads it"
         )
         raise BadUriError(f"{self.uri} is {what}, not a root, which has the log of a whole run: {todo}")
-
-    def _paths(self) -> list[str]:
-        return [stat.path for stat in self.patience.retry(lambda: self.store.list(""))]
 
 
 @contextmanager

@@ -64,7 +64,9 @@ class RootClaims(ABC):
         continue from.
         """
 
-        self._claimed_root: ClaimedRoot | None = None
+        self.claimed_root: ClaimedRoot | None = None
+        """The newest claim; None before the first."""
+
         self._origin: Origin | None = None
         """The origin of the newest claim; None if it continues from HEAD."""
 
@@ -76,19 +78,14 @@ class RootClaims(ABC):
         """Return the running companion process, and start one if there is none."""
 
     @property
-    def claimed_root(self) -> ClaimedRoot | None:
-        """The newest claim; None before the first."""
-        return self._claimed_root
-
-    @property
     def _held_claim(self) -> Claim | None:
         """The claim that a new companion process may take over.
 
         None before the first, and while the next one may be in the log: requesting that one proves this one too.
         """
-        if self._next_claim is not None or self._claimed_root is None:
+        if self._next_claim is not None or self.claimed_root is None:
             return None
-        return self._claimed_root.claim
+        return self.claimed_root.claim
 
     def claim_root(self, *, origin: Origin | None = None, unrestored_step: int | None = None) -> ClaimedRoot:
         """Claim the root for this process, which continues from `origin`, or else from HEAD.
@@ -101,22 +98,22 @@ class RootClaims(ABC):
         """
         process = self.ensure_process()
         if self._next_claim is not None:
-            self._claimed_root = self._request_next_claim(process, self._next_claim)
-        if self._claimed_root is None:
+            self.claimed_root = self._request_next_claim(process, self._next_claim)
+        if self.claimed_root is None:
             body = self._claiming if origin is None else _set_claim_base(self._claiming, origin)
-            self._claimed_root = self._request_first_claim(process, body)
+            self.claimed_root = self._request_first_claim(process, body)
             self._origin = origin
         elif origin is not None and origin is not self._origin:
-            self._claimed_root = self._claim_next(process, origin)
-        if unrestored_step is not None and not self._claimed_root.branching:
-            head = self._claimed_root.base or self._claimed_root.legacy
+            self.claimed_root = self._claim_next(process, origin)
+        if unrestored_step is not None and not self.claimed_root.branching:
+            head = self.claimed_root.base or self.claimed_root.legacy
             if must_branch(head, unrestored_step):
-                self._claimed_root = self._claim_next(process, branch_step=unrestored_step)
-        return self._claimed_root
+                self.claimed_root = self._claim_next(process, branch_step=unrestored_step)
+        return self.claimed_root
 
     def read_latest(self) -> CommitRecord | ForeignBase | None:
         """Return the commit, or another writer's step, that is HEAD now. Claim the root first if need be."""
-        if self._claimed_root is None:
+        if self.claimed_root is None:
             claimed = self.claim_root()
         else:
             process = self.ensure_process()
@@ -128,14 +125,14 @@ class RootClaims(ABC):
         """Find out whether the requested next claim is in the log. If it isn't, claim HEAD in its place."""
         if (next_claim := self._next_claim) is not None:
             from_head = replace(next_claim.body, base=None, legacy=None, branch=False)
-            self._claimed_root = self._request_next_claim(process, replace(next_claim, body=from_head))
+            self.claimed_root = self._request_next_claim(process, replace(next_claim, body=from_head))
 
     def _claim_next(
         self, process: CompanionProcess, origin: Origin | None = None, *, branch_step: int | None = None
     ) -> ClaimedRoot:
         """Make the next claim, which continues from `origin`, or begins a branch with `branch_step`."""
-        assert self._claimed_root is not None
-        body = replace(self._claiming, after=self._claimed_root.claim, nonce=new_nonce())
+        assert self.claimed_root is not None
+        body = replace(self._claiming, after=self.claimed_root.claim, nonce=new_nonce())
         body = replace(body, branch=True) if origin is None else _set_claim_base(body, origin)
         self._next_claim = _NextClaim(body=body, origin=origin, branch_step=branch_step)
         try:

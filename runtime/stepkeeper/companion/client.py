@@ -50,9 +50,14 @@ class CompanionProcess:
         """Futures by the commit's slot, until both the caller and the companion's notice have used them."""
 
         self._next_id = 1
-        self._lost = self._is_dismissed = False
+        self.lost = False
+        """True once the process can no longer be reached."""
+
+        self._is_dismissed = False
         self._owner = os.getpid()
-        self._complaint: str | None = None
+        self.complaint: str | None = None
+        """The newest failure of the upkeep after a commit; None if the newest upkeep succeeded."""
+
         self.structure_key: str | None = None
         """Key of the structure (names, shapes and shardings of a state) that the process has from its last save.
         Callers that request writes set it.
@@ -68,16 +73,6 @@ class CompanionProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def lost(self) -> bool:
-        """True once the process can no longer be reached."""
-        return self._lost
-
-    @property
-    def complaint(self) -> str | None:
-        """The newest failure of the upkeep after a commit; None if the newest upkeep succeeded."""
-        return self._complaint
 
     def send_request(
         self,
@@ -99,7 +94,7 @@ class CompanionProcess:
         future: Future[dict[str, Any]] = Future()
         ends_s = time.monotonic() + timeout_s
         with self._lock:
-            if self._lost:
+            if self.lost:
                 raise self._loss(kind)
             number, self._next_id = self._next_id, self._next_id + 1
             self._pending[number] = future
@@ -124,7 +119,7 @@ class CompanionProcess:
         """
         with self._lock:
             found = self._upkeep_future(slot)
-            if self._lost and not found.done():
+            if self.lost and not found.done():
                 found.set_exception(self._unfinished())
         return found
 
@@ -155,7 +150,7 @@ class CompanionProcess:
                 self.pid,
                 timeout_s,
             )
-        self._lost = True
+        self.lost = True
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Close the socket, so that the process ends, and kill it after half of `timeout_s` seconds."""
@@ -185,7 +180,7 @@ class CompanionProcess:
     def forget_after_fork(self) -> None:
         """Close this copy of the socket in a forked child: the process is its parent's."""
         self._lock = threading.Lock()
-        self._lost = True
+        self.lost = True
         self._process.forget_after_fork()
         self._channel.close()
 
@@ -210,7 +205,7 @@ class CompanionProcess:
             )
             self._process.kill()
         with self._lock:
-            self._lost = True
+            self.lost = True
             pending, self._pending = self._pending, {}
             for upkeep in self._upkeep.values():
                 if not upkeep.done():
@@ -232,10 +227,10 @@ class CompanionProcess:
             _write_stacks(message["stacks"])
             return
         if "complaint" in message:
-            self._complaint = message["complaint"]
-            if self._complaint is not None:
+            self.complaint = message["complaint"]
+            if self.complaint is not None:
                 _log.error(
-                    "%s; the commit is valid, and the upkeep is retried after the next one", self._complaint
+                    "%s; the commit is valid, and the upkeep is retried after the next one", self.complaint
                 )
             return
         if "upkept" in message:

@@ -55,22 +55,19 @@ class _WatchedProcess:
 
     def __init__(self, pid: int) -> None:
         self.pid: Final = pid
-        self._end_fd = _open_pidfd(pid)
-        # It isn't closed while a thread waits for it: that thread refers to this object.
-        self._close_fd = weakref.finalize(self, _close, self._end_fd)
-
-    @property
-    def end_fd(self) -> int | None:
+        self.end_fd = _open_pidfd(pid)
         """Descriptor that is readable once the process has ended; None in a sandbox without pidfd_open."""
-        return self._end_fd
+
+        # It isn't closed while a thread waits for it: that thread refers to this object.
+        self._close_fd = weakref.finalize(self, _close, self.end_fd)
 
     def _send(self, number: int) -> None:
         # It may end, or be reaped by other code, right now.
         with suppress(ProcessLookupError):
-            if self._end_fd is None:
+            if self.end_fd is None:
                 os.kill(self.pid, number)
             else:
-                signal.pidfd_send_signal(self._end_fd, number)
+                signal.pidfd_send_signal(self.end_fd, number)
 
 
 class ChildProcess(_WatchedProcess):
@@ -81,14 +78,11 @@ class ChildProcess(_WatchedProcess):
         super().__init__(pid)
         self._lock = threading.Lock()
         self._has_ended = False
-        self._code: int | None = None
+        self.code: int | None = None
+        """The exit code, negative for a signal; None until `has_ended`, or if other code reaped it."""
+
         # Code that runs at the interpreter's exit may still kill it.
         self._close_fd.atexit = False
-
-    @property
-    def code(self) -> int | None:
-        """The exit code, negative for a signal; None until `has_ended`, or if other code reaped it."""
-        return self._code
 
     def has_ended(self) -> bool:
         """Return whether the process has ended, and reap it if so."""
@@ -98,7 +92,7 @@ class ChildProcess(_WatchedProcess):
     def _reap(self) -> bool:
         if self._has_ended:
             return True
-        which = (os.P_PID, self.pid) if self._end_fd is None else (os.P_PIDFD, self._end_fd)
+        which = (os.P_PID, self.pid) if self.end_fd is None else (os.P_PIDFD, self.end_fd)
         try:
             result = os.waitid(*which, os.WEXITED | os.WNOHANG)
         except ChildProcessError:  # other code has reaped it
@@ -106,7 +100,7 @@ class ChildProcess(_WatchedProcess):
             return True
         if result is not None:
             self._has_ended = True
-            self._code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+            self.code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
         return self._has_ended
 
     def wait(self, timeout_s: float) -> bool:
@@ -116,10 +110,10 @@ class ChildProcess(_WatchedProcess):
             left_s = ends_s - time.monotonic()
             if left_s <= 0:
                 return False
-            if self._end_fd is None:
+            if self.end_fd is None:
                 time.sleep(min(left_s, _LOOK_AGAIN_S))
             else:
-                _await_readable(self._end_fd, left_s)
+                _await_readable(self.end_fd, left_s)
         return True
 
     def kill(self) -> None:
@@ -132,7 +126,7 @@ class ChildProcess(_WatchedProcess):
         """Close this copy of the descriptor in a forked child: the process is its parent's."""
         self._lock = threading.Lock()
         self._has_ended = True
-        self._end_fd = None
+        self.end_fd = None
         self._close_fd()
 
 
@@ -147,7 +141,7 @@ class ParentProcess(_WatchedProcess):
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
         # If it has, this process has another parent. The pid may be reused by now, so check both.
-        return os.getppid() != self.pid or (self._end_fd is not None and _await_readable(self._end_fd, 0.0))
+        return os.getppid() != self.pid or (self.end_fd is not None and _await_readable(self.end_fd, 0.0))
 
 
 def _open_pidfd(pid: int) -> int | None:

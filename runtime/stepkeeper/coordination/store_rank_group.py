@@ -22,7 +22,7 @@ from stepkeeper.coordination.store_callers import StoreCallers
 from stepkeeper.coordination.waits import SilenceLimit, Waits
 from stepkeeper.errors import PeerLostError, StepkeeperError
 from stepkeeper.time_limits import GROUP_TIMEOUT_S, TimeLimits
-from stepkeeper_planners.geometry.layout import Ranks, ranks_in_group
+from stepkeeper_planners.geometry.layout import ranks_in_group
 
 __all__ = ["StoreRankGroup"]
 
@@ -77,28 +77,16 @@ class StoreRankGroup:
         self._waits = waits or Waits()
         self._watch = PeerWatch(self, rank, world_size, self._waits)
         self._store = store
-        self._rank = rank
-        self._world_size = world_size
-        self._ranks = ranks_in_group(rank, range(world_size) if members is None else members)
+        self.rank: Final = rank
+        self.world_size: Final = world_size
+        self.ranks: Final = ranks_in_group(rank, range(world_size) if members is None else members)
         self._callers = StoreCallers(store)
         self._aborted = threading.Event()
         self._broadcasts: deque[str] = deque(maxlen=_REMEMBERED)
         """On rank 0, names of broadcasts that other ranks may not have read."""
 
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
-
-    @property
-    def ranks(self) -> Ranks:
-        return self._ranks
-
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        if self._rank == 0:
+        if self.rank == 0:
             if value is None:
                 raise PeerLostError(f"{name}: rank 0 has no value to give")
             self.publish(name, value)
@@ -112,18 +100,18 @@ class StoreRankGroup:
 
     def _note_read(self, client: Store, name: str) -> None:
         # The last reader deletes the value, since a job makes many. No rank waits for the deletion.
-        if client.add(name + _READERS, 1) == self._world_size - 1:
+        if client.add(name + _READERS, 1) == self.world_size - 1:
             client.delete_key(name)
             client.delete_key(name + _READERS)
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        self.publish(f"{name}/{self._rank}", value)
-        if self._rank != 0:
+        self.publish(f"{name}/{self.rank}", value)
+        if self.rank != 0:
             return []
         limit = SilenceLimit(timeout_s, time.monotonic())
-        values = [self._await(f"{name}/{rank}", limit, waiting_for=rank) for rank in range(self._world_size)]
+        values = [self._await(f"{name}/{rank}", limit, waiting_for=rank) for rank in range(self.world_size)]
         # No other rank reads the values. A job makes many, which would fill the memory of rank 0.
-        self._ask(lambda client: [client.delete_key(f"{name}/{rank}") for rank in range(self._world_size)])
+        self._ask(lambda client: [client.delete_key(f"{name}/{rank}") for rank in range(self.world_size)])
         return values
 
     def abort(self) -> None:
@@ -147,7 +135,7 @@ class StoreRankGroup:
         """Publish a heartbeat, and add `moved_bytes` to the count. Waiting ranks then expect more heartbeats."""
 
         def add(client: Store) -> None:
-            client.add(f"{_BEATS}/{self._rank}", 1)
+            client.add(f"{_BEATS}/{self.rank}", 1)
             if moved_bytes:
                 client.add(_MOVED, moved_bytes)
 
@@ -155,7 +143,7 @@ class StoreRankGroup:
 
     def end_beats(self, n_beats: int) -> None:
         """Subtract `n_beats` heartbeats. Other ranks expect no more, unless another save's make the count positive."""
-        self._ask(lambda client: client.add(f"{_BEATS}/{self._rank}", -n_beats), self.limits.store_answer_s)
+        self._ask(lambda client: client.add(f"{_BEATS}/{self.rank}", -n_beats), self.limits.store_answer_s)
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         self._watch.announce_leave(error, timeout_s)
@@ -209,7 +197,7 @@ class StoreRankGroup:
             now_s = time.monotonic()
             if limit.is_over(now_s) or self._aborted.wait(pause_s):
                 raise PeerLostError(
-                    f"rank {self._rank} waited {now_s - since_s:.1f} s for rank {waiting_for} ({name}): that rank "
+                    f"rank {self.rank} waited {now_s - since_s:.1f} s for rank {waiting_for} ({name}): that rank "
                     "is lost or far behind"
                 )
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -219,7 +207,7 @@ class StoreRankGroup:
             if self._is_silent(waiting_for, limit, beat_limit, now_s):
                 raise PeerLostError(
                     f"rank {waiting_for} hangs: it sent no heartbeat for {self.limits.apart_s:.1f} s while "
-                    f"rank {self._rank} waited for it ({name})"
+                    f"rank {self.rank} waited for it ({name})"
                 )
             try:
                 self._watch.check_wait(waiting_for, since_s)
@@ -258,7 +246,7 @@ class StoreRankGroup:
             if within_s is not None:
                 return
             if self._aborted.is_set():
-                raise PeerLostError(f"rank {self._rank} is ending and no longer waits for the ranks' store")
+                raise PeerLostError(f"rank {self.rank} is ending and no longer waits for the ranks' store")
             self._waits.check(since_s)
 
         try:
@@ -269,11 +257,11 @@ class StoreRankGroup:
             raise
         except TimeoutError as error:
             raise PeerLostError(
-                f"rank {self._rank} gets no answer from rank 0, which holds the ranks' store: rank 0 hangs, or its "
+                f"rank {self.rank} gets no answer from rank 0, which holds the ranks' store: rank 0 hangs, or its "
                 f"host is gone ({error})"
             ) from error
         except RuntimeError as error:
-            raise PeerLostError(f"rank {self._rank} has lost the ranks' store: {error}") from error
+            raise PeerLostError(f"rank {self.rank} has lost the ranks' store: {error}") from error
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None, waits: Waits | None = None) -> Self:

@@ -75,8 +75,8 @@ class Waits:
         """
 
         self._lock = threading.Lock()
-        self._loss: StepkeeperError | None = None
-        """The error that ends all waits: it names a lost rank."""
+        self.loss: StepkeeperError | None = None
+        """The error that ends all waits, if another rank is lost; else None."""
 
         self._death: StepkeeperError | None = None
         """The same if that rank ended without notice."""
@@ -111,25 +111,20 @@ class Waits:
         finally:
             self._calls.pop(call, None)
 
-    @property
-    def loss(self) -> StepkeeperError | None:
-        """The error that ends all waits, if another rank is lost; else None."""
-        return self._loss
-
     def end_all(self, error: StepkeeperError, *, is_death: bool = False) -> None:
         """Raise `error`, which names a lost rank, in all present and later waits. The first error stays.
 
         `is_death`: the rank ended without notice to the others.
         """
         with self._lock:
-            if self._loss is None:
-                self._loss, self._death = error, error if is_death else None
+            if self.loss is None:
+                self.loss, self._death = error, error if is_death else None
         self._has_ended.set()
 
     def forget_after_fork(self) -> None:
         """End all waits in a forked child, which doesn't have the threads that would resolve them."""
         self._lock, self._has_ended = threading.Lock(), threading.Event()
-        self._loss, self._death = ClosedError(_FORKED), None
+        self.loss, self._death = ClosedError(_FORKED), None
 
     def explain(self, error: BaseException, timeout_s: float) -> BaseException:
         """Return the loss of a rank that ended without notice, which explains `error`; without one, return `error`.
@@ -152,14 +147,14 @@ class Waits:
 
     def raise_loss(self) -> None:
         """Raise the error that ends all waits, if there is one."""
-        if (loss := self._loss) is not None:
+        if (loss := self.loss) is not None:
             # A new one each time: several threads raise it, and each adds its own trace.
             raise type(loss)(str(loss))
 
     @property
     def has_to_hurry(self) -> bool:
         """True if a notice has come or a rank is lost: work that the next start can do is left to it."""
-        return self._loss is not None or self.notice_left_s(time.monotonic()) is not None
+        return self.loss is not None or self.notice_left_s(time.monotonic()) is not None
 
     def check(self, since_s: float) -> None:
         """Check that a wait since `since_s` may continue. Raises NoticeDeadlineError, or a rank's loss."""

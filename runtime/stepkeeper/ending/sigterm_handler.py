@@ -105,7 +105,8 @@ class SigtermHandler:
         is_forked = os.getpid() != self._owner
         if self._has_parents_end and not is_forked:
             _replace_parents_end(signal.SIGTERM, signal.SIGINT)
-        if signal.getsignal(signal.SIGTERM) is not self:
+        is_installed = signal.getsignal(signal.SIGTERM) is self
+        if not is_installed:
             # A handler that was installed later stays. If it calls this one, this one passes the signal on.
             return
         unregister()

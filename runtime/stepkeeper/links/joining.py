@@ -17,7 +17,7 @@ _CALL_TIMEOUT_S: Final = 5.0
 
 
 class Joining:
-    """Accept connections from later ranks, and make those to earlier ones."""
+    """Accept connections from some of the other ranks, and connect to others, all with one secret."""
 
     def __init__(
         self, rank: int, on_join: Callable[[int, socket.socket], None], listener: socket.socket | None = None

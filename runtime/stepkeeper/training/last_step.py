@@ -43,33 +43,30 @@ class LastStep:
     """
 
     def __init__(self) -> None:
-        self._request: SaveRequest | None = None
+        self.request: SaveRequest | None = None
+        """The last finished step, if nothing has saved it."""
+
         self._marks: list[ChangeMark] = []
         self._read: Sequence[torch.Tensor] = ()
         """Some of the tensors that the last save read, for a state whose tensors can't be found."""
 
     @property
-    def request(self) -> SaveRequest | None:
-        """The last finished step, if nothing has saved it."""
-        return self._request
-
-    @property
     def has_changed(self) -> bool:
         """True if the state has changed since the step."""
-        if self._request is None:
+        if self.request is None:
             return False
-        now = self._mark(self._request.state)
+        now = self._mark(self.request.state)
         return len(now) != len(self._marks) or any(
             mine.differs_from(then) for mine, then in zip(now, self._marks, strict=True)
         )
 
     def note_finished(self, request: SaveRequest) -> None:
         """Record that `request` is the last finished step."""
-        self._request, self._marks = request, self._mark(request.state)
+        self.request, self._marks = request, self._mark(request.state)
 
     def follow_save(self, request: SaveRequest) -> SaveRequest:
         """Forget the step if it is the one to save. Return a request that records the tensors it reads."""
-        if self._request is not None and self._request.step != request.step:
+        if self.request is not None and self.request.step != request.step:
             return request
         self.forget()
         if next(_find_tensors(request.state), None) is not None:
@@ -82,7 +79,7 @@ class LastStep:
 
     def forget(self) -> None:
         """Forget the step: it is being saved, or another state was restored."""
-        self._request, self._marks = None, []
+        self.request, self._marks = None, []
 
     def _mark(self, state: GivenState) -> list[ChangeMark]:
         """Mark tensors of the state, or of the last save, without calling functions of the program."""

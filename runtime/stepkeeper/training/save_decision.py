@@ -58,15 +58,12 @@ class SaveDecider:
         """Requests that all ranks have reached. Several hosts may make the same one, each when it gets the reason."""
 
         self._asked_step: int | None = None
-        self._stop_step: int | None = None
+        self.stop_step: int | None = None
+        """The stop step; None until this rank has reached it."""
+
         self._due_stops: set[str] = set()
         self._n_begun = 0
         self._last_save_s = time.monotonic()
-
-    @property
-    def stop_step(self) -> int | None:
-        """The stop step; None until this rank has reached it."""
-        return self._stop_step
 
     @property
     def stop_is_agreed(self) -> bool:
@@ -89,7 +86,7 @@ class SaveDecider:
 
     def request_stop(self, *, asked: bool = False) -> None:
         """Make all ranks stop at one step; nothing is killed after it if `asked`. For any thread."""
-        if self._stop_step is None:
+        if self.stop_step is None:
             self._agreement.wish(STOP_ASKED if asked else STOP)
 
     def request_save(self, request: str) -> bool:
@@ -103,15 +100,15 @@ class SaveDecider:
         Raises PeerLostError, and NoticeDeadlineError if the deadline came before all ranks had agreed.
         """
         # At the stop step itself there are no new wishes, and the other ranks may be gone already.
-        if step != self._stop_step:
+        if step != self.stop_step:
             for wish in self._agreement.pass_step(step):
                 if wish in STOPS:
                     self._due_stops.add(wish)
-                    self._stop_step = step if self._stop_step is None else self._stop_step
+                    self.stop_step = step if self.stop_step is None else self.stop_step
                 elif not self._is_past(wish):
                     self._answered.append(wish)
                     self._asked_step = step
-        return self._stop_step is not None
+        return self.stop_step is not None
 
     def is_save_due(self, step: int, *, stopping: bool = False) -> bool:
         """Return True if `step` is to be saved. All ranks call this after each step, after `should_stop_at`.
@@ -144,8 +141,7 @@ class SaveDecider:
     def _is_past(self, wish: str) -> bool:
         """Return True if `wish` is answered: an earlier request, or the policy's from before the last save.
 
-        All ranks return the same: a wish is due at the same step in all of them, after the same number of
-        saves.
+        All ranks return the same: a wish is due at the same step in all of them, after the same number of saves.
         """
         if wish.startswith(f"{_POLICY}/"):
             return wish != self._policy_request

@@ -43,8 +43,7 @@ class MetadataValue(NamedTuple):
 def find_metadata_host(environ: Mapping[str, str], product_file: Path = _PRODUCT_FILE) -> str | None:
     """Return host[:port] of the metadata server; None if this isn't a machine of Google Cloud.
 
-    GCE_METADATA_HOST names another server, as in Google's libraries. Otherwise the firmware's product name
-    counts.
+    GCE_METADATA_HOST names another server, as in Google's libraries. Otherwise the firmware's product name counts.
     """
     if given := environ.get(_HOST_VARIABLE):
         return given
