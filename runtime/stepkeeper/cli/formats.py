@@ -217,9 +217,8 @@ def _as_command_errors() -> Iterator[None]:
 def _check_outside(root: Root, destination: Path) -> None:
     parts = urlsplit(root.uri)
     if parts.scheme == "file" and destination.resolve().is_relative_to(Path(unquote(parts.path)).resolve()):
-        raise RefusedError(
-            f"{destination} is in the root itself, where only its job writes; choose another place"
-        )
+        text = f"{destination} is in the root itself, where only its job writes; choose another place"
+        raise RefusedError(text)
 
 
 def _show(

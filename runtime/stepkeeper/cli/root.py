@@ -60,9 +60,8 @@ class Root:
             yield
         except TornCheckpointError as error:
             if record.slot not in self.log.refresh().commits:
-                raise RestoreError(
-                    f"step {record.step} (sequence {record.slot}) has just been deleted"
-                ) from error
+                text = f"step {record.step} (sequence {record.slot}) has just been deleted"
+                raise RestoreError(text) from error
             raise
 
     def _lacking_folder(self) -> Path | None:
@@ -82,11 +81,9 @@ class Root:
             what = f"the folder of the checkpoints of step {named['step']}"
         else:
             return
-        todo = (
-            f"its root is probably {named['root']}"
-            if named
-            else "stock torch.distributed.checkpoint reads it"
-        )
+        todo = "stock torch.distributed.checkpoint reads it"
+        if named:
+            todo = f"its root is probably {named['root']}"
         raise BadUriError(f"{self.uri} is {what}, not a root, which has the log of a whole run: {todo}")
 
 

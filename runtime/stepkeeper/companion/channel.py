@@ -92,14 +92,11 @@ class Channel:
                 if left_s <= 0:
                     text = f"the other end of the channel received nothing for {timeout_s} s"
                     raise TimeoutError(text) from error
-                self._wait_until_writable(left_s)
+                room = select.poll()
+                room.register(self._socket, select.POLLOUT)
+                room.poll(left_s * 1000)
             else:
                 return
-
-    def _wait_until_writable(self, timeout_s: float) -> None:
-        poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
-        poll.poll(timeout_s * 1000)
 
     def receive(self, peer: Peer | None = None) -> Packet | None:
         """Wait for the next message. Return None once the other end is closed, or `peer` has ended.

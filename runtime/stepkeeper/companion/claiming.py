@@ -2,8 +2,7 @@
 
 A claim is an entry of the log: only its process writes from there on. It continues from HEAD, the commit that "latest"
 means, unless its process has restored something else, its origin. Then the origin is the claim's base, and becomes
-HEAD. A process claims again (the next claim) to continue from another origin, or to begin a branch, which continues
-nothing.
+HEAD. A process makes a next claim to continue from another origin, or to begin a branch, which continues nothing.
 """
 
 from abc import ABC, abstractmethod

@@ -1,7 +1,7 @@
 """Start the companion's process, and detect at once that it, or this process's parent, has ended.
 
-Neither uses the end of a pipe or socket for that: forked workers may hold copies of both ends. Each has a pidfd, a
-descriptor of the process, which no later process with the same pid has. Some sandboxes have none; then the pid is used.
+The end of a pipe or socket doesn't show that: forked workers may hold copies of both ends. A pidfd does, a descriptor
+of one process, which is never another's with the same pid. In a sandbox without pidfds, the pid is used.
 """
 
 import os

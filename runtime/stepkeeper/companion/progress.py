@@ -141,8 +141,5 @@ def select_stored_metrics(metrics: Mapping[str, object] | None) -> dict[str, str
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Return whether reading the tensor is cheap. A subclass may communicate with other ranks for it."""
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.device.type == "cpu"
-        and tensor.numel() == 1
-    )
+    is_basic = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return is_basic and tensor.device.type == "cpu" and tensor.numel() == 1

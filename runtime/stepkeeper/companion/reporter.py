@@ -209,7 +209,7 @@ class Reporter:
     def _pause(self, most_s: float, until_news_after: int | None) -> None:
         """Wait for `most_s` seconds, but only until `_news` exceeds a number.
 
-        None backs off after a failure: news doesn't end the wait, only the end of the process does.
+        None backs off after a failure: news doesn't end the wait, but `await_answer` shortens it.
         """
         deadline = time.monotonic() + most_s
         with self._changed:

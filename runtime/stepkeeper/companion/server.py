@@ -102,7 +102,9 @@ class Server:
         if self._session is not None and self._session.reporter is not None:
             self._session.reporter.update_state(self._state)
         if self._stacks is not None:
-            self._stacks.see_step(_step_of(self._state))
+            # A restore, or the last save, is no slow step.
+            is_training = self._state.phase is ReportPhase.TRAINING
+            self._stacks.see_step(self._state.step if is_training else None)
 
     def write_message_of_killed(self, number: int) -> None:
         """Write the termination message of a trainer that signal `number` killed, unless it had a notice."""
@@ -265,8 +267,3 @@ class Server:
             self._stacks.ask("the operator requested them")
         # The operator repeats the directive in each answer as long as it is valid.
         self._outbox.offer({"directive": encode(directive)})
-
-
-def _step_of(state: TrainerState) -> int | None:
-    """Return the last finished step while the process trains; None during a restore or the last save."""
-    return state.step if state.phase is ReportPhase.TRAINING else None

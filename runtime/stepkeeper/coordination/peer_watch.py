@@ -76,11 +76,8 @@ class PeerWatch:
             # PeerLostError and NoticeDeadlineError are OSErrors too, and end the start.
             if isinstance(error, StepkeeperError):
                 raise
-            _log.warning(
-                "rank %d isn't connected to its neighbors, and detects a lost rank late: %s",
-                self._rank,
-                error,
-            )
+            text = "rank %d isn't connected to its neighbors, and detects a lost rank late: %s"
+            _log.warning(text, self._rank, error)
 
     def announce_loss(
         self, rank: int, why: str, *, fenced: bool = False, timeout_s: float = _ANNOUNCE_S

@@ -52,11 +52,8 @@ def meet(identity: Identity, timeout_s: float) -> Store:
 def _serve(identity: Identity, ends_s: float) -> TCPStore:
     """Open the store in this process, with retries: another process may still be leaving the port."""
     port = identity.coordinator_port
-
-    def listen() -> TCPStore:
-        return _open(_own_address(), port, ends_s, is_master=True)
-
-    return _try(listen, ends_s, f"rank 0 can't listen on port {port}")
+    complaint = f"rank 0 can't listen on port {port}"
+    return _try(lambda: _open(_own_address(), port, ends_s, is_master=True), ends_s, complaint)
 
 
 def _join(identity: Identity, ends_s: float) -> TCPStore:

@@ -1,6 +1,6 @@
 """End a process that has lost its root (is fenced) with exit code 77, also without a manager's `with` block.
 
-Two hooks do so. The exception hook acts if a FencedError ends the process. In a pod of the operator, whose batch Job
+Two hooks do so. The exception hook acts if an exception ends the process. In a pod of the operator, whose batch Job
 acts on exit codes, an exit function acts at any other end: a start that has lost its root must not look done.
 
 This module imports only the standard library at first: other imports wait until a process is fenced.

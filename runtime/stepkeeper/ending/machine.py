@@ -101,7 +101,7 @@ class Ending:
             return EndKind.of(code)
         if self.has_stopped:
             return EndKind.SAVED if self.loss is None else EndKind.GAVE_UP
-        # It hasn't stopped yet, or a missed deadline, whose code this is, ends it.
+        # Without a stop this is the code of a notice's deadline, which ends the process or may do so.
         return EndKind.STOPPING if self.code is None else EndKind.GAVE_UP
 
     def reach(self, step: int) -> Self:

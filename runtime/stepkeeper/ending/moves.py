@@ -1,7 +1,6 @@
 """Make the moves of a rank's `Ending` in the train thread: wait, choose with the other ranks, and save.
 
-A loss is the reason, as text, that the last step isn't saved. A hook is a function of the program that gets the report
-of each save.
+A loss is the reason, as text, that the last step isn't saved. The program's hooks are called with each save's report.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +89,7 @@ class Moves:
 
     def _meet(self) -> Change:
         try:
-            self._steps.decider.await_stops(self._notices.schedule.bound_s(_STOPS_S))
+            self._steps.decider.agreement.await_stops(self._notices.schedule.bound_s(_STOPS_S))
         except (PeerLostError, NoticeDeadlineError) as error:
             _log.warning("not all ranks reached the stop step: %s", error)
         return lambda ending: ending.on_ranks_met()

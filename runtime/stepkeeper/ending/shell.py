@@ -1,7 +1,6 @@
 """End one manager and its process, in the train thread: stop at a step, close, or leave the manager's `with` block.
 
-A fence is the error that another claim owns the root. An exit code of its own (`has_own_code`) is one other than
-Python's 1.
+A fence is the error that another claim owns the root. An error has its own exit code if that isn't Python's 1.
 """
 
 import math
@@ -69,8 +68,7 @@ class EndingShell:
     def in_call(self) -> Iterator[None]:
         """Register that the training waits in a manager's call, and remember a fence that the call raises.
 
-        The call's waits end at a notice's deadline. If it is stuck anyway, the process is ended shortly before the
-        kill.
+        The call's waits end at a notice's deadline. If it is stuck anyway, the process is ended before the kill.
         """
         try:
             with self._parts.waits.in_call():
@@ -151,7 +149,7 @@ class EndingShell:
             try:
                 with tolerate_worker_exits():
                     return self._leave_in_order(error)
-            except StepkeeperError as late:  # a save failed, or a rank is lost
+            except StepkeeperError as late:  # such as a failed save, or the loss of a rank or the root
                 failure = late
         assert failure is not None
         failure = self._end_with(find_end(failure))
@@ -261,6 +259,7 @@ class EndingShell:
             text, error = str(fence), fence
         # A failure would end the other ranks' waits. After a missed deadline their save may still be committed.
         failure = None if isinstance(error, NoticeDeadlineError) else error
+        # With such a code the process exits after this. Otherwise the program may catch the error and continue.
         exits_now = code == ExitCode.SAVED if self._error is None else has_own_code(self._error)
         if exits_now:
             self.notices.keep_exit_code(code)

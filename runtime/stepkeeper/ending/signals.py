@@ -40,8 +40,8 @@ class NoticeListener(Protocol):
     def check_notices(self, sigterm_s: float | None, *, was_handled: bool) -> None:
         """Check for notices. The signal watcher's thread calls this five times a second.
 
-        `sigterm_s` is the time of the last SIGTERM, if any. `was_handled`: another listener had a notice when it
-        closed, and `sigterm_s` is the time of that notice's SIGTERM, if it was one.
+        `sigterm_s` is the time of the last SIGTERM, if any. `was_handled`: this process is ending already
+        (`is_permanent`), and if a SIGTERM was another listener's notice, `sigterm_s` is that one's time.
         """
 
     def forget_after_fork(self) -> None:

@@ -74,7 +74,7 @@ class EndWatch:
             return
         if not self._is_started:
             self._is_started = True
-            self._parts.steps.decider.start()
+            self._parts.steps.decider.agreement.start()
             self.notices.start(signals=self._parts.saves_on_notice)
             if self._parts.saves_on_notice:
                 self._announcements.start()
@@ -89,7 +89,7 @@ class EndWatch:
     def close(self, timeout_s: float) -> None:
         """Stop watching. The thread that listens to other ranks has `timeout_s` seconds to end."""
         self._announcements.close()
-        self._parts.steps.decider.close(timeout_s)
+        self._parts.steps.decider.agreement.close(timeout_s)
         self.notices.close()
 
     def on_stop_agreed(self) -> None:
@@ -158,10 +158,11 @@ class EndWatch:
 
     def _on_tick(self) -> None:
         """Run all periodic checks. Runs five times a second."""
-        if self._parts.steps.decider.stop_is_agreed:
+        agreement = self._parts.steps.decider.agreement
+        if agreement.agreed_stop is not None:
             # This rank hasn't reached that step yet, and may be in a wait that the notice must end.
             self.on_stop_agreed()
-        if self._parts.steps.decider.received_early_stop:
+        if agreement.received_early_stop:
             self.notices.record(NoticeSource.PEER)
         self._announcements.check()
         stuck_since_s = self._parts.waits.stuck_since_s

@@ -26,13 +26,9 @@ class Joining:
         self._rank = rank
         self._on_join = on_join
         self._listener = listen() if listener is None else listener
+        self.port: Final = int(self._listener.getsockname()[1])
         self._secret = b""
         self._closed = False
-
-    @property
-    def port(self) -> int:
-        """The port on which this rank listens."""
-        return int(self._listener.getsockname()[1])
 
     def start(self, secret: bytes) -> None:
         """Accept connections from callers that know the secret."""

@@ -56,6 +56,11 @@ class Pace:
         """Return the pace after noting the present step as slow."""
         return replace(self, n_noted=self.n_noted + 1)
 
+    def describe(self, now_s: float) -> str:
+        """Describe the slow step as the reason of a dump."""
+        no_step = f"no step has followed step {self.step} for {now_s - self.since_s:.0f} s"
+        return f"{no_step}, and no step before took longer than {self.longest_s:.1f} s"
+
 
 REPORT_LIMIT: Final = 16 * 1024
 """Characters for the stacks of all ranks in a report."""
@@ -156,7 +161,7 @@ class StackDumper:
                 from_s = None if self._least_s is None else self._pace.slow_from_s(self._least_s)
                 left_s = None if from_s is None else from_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
-                    self._reason = _describe(self._pace, time.monotonic())
+                    self._reason = self._pace.describe(time.monotonic())
                     self._pace = self._pace.note()
                 else:
                     self._changed.wait(left_s)
@@ -175,13 +180,6 @@ class StackDumper:
         with self._changed:
             self._changed.wait_for(lambda: len(self._others) >= n_asked, _COLLECT_S)
             return dict(self._others)
-
-
-def _describe(pace: Pace, now_s: float) -> str:
-    return (
-        f"no step has followed step {pace.step} for {now_s - pace.since_s:.0f} s, and no step before took longer than "
-        f"{pace.longest_s:.1f} s"
-    )
 
 
 def shorten_stacks(reason: str, stacks: Mapping[int, str], limit: int = REPORT_LIMIT) -> str:

@@ -63,8 +63,6 @@ class StackMeeting:
                         self._listener = listen()
                 except OSError as error:
                     self._is_host = False
-                    _log.warning(
-                        "stack requests reach this rank only, since listening for other ranks failed: %r",
-                        error,
-                    )
+                    text = "stack requests reach this rank only, since listening for other ranks failed: %r"
+                    _log.warning(text, error)
             return self._listener
