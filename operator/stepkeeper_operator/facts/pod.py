@@ -111,6 +111,11 @@ class Pod:
         return self.phase in {"Failed", "Succeeded"}
 
     @property
+    def deletion_requested_at(self) -> float | None:
+        """Unix time of the request for its deletion; None if there was none."""
+        return None if self.deadline is None else self.deadline - self.grace_s
+
+    @property
     def code(self) -> int | None:
         """The exit code that the process intended: the termination message takes precedence over the exit code.
 

@@ -122,7 +122,7 @@ def was_edited(view: View, operator: OperatorState) -> bool:
     does not count.
     """
     started = operator.started_template
-    if started is None or view.observed.held or view.job.spec.hides_changes():
+    if started is None or not view.observed.accepted or view.job.spec.hides_changes():
         return False
     if view.is_on_queued_resource and view.machines is None:
         return False
