@@ -67,7 +67,7 @@ def gather_evidence(
         nodes = {name: replace(node, spot=True) for name, node in nodes.items()}
     report = observed.report
     if report is not None and report.ordinal != pods.ordinal:
-        report = None
+        report = None  # it is of another attempt
     return Evidence(
         pods=pods.pods,
         job_messages=tuple(each.failure_message for each in pods.failed_batch_jobs),
