@@ -112,7 +112,7 @@ def _was_resumed(history: JobHistory, jobset: JobSet) -> bool:
 def was_edited(view: View, operator: OperatorState) -> bool:
     """Return True if template or placement have changed since the newest start, and the edit is accepted.
 
-    False also if that is unknown: the job's machines are, or the spec has fields that this operator cannot compare.
+    False also if that is unknown: without the job's machines, or with fields that only newer operators know.
     """
     started = operator.started_template
     if started is None or not view.observed.accepted or view.job.spec.hides_changes():

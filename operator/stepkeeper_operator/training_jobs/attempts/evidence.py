@@ -52,12 +52,7 @@ class Evidence:
 
 
 def gather_evidence(
-    view: View,
-    attempt: Attempt,
-    pods: AttemptPods,
-    *,
-    counted: bool | None = None,
-    rule: str | None = None,
+    view: View, attempt: Attempt, pods: AttemptPods, *, counted: bool | None = None, rule: str | None = None
 ) -> Evidence:
     """Gather the evidence of the end of `attempt` with its `pods`."""
     job, observed = view.job, view.observed

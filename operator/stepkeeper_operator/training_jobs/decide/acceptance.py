@@ -23,7 +23,7 @@ from stepkeeper_operator.training_jobs.decision import (
     GiveUpPod,
     SetSuspend,
 )
-from stepkeeper_operator.training_jobs.observed import REJECTION_RETRY_S, Observed, Rejection
+from stepkeeper_operator.training_jobs.observed import REJECTION_RETRY_S, Observed, Rejection, View
 
 __all__ = ["NAME_TAKEN", "add_refusals", "check_acceptance", "is_refused", "judge_after_end"]
 
@@ -123,33 +123,31 @@ def is_refused(status: TrainingJobStatus) -> bool:
     return any(c.type == ConditionType.ACCEPTED and c.reason in _ADVICE for c in status.conditions)
 
 
-def add_refusals(
-    accepted: ConditionUpdate, job: CheckpointedTrainingJob, observed: Observed
-) -> ConditionUpdate:
+def add_refusals(accepted: ConditionUpdate, view: View) -> ConditionUpdate:
     """Return condition Accepted, set to False if the API server refuses a write for an otherwise accepted job.
 
     A refusal that an earlier operator process reported is kept until this one has tried the writes itself.
     """
     if not accepted.status:
         return accepted
-    before = find_condition(job.status.conditions, ConditionType.ACCEPTED)
-    if not observed.has_acted and before is not None and is_refused(job.status):
-        if before.observed_generation != job.metadata.generation:
+    before = find_condition(view.job.status.conditions, ConditionType.ACCEPTED)
+    if not view.observed.has_acted and before is not None and is_refused(view.job.status):
+        if before.observed_generation != view.job.metadata.generation:
             return accepted  # the edit of the spec may have fixed it
         return replace(accepted, status=False, reason=Reason(before.reason), message=before.message)
-    if not observed.rejections:
+    if not view.observed.rejections:
         return accepted
-    reasons, messages = zip(*(_describe(*each) for each in observed.rejections.items()), strict=True)
+    reasons, messages = zip(*(_describe(*each) for each in view.observed.rejections.items()), strict=True)
     return replace(accepted, status=False, reason=reasons[0], message="; ".join(messages))
 
 
-def judge_after_end(job: CheckpointedTrainingJob, observed: Observed) -> tuple[ConditionUpdate, ...]:
+def judge_after_end(view: View) -> tuple[ConditionUpdate, ...]:
     """Return condition Accepted of an ended job if it was False and may change, or a write is refused now."""
-    before = find_condition(job.status.conditions, ConditionType.ACCEPTED)
+    before = find_condition(view.job.status.conditions, ConditionType.ACCEPTED)
     was_unread = before is not None and before.reason == Reason.UNREADABLE_SPEC
-    if not (observed.rejections or was_unread or is_refused(job.status)):
-        return ()
-    return (add_refusals(check_acceptance(job, observed), job, observed),)
+    if view.observed.rejections or was_unread or is_refused(view.job.status):
+        return (add_refusals(check_acceptance(view.job, view.observed), view),)
+    return ()
 
 
 def _describe(action: str, rejection: Rejection) -> tuple[Reason, str]:

@@ -52,7 +52,7 @@ def derive_conditions(
     reporting, look_s = _derive_reporting(view, plan.history, running=active)
     received = reporting.status if active else None
     progressing, step_s = derive_progressing(view, plan.history, progress, running=active, received=received)
-    updates = [add_refusals(accepted, view.job, view.observed), running, _derive_suspended(view, plan)]
+    updates = [add_refusals(accepted, view), running, _derive_suspended(view, plan)]
     updates += _derive_quota(view, plan.history)
     before = find_condition(view.job.status.conditions, ConditionType.REPORTING)
     # A restarted operator has no report yet: keep the condition that the last one set.

@@ -78,7 +78,7 @@ def _decide_unfinished(view: View, accepted: ConditionUpdate) -> Decision:
     mirror = mirror_storage(view.job, view.observed, running=None if jobset is None else jobset.ordinal)
     plan = plan_next(view, update_history(view, new_commit=mirror.new_commit))
     ends = plan.end is not None
-    progress = derive_progress(view.job, view.observed, plan.history)
+    progress = derive_progress(view, plan.history)
     updates, look_s = derive_conditions(view, plan, accepted, progress=progress)
     grace = () if ends else derive_grace(view, plan.history, mirror.checkpoint)
     stuck, stuck_s = derive_stuck(view)
@@ -157,7 +157,7 @@ def _decide_finished(view: View) -> Decision:
     """Decide for a job that has ended: show late commits and stuck pods, stop running pods, delete expired jobs."""
     mirror = mirror_storage(view.job, view.observed, running=None)
     stuck, stuck_s = derive_stuck(view)
-    updates = (*judge_after_end(view.job, view.observed), *stuck)
+    updates = (*judge_after_end(view), *stuck)
     update = {
         "checkpoint": mirror.checkpoint,
         "observed_generation": view.job.metadata.generation,

@@ -83,12 +83,10 @@ def show_autocheckpoint(
     return None if shown == CheckpointStatus() else shown
 
 
-def derive_progress(
-    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory
-) -> ProgressStatus | None:
+def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
     """Derive the progress part of the status."""
-    before = job.status.progress
-    if before is not None and not history.is_attempt_of(job.status):
+    before, observed = view.job.status.progress, view.observed
+    if before is not None and not history.is_attempt_of(view.job.status):
         before = before.model_copy(update={"longest_step_millis": None})
     if observed.report is None:
         return before
@@ -99,7 +97,7 @@ def derive_progress(
         longest_ms = max(longest_ms or 0, math.ceil(current.longest_step_s * 1000))
     step = before.step if report.step is None else report.step
     moved = report.step is not None and report.step != before.step
-    total = job.spec.total_steps
+    total = view.job.spec.total_steps
     left = None if step is None or total is None else max(0, total - step)
     step_ms = report.step_millis or before.step_millis
     return ProgressStatus(
