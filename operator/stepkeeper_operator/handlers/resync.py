@@ -27,7 +27,7 @@ _RELIST_BURST_S: Final = 2.0
 class Resync:
     """Queue all objects once per period, and sweep after each relist.
 
-    A watch relists its kind after an interruption. A sweep lists kinds too, and forgets objects that do not exist.
+    A watch relists its kind after an interruption. A sweep lists kinds too, and forgets objects that are gone.
     """
 
     cluster: Cluster

@@ -79,9 +79,10 @@ class Applier:
             refused[creation] = before[creation]
         config_failed = False
         for action in decision.actions:
-            if isinstance(action, blocked) or (config_failed and _starts_pods(action)):
-                continue
             name = type(action).__name__
+            starts_pods = name == creation or (isinstance(action, SetSuspend) and not action.suspend)
+            if isinstance(action, blocked) or (config_failed and starts_pods):
+                continue  # pods read the ConfigMap when they start
             if name == creation:
                 refused.pop(creation, None)
             error = await self._try_action(key, job, action)
@@ -190,13 +191,8 @@ class Applier:
                     raise
                 self.shared.cache.forget_objects(frozenset({pod.uid}))
                 return
-        # JobSet restarts nothing while the pod exists. The Job's finalizer keeps it until the Job has counted it.
+        # JobSet restarts nothing while the pod exists. Its finalizer keeps it until its Job has counted the failure.
         await self.shared.cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
-
-
-def _starts_pods(action: Action) -> bool:
-    """Return True if the action starts pods, which read their settings at their start."""
-    return isinstance(action, CreateJobSet) or (isinstance(action, SetSuspend) and not action.suspend)
 
 
 def _keep_message(earlier: Rejection | None, text: str, generation: int) -> str:

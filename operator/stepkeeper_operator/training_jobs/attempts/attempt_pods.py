@@ -58,7 +58,7 @@ class AttemptPods:
         return min([*(pod.created_at for pod in self.pods), now])
 
     def find_end(self, start: int, *, now: float) -> int:
-        """Find when the first pod failed, or else when all had exited 0; between `start` and `now` on any clock."""
+        """Find when the first pod failed, or else when all had exited 0. Clocks differ: stay in `start` to `now`."""
         failed = [pod.finished_at for pod in self.pods if _has_failed(pod) and pod.finished_at is not None]
         done = [p.finished_at for p in self.pods if p.phase == "Succeeded" and p.finished_at is not None]
         all_done_at = max(done) if done and len(done) == len(self.pods) else now

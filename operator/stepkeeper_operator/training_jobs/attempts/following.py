@@ -63,7 +63,8 @@ def _load_history(view: View, *, new_commit: bool) -> JobHistory:
     if new_commit and view.job.spec.restarts.reset_on_new_checkpoint:
         restarts = reset_failures(restarts)
     operator, next_start_time = known, status.next_start_time
-    newest = _find_newest_number(view.observed)
+    numbers = [evidence.ordinal[0] for evidence in view.observed.evidence]
+    newest = max([*numbers, -1 if view.jobset is None else view.jobset.number])
     if newest >= known.job_sets:
         # The status was lost, or is older than this JobSet.
         n_starts = known.starts_without_checkpoint
@@ -75,12 +76,6 @@ def _load_history(view: View, *, new_commit: bool) -> JobHistory:
     # A user who suspends the job or changes its template may have fixed it.
     changed = view.job.spec.suspend or was_edited(view, known)
     return history.note(starts_without_checkpoint=0) if new_commit or changed else history
-
-
-def _find_newest_number(observed: Observed) -> int:
-    """Find the number of the newest JobSet that was observed, or whose pods were; -1 if there is none."""
-    jobset = -1 if observed.jobset is None else observed.jobset.number
-    return max([jobset, *(evidence.ordinal[0] for evidence in observed.evidence)])
 
 
 def _record_report(history: JobHistory, observed: Observed) -> JobHistory:

@@ -41,7 +41,7 @@ def update_request(
     if wait_s > 0:
         return unchanged, wait_s
     if attempt.to_step is None or (status.latest is not None and attempt.to_step <= status.latest.step):
-        return unchanged, None  # the latest commit contains all steps of the attempt
+        return unchanged, None  # the attempt has made no step that is not committed
     request = _make_request(view.machines.name, window, attempt, status, now=view.now)
     return status.model_copy(update={"last_request": request}), None
 

@@ -5,7 +5,6 @@ a commit, `tail` the newest slot, and `head` the commit that the next attempt re
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -122,7 +121,9 @@ def _mirror_report(status: CheckpointStatus, last: LastReport, *, current: bool)
             update["latest"] = None if report.head is None else _find_latest(report.head, last)
         update["root"] = report.root
         update["tail"] = report.tail if new_root else max(report.tail, status.tail or 0)
-        update["recent"] = _merge_recent(() if new_root else status.recent, last.commits)
+        recent = {commit.sequence: commit for commit in (() if new_root else status.recent)}
+        recent |= {commit.sequence: _convert_commit(commit) for commit in last.commits}
+        update["recent"] = tuple(recent[sequence] for sequence in sorted(recent)[-MAX_RECENT:])
     if current:
         update["in_flight_step"], update["restored"] = report.in_flight_step, None
         if (restored := report.restored) is not None:
@@ -135,14 +136,6 @@ def _find_latest(head: Head, last: LastReport) -> CommitStatus:
         if commit.sequence == head.sequence:
             return _convert_commit(commit)
     return CommitStatus(sequence=head.sequence, step=head.step, uri=head.uri, size_bytes=head.size_bytes)
-
-
-def _merge_recent(
-    known: tuple[CommitStatus, ...], reported: Iterable[ReportedCommit]
-) -> tuple[CommitStatus, ...]:
-    merged = {commit.sequence: commit for commit in known}
-    merged |= {commit.sequence: _convert_commit(commit) for commit in reported}
-    return tuple(merged[sequence] for sequence in sorted(merged)[-MAX_RECENT:])
 
 
 def _convert_commit(commit: ReportedCommit) -> CommitStatus:
