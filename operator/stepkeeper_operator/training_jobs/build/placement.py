@@ -37,7 +37,7 @@ _DEFAULT_GRACE_S: Final = 30
 
 _RESERVATION_LABEL: Final = "cloud.google.com/reservation-name"
 _EVICTING_OR_ANY: Final = frozenset({"NoExecute", "", None})
-"""Effects of the tolerations that decide how long a pod stays on a tainted node: NoExecute, or none, which means any."""
+"""Effects of tolerations that decide how long a pod stays on a tainted node: NoExecute, or none, which means any."""
 
 
 def on_spot(placement: PlacementSpec) -> bool:
