@@ -68,7 +68,7 @@ OTHERS: Final = make_jobset(suspended=True, machines_hash="others", **ON_READY)
     {
         "nothing": (JOB, jobset(), {}, RUNNING, False),
         "an edit": (JOB, EDITED, {}, RUNNING, True),
-        "no edit that isn't accepted": (JOB, EDITED, {"held": True}, RUNNING, False),
+        "no edit that isn't accepted": (JOB, EDITED, {"accepted": False}, RUNNING, False),
         "no suspension": (JOB, jobset(suspended=True), {}, EVICTED, False),
         "another queue": (MOVED, jobset(MOVED, suspended=True), {}, EVICTED, True),
         "no queue while it runs down": (MOVED, jobset(MOVED, suspended=True), {}, RUNNING, False),
@@ -157,7 +157,7 @@ def name_of(action: object) -> str:
 SHORT: Final = make_job(restarts={"backoff": {"initialSeconds": 46, "maxSeconds": 1000}})
 WAITED: Final = history(EVICTED, next_start_time=980, starts_without_checkpoint=3)
 OVER: Final = history(RUNNING, starts_without_checkpoint=3)
-HELD_IDLE: Final = seen(jobset=jobset(**IDLE), held=True)
+HELD_IDLE: Final = seen(jobset=jobset(**IDLE), accepted=False)
 BACKED_OFF: Final = make_job(restarts={"backoff": MINUTE})
 
 
@@ -174,7 +174,7 @@ BACKED_OFF: Final = make_job(restarts={"backoff": MINUTE})
         "it may start": (lambda: plan(history(EVICTED), seen(jobset=jobset(**IDLE))), "resume", None),
         "it isn't accepted": (lambda: plan(history(EVICTED), HELD_IDLE), None, ""),
         "it was accepted, its back-off is over": (lambda: plan(WAITED, HELD_IDLE, SHORT), "resume", None),
-        "its user stops it": (lambda: plan(history(RUNNING), seen(held=True), STOPPED), "stop", ""),
+        "its user stops it": (lambda: plan(history(RUNNING), seen(accepted=False), STOPPED), "stop", ""),
         "it is Kueue's to start": (
             lambda: plan(history(EVICTED), seen(jobset=jobset(**IDLE, **QUEUED))),
             None,
