@@ -14,12 +14,7 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.saving.assignment import TensorWrite
 
-__all__ = [
-    "OwnItems",
-    "WriteData",
-    "make_tensor_item",
-    "make_value_item",
-]
+__all__ = ["OwnItems", "WriteData", "make_tensor_item", "make_value_item"]
 
 _LOCK: Final = threading.Lock()
 """One for all saves: a planner with a lock couldn't be pickled, and torch sends one to its checkpointer process."""

@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 _PLAIN_DICT, _DICT, _LIST, _LEAF = "plain dict", "dict", "list", "leaf"
 _NO_VALUES: Final = (torch.Tensor, PerRank, Whole)
+"""Leaves of these classes aren't values: where one was a value before, or becomes one, the structure is another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +141,10 @@ class _Structure:
         self._aliases: Final = flat.aliases
         self._paths: Final = flat.paths
         self._large_value_bytes: Final = large_value_bytes
-        sizes = self._measure_values(contents.leaves)
-        self.value_bytes: Final = dict(zip(flat.values, sizes or [0] * len(flat.values), strict=True))
+        self._sizes: Final = self._measure_values(contents.leaves)
+        sizes = self._sizes or [0] * len(flat.values)
+        self.value_bytes: Final = dict(zip(flat.values, sizes, strict=True))
         """The size of each value, as a plan counts it."""
-
-        self._sizes: Final = sizes
 
     def fits(self, contents: _Contents) -> bool:
         """Return whether a state with these contents has this structure."""

@@ -100,6 +100,7 @@ def flatten_resolved(tree: Any) -> FlatState:
         names.append(fqn)
         tensors.append(leaf)
     ordinary = all(is_ordinary(tensor) and tensor.layout is torch.strided for tensor in tensors)
+    # By the index of each tensor's first leaf: the names of all its leaves, with their indexes.
     tied: dict[int, dict[str, int]] = {index: {name: index} for index, name in enumerate(names)}
     for index, earlier in find_tied(tensors, ordinary=ordinary).items():
         tied[earlier] |= tied.pop(index)

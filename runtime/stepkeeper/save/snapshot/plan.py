@@ -77,7 +77,7 @@ class SnapshotPlan:
 
     @cached_property
     def writes_by_fqn(self) -> dict[str, TensorWrites]:
-        """This rank's writes by tensor, in the plan's order. That keeps a tensor's writes together, as groupby needs."""
+        """This rank's writes by tensor, in the plan's order. That keeps a tensor's writes together, for groupby."""
         return {
             fqn: list(mine) for fqn, mine in groupby(enumerate(self.writes), key=lambda pair: pair[1].fqn)
         }
@@ -190,6 +190,6 @@ def _check_known_whole(layouts: Sequence[TensorLayout], ranks: Ranks) -> None:
     if incomplete is not None and ranks.world_size > 1:
         raise UnsupportedShardingError(
             f"{incomplete}: this rank knows only its own part of the placement, but CheckpointManager needs all of it "
-            "on every rank, as a DTensor has it. Use a DTensor, or save the tensor with torch.distributed.checkpoint and "
-            "SPMDSavePlanner"
+            "on every rank, as a DTensor has it. Use a DTensor, or save the tensor with torch.distributed.checkpoint "
+            "and SPMDSavePlanner"
         )
