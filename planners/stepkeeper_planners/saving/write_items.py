@@ -31,7 +31,7 @@ class OwnItems(list[WriteItem]):
 def make_tensor_item(write: TensorWrite, *, is_sharded: bool) -> WriteItem:
     """Make the write item for one box of a tensor.
 
-    If devices hold different parts of it (`is_sharded`), the item's index has the local shard's, as torch_xla's does.
+    If devices hold different parts of it (`is_sharded`), its index has the number of the local shard, as in torch_xla.
     """
     offsets, sizes = torch.Size(write.box.offsets), torch.Size(write.box.sizes)
     return WriteItem(

@@ -130,9 +130,10 @@ class _Structure:
         place = {name: index for index, name in enumerate(names)}
         self._pick_tensors: Final = _picker([place[name] for name in flat.paths if name not in flat.values])
         tensors = self._pick_tensors(contents.leaves)
+        # None if a tensor isn't ordinary. Ordinary ones have no placement and no pending computations.
         self._ordinary: Final = adapters.ordinary_forms(tensors)
         self._placed: Final = None if self._ordinary is not None else list(map(adapters.structure, tensors))
-        self._find_tied: Final = find_tied(tensors, ordinary=self._ordinary is not None)
+        self._tied: Final = find_tied(tensors, ordinary=self._ordinary is not None)
         self._kept: Final = tuple(flat.tensors)
         self._pick_kept: Final = _picker([place[name] for name in flat.tensors])
         self._values: Final = [(name, place[name]) for name in flat.values]
@@ -158,7 +159,7 @@ class _Structure:
             alike = list(map(adapters.structure, tensors)) == self._placed
         return (
             alike
-            and find_tied(tensors, ordinary=self._ordinary is not None) == self._find_tied
+            and find_tied(tensors, ordinary=self._ordinary is not None) == self._tied
             and self._measure_values(contents.leaves) == self._sizes
         )
 
