@@ -53,11 +53,6 @@ def quota_for_one() -> list[dict[str, Any]]:
     ]
 
 
-def queue_of(job: ShellJob) -> dict[str, Any]:
-    """The LocalQueue in the namespace of the job."""
-    return kueue_object("LocalQueue", "q", job.name, spec={"clusterQueue": "one"})
-
-
 @pytest.fixture(scope="module")
 def kueue(operator: Cluster) -> Iterator[Cluster]:
     """Kueue, which is installed after the operator: that finds it at its next resync."""
@@ -85,7 +80,9 @@ def namespaces_of(cluster: Cluster, *jobs: ShellJob) -> Iterator[None]:
     try:
         for job in jobs:
             job.kubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s")
-        apply(cluster, [queue_of(job) for job in jobs])
+        apply(
+            cluster, [kueue_object("LocalQueue", "q", job.name, spec={"clusterQueue": "one"}) for job in jobs]
+        )
         yield
     finally:
         delete_all(cluster, jobs)

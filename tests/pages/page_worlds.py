@@ -64,10 +64,6 @@ def _saved(value: object) -> bytes:
     return stream.getvalue()
 
 
-def _model_file(reader: Reader) -> None:
-    torch.save({"model": torch.nn.Linear(8, 2).state_dict()}, reader.folder / "model.pt")
-
-
 def _hugging_face_folder(reader: Reader) -> None:
     from safetensors.torch import save_file
 
@@ -77,7 +73,7 @@ def _hugging_face_folder(reader: Reader) -> None:
 
 
 def _formats(reader: Reader) -> None:
-    _model_file(reader)
+    torch.save({"model": torch.nn.Linear(8, 2).state_dict()}, reader.folder / "model.pt")
     _hugging_face_folder(reader)
 
 

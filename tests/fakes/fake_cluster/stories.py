@@ -91,10 +91,6 @@ def same(found: object, wanted: object) -> None:
     assert found == wanted, f"it is {found!r}"
 
 
-def _edit(world: World, field: str, value: str) -> None:
-    world.edit(**EDITS[f"{field} {value}"])
-
-
 def _limit(world: World, name: str, value: str) -> None:
     world.edit(restarts=world.job.spec.restarts.to_raw() | {name: int(value)})
 
@@ -161,7 +157,7 @@ STEPS: Final[dict[str, Step]] = ANY_STEPS | {
     "disrupt": lambda world, index, reason: world.controllers.disrupt(world.pods[int(index)], reason),
     "suspend": lambda world: world.edit(suspend=True),
     "resume": lambda world: world.edit(suspend=False),
-    "edit": _edit,
+    "edit": lambda world, field, value: world.edit(**EDITS[f"{field} {value}"]),
     "limit": _limit,
     "delete": mark_deleted,
     "remove": lambda world, plural, name="lm": world.cluster.remove(plural, "default", name),

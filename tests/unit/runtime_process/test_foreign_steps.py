@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -38,16 +38,13 @@ from stepkeeper_testing.hooks import at
 from stepkeeper_testing.memory import MemoryBucket, MemoryStore, named_bucket
 
 
-def state_of(step: int) -> dict[str, Any]:
-    return {"model": {"w": torch.full((6, 4), float(step)), "b": torch.arange(5)}, "step": step}
-
-
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """A root with steps 100 and 200 of stock DCP."""
     root = tmp_path_factory.mktemp("legacy")
     for folder, step in (("step-100", 100), ("step-200", 200)):
-        save(state_of(step), checkpoint_id=root / folder, no_dist=True)
+        model = {"w": torch.full((6, 4), float(step)), "b": torch.arange(5)}
+        save({"model": model, "step": step}, checkpoint_id=root / folder, no_dist=True)
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
