@@ -36,8 +36,6 @@ exit 1
 """
 EXITS_0 = f"trap 'exit 0' TERM; {HOLD}"
 
-FEW_STARTS = {"maxFailures": 2, "maxStartsWithoutCheckpoint": 3}
-
 
 def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
     def job(name: str, script: str, *more: Mapping[str, Any], **fields: Any) -> ShellJob:
@@ -51,7 +49,7 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
     yield job("suspended", SAVES, n_hosts=2, **slow)
     yield job("edited", SAVES, n_hosts=2, **slow)
     yield job("again", SAVES, n_hosts=2, **slow)
-    yield job("always-75", "exit 75", restarts=FEW_STARTS)
+    yield job("always-75", "exit 75", restarts={"maxFailures": 2, "maxStartsWithoutCheckpoint": 3})
     yield job("late-secret", HOLD, trainer={"env": [token]}, pod=begins_late)
     yield job("exits-0", EXITS_0, max_failures=0, **slow)
     yield job("unwatched", HOLD, n_hosts=2)

@@ -12,7 +12,6 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from fake_cluster.world import World
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.endpoint.app import ReportEndpoint
 from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
@@ -95,23 +94,6 @@ async def desk() -> AsyncIterator[Desk]:
         yield made[0]
 
 
-async def test_an_open_request_for_a_save_is_in_every_answer(desk: Desk) -> None:
-    now = int(desk.world.now)
-    request = SaveRequest(
-        id="maintenance-7", attempt=1, maintenance_time=now + 100, time=now, reason="maintenance"
-    )
-    desk.world.reports.set_save_request(desk.world.job.metadata.uid, request)
-    for left_s in (100, 60):
-        desk.world.now = now + 100 - left_s
-        _, body = await desk.post(REPORT, token=desk.token())
-        told = Directive.from_json(body)
-        assert (told.checkpoint_now, told.save_reason) == ("maintenance-7", "maintenance")
-        assert told.save_within_s == left_s
-    desk.world.reports.set_save_request(desk.world.job.metadata.uid, None)
-    _, body = await desk.post(REPORT, token=desk.token())
-    assert Directive.from_json(body).checkpoint_now is None
-
-
 REPORT = Report(phase=ReportPhase.TRAINING, step=42).to_json()
 
 
@@ -126,15 +108,12 @@ async def test_a_report_of_a_running_pod_is_taken_and_answered_with_a_directive(
     assert desk.enqueued == [job_key("default", "lm")]
 
 
-OTHER_JOB = "/v1/namespaces/default/jobs/other/report"
-
-
 @pytest.mark.parametrize(
     ("status", "body", "token_uid", "path", "acting"),
     [
         pytest.param(401, REPORT, None, PATH, True, id="no token"),
         pytest.param(401, REPORT, "another-uid", PATH, True, id="another job's token"),
-        pytest.param(404, REPORT, "", OTHER_JOB, True, id="an unknown job"),
+        pytest.param(404, REPORT, "", PATH.replace("lm", "other"), True, id="an unknown job"),
         pytest.param(413, b" " * (64 * 1024 + 1), "", PATH, True, id="more than 64 KB"),
         pytest.param(503, REPORT, "", PATH, False, id="an operator that doesn't act"),
         *(

@@ -65,14 +65,14 @@ def restarted(code: int, n_counted: int) -> Observed:
 def test_a_start_in_place_waits_or_not_for(
     known: JobHistory, observed: Observed, now: float, until: int | None
 ) -> None:
-    job, plan = make_job(restarts={"backoff": MINUTE}), Plan(history=known, job_set=None)
+    job, plan = (
+        make_job(restarts={"backoff": {"initialSeconds": 60, "maxSeconds": 60}}),
+        Plan(history=known, job_set=None),
+    )
     held = hold_next_start(make_view(job, observed, now=now), plan)
     assert until is None or held.history.next_start_time == until
     assert held.waiting == (None if until is None else BACKING_OFF)
     assert held.look_again_s == (None if until is None else until - now)
-
-
-MINUTE: Final[dict[str, Any]] = {"initialSeconds": 60, "maxSeconds": 60}
 
 
 def heard(*, ordinal: tuple[int, int] = (0, 0), **more: Any) -> LastReport:

@@ -114,9 +114,6 @@ def one_rate(net: Net) -> Optimizer:
     return AdamW([{"params": p(net, "ab"), "lr": rate}, {"params": p(net, "cd"), "lr": rate}])
 
 
-JOINT: Make = lambda net: LBFGS(p(net, "abc"))
-
-
 def frozen(net: Net, make: Make) -> Optimizer:
     net.a.weight.requires_grad_(False)
     return make(net)
@@ -151,7 +148,11 @@ MISFITS: dict[str, tuple[Make, Make, str]] = {
         lambda net: AdamW(p(net, "abcd"), lr=torch.tensor(0.5)),
         "s.optimizer.param_groups.0.new",
     ),
-    "one state for all": (JOINT, lambda net: LBFGS(p(net, "acb")), "share state in their order"),
+    "one state for all": (
+        lambda net: LBFGS(p(net, "abc")),
+        lambda net: LBFGS(p(net, "acb")),
+        "share state in their order",
+    ),
     "other, and no state": (
         lambda net: SGD(p(net, "a")),
         lambda net: SGD(p(net, "b")),
@@ -305,12 +306,9 @@ def test_exports_have_the_names_once(tmp_path: Path) -> None:
         for rest in (
             "param_groups.0.lr",
             "param_groups.1.lr",
-            *(f"state.{n}.weight.{k}" for n in "abcd" for k in KEPT),
+            *(f"state.{n}.weight.{k}" for n in "abcd" for k in ("step", "exp_avg", "exp_avg_sq")),
         )
     } | {f"s.model.{name}.weight" for name in "abcd"}
-
-
-KEPT = ("step", "exp_avg", "exp_avg_sq")
 
 
 def test_hostile_groups_are_no_groups(tmp_path: Path) -> None:

@@ -122,9 +122,6 @@ def test_a_nested_tensor_is_refused_and_its_parts_are_not(layout: torch.layout) 
     assert list(flatten_state({"m": {"rows": list(nested.unbind())}}).tensors) == ["m.rows.0", "m.rows.1"]
 
 
-TWO = Ranks(rank=1, world_size=2)
-
-
 class Worker:
     """An object that marks a part of its state itself."""
 
@@ -149,7 +146,7 @@ def test_it_comes_back_in_place() -> None:
 
 def test_stored_names_are_read_as_they_were_made() -> None:
     for fqn in ("a", "a.b", "", "x@1/2", "new\nline"):
-        assert parse_stored_name(stored_name(fqn, TWO)) == (fqn, 1, 2)
+        assert parse_stored_name(stored_name(fqn, Ranks(rank=1, world_size=2))) == (fqn, 1, 2)
     for name in ("a", "a@1", "a@2/2", "a@01/2", "a@1/02", "a@-1/2", "a@0/0", "a@1/2 "):
         assert parse_stored_name(name) is None
 

@@ -3,22 +3,14 @@
 import pytest
 
 from stepkeeper.errors import FencedError, RestoreError
-from stepkeeper.log import Log, LogState
+from stepkeeper.log import Log
 from stepkeeper.policy.keep import AnyOf, BestN, EveryNSteps, KeepPolicy, LastN, MaxAge
 from stepkeeper.retention.deletable import choose_deletable
 from stepkeeper_testing.checkpoints import SmallRoot
 
 
 def played(words: str) -> SmallRoot:
-    root = SmallRoot()
-    root.play(words)
-    return root
-
-
-def line_of(state: LogState) -> str:
-    """The steps of HEAD's line, newest first, and another writer's step below it."""
-    below = state.line[-1].legacy if state.line else state.legacy
-    return " ".join([*(str(record.step) for record in state.line), *([f"<{below.step}"] if below else [])])
+    return SmallRoot(words=words)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +52,9 @@ def line_of(state: LogState) -> str:
 def test_head_and_its_line_are(words: str, line: str, others: list[int]) -> None:
     root = played(words)
     state = root.log.state
-    assert line_of(state) == line
+    below = state.line[-1].legacy if state.line else state.legacy
+    found = [*(str(record.step) for record in state.line), *([f"<{below.step}"] if below else [])]
+    assert " ".join(found) == line
     on_line = {record.slot for record in state.line}
     assert [record.step for record in state.live if record.slot not in on_line] == others
     assert Log(root.store).open() == state

@@ -33,9 +33,7 @@ NO_ANSWER = TransientStorageError("no answer")
 
 @pytest.fixture
 def root() -> SmallRoot:
-    root = SmallRoot()
-    root.play("begin 10 20")
-    return root
+    return SmallRoot(words="begin 10 20")
 
 
 @pytest.fixture

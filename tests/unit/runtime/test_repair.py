@@ -35,9 +35,7 @@ TO_INDEX = " ".join(str(step) for step in range(300, 2000, 100))
 
 
 def made(words: str = TWO_STARTS) -> SmallRoot:
-    root = SmallRoot()
-    root.play(words)
-    return root
+    return SmallRoot(words=words)
 
 
 def steps(state: LogState) -> tuple[int | None, list[int]]:
@@ -207,9 +205,7 @@ def test_a_stray_object_is_no_save_of_a_later_claim(path: str) -> None:
 
 @pytest.fixture
 def root() -> SmallRoot:
-    root = SmallRoot()
-    root.play(TWO_STARTS)
-    return root
+    return SmallRoot(words=TWO_STARTS)
 
 
 @pytest.mark.parametrize("is_back", [False, True], ids=["a writer appended", "a lost slot came back"])

@@ -26,9 +26,6 @@ from stepkeeper_testing.memory import MemoryStore, named_bucket
 MANIFEST = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
 
 
-IMPATIENT = Patience(total_s=0, sleep=lambda _: None)
-
-
 class InThisProcess:
     """A companion without a process: killed before or after it begins, if it is told so."""
 
@@ -44,7 +41,11 @@ class InThisProcess:
 
     def send_request(self, kind: Kind, body: dict[str, Any], **_: object) -> dict[str, Any]:
         if kind is Kind.OPEN:
-            self.session = Session(decode(OpenRequest, body), lambda _directive: None, patience=IMPATIENT)
+            self.session = Session(
+                decode(OpenRequest, body),
+                lambda _directive: None,
+                patience=Patience(total_s=0, sleep=lambda _: None),
+            )
             self.session.resume_claim()
             return {}
         assert self.session is not None

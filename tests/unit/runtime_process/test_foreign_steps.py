@@ -160,9 +160,6 @@ def test_metadata_that_names_what_is_not_read_is_no_reason_to_go_back(tmp_path: 
 BAD = BadBytes(path="2/0-a/__0_0.distcp", length_bytes=3, crc32c=7, offset_bytes=0, block=0)
 
 
-OTHER = BadBytes(path="2/0-a/__1_0.distcp", length_bytes=3, crc32c=7, offset_bytes=0, block=0)
-
-
 def on(machine: str, bad: BadBytes | None = None) -> Reading:
     host = Host(name=f"node-{machine}", machine=machine)
     return Reading(host=host, reason=None if bad is None else f"{bad.path} is bad", bad_bytes=bad)
@@ -177,7 +174,7 @@ def on(machine: str, bad: BadBytes | None = None) -> Reading:
         ([on("a"), on("a"), on("b", BAD)], 2, 0, "node-a"),
         # Two ranks of one node aren't two nodes; two nodes that read other bytes bad don't agree.
         ([on("a", BAD), on("a", BAD), on("b")], 0, 2, "node-b"),
-        ([on("a", BAD), on("b", OTHER)], 0, 1, "node-b"),
+        ([on("a", BAD), on("b", replace(BAD, path="2/0-a/__1_0.distcp"))], 0, 1, "node-b"),
         ([on("a", BAD), on("a", BAD), on("b"), on("c", BAD)], 0, None, "node-c"),
     ],
 )
@@ -258,8 +255,7 @@ def test_no_answer_to_the_second_reading_condemns_nothing() -> None:
 def test_what_is_deleted_while_it_is_read_is_not_called_bad(
     *, verifies: bool, is_deleted: bool, log_answers: bool, error: type[Exception], said: str
 ) -> None:
-    root = SmallRoot()
-    root.play("begin")
+    root = SmallRoot(words="begin")
     commit = root.save(1, world_size=2)
     root.play("2x2")
     store = MemoryStore(named_bucket(root.url.removeprefix("memory://")))
