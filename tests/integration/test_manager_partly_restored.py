@@ -54,7 +54,6 @@ def numbers_in(state: dict[str, Any]) -> list[float]:
 
 
 def save_numbered(root: Path, n_elements: int = 3) -> None:
-    """Save steps 1 and 2."""
     with open_manager(root) as manager:
         for step in (1, 2):
             manager.save(step, numbered(step, n_elements=n_elements)).result()

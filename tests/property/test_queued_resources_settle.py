@@ -24,7 +24,6 @@ slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 @st.composite
 def specs(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw the specs that people write."""
     tier = draw(st.sampled_from(("guaranteed", "spot", "bestEffort")))
     slices: dict[str, Any] = {"count": draw(st.integers(1, 3))}
     checkpointed = draw(st.sampled_from((None, True, False)))

@@ -172,7 +172,6 @@ def until_status(
     *,
     seen: Callable[[], str],
 ) -> dict[str, Any]:
-    """Wait until a status is so, and return it."""
     status: dict[str, Any] = {}
 
     def look() -> object:

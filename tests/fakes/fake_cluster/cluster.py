@@ -32,8 +32,6 @@ Place = tuple[str, str | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One requested write."""
-
     verb: str
     plural: str
     name: str
@@ -238,7 +236,6 @@ class FakeCluster(Cluster):
             meta["generation"] = known["metadata"]["generation"] + (known["spec"] != jobset["spec"])
 
     def mark_deleted(self, plural: str, namespace: str | None, name: str, *, grace_s: int) -> None:
-        """Give the object a deletionTimestamp."""
         raw = self.objects[(plural, namespace, name)]
         if "deletionTimestamp" not in raw["metadata"]:
             when = {
@@ -260,7 +257,6 @@ class FakeCluster(Cluster):
             self.on_change(plural, raw, True)  # a plain callable
 
     def list_objects(self, plural: str) -> list[dict[str, Any]]:
-        """List the objects of a kind, sorted by name."""
         found = [(place, raw) for place, raw in self.objects.items() if place[0] == plural]
         return [raw for _, raw in sorted(found, key=lambda item: (item[0][1] or "", item[0][2]))]
 

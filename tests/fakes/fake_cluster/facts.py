@@ -85,7 +85,6 @@ def make_ended_pod(code: int, rank: int = 0, uid: str = "", *, at: float | None 
 
 
 def make_failed_job(uid: str = "b", message: str = "it has reached its backoff limit") -> BatchJob:
-    """Make a Job that has failed."""
     return BatchJob(
         namespace="default",
         name="lm-w-0",

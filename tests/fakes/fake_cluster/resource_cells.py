@@ -208,7 +208,6 @@ _ANSWERS: Final = dict(_list_answers())
 
 
 def make_cell(situation: str, answer: str, wish: Wish) -> Cell:
-    """Make one cell."""
     policies = {
         "recreate_policy": wish.recreate,
         "update_policy": wish.update,

@@ -86,7 +86,6 @@ class ResourceWorld:
         self.make_object(self.uid, **spec)
 
     def make_object(self, uid: str, **spec: Any) -> None:
-        """Make the object, as a user would."""
         self.uid = uid
         raw = make_resource(finalizers=(), **spec).to_raw()
         place = {"name": self._key.name, "namespace": self._key.namespace}
@@ -141,7 +140,6 @@ class ResourceWorld:
         _sync_hosts(self.cluster, shown, uid=self.uid, now=self.now)
 
     def add_pod(self, node: str) -> None:
-        """Run a pod on a node."""
         meta = {"name": "lm-w-0-0", "namespace": "team"}
         self.cluster.put(
             "pods", {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": "Running"}}
@@ -190,21 +188,17 @@ class ResourceWorld:
         return self.resource.status
 
     def condition(self, kind: str) -> tuple[str, str] | None:
-        """Return status and reason of a condition."""
         return next(((c.status.value, c.reason) for c in self.status.conditions if c.type == kind), None)
 
     def message(self, kind: str) -> str:
-        """Return the message of a condition."""
         return next(c.message for c in self.status.conditions if c.type == kind)
 
     @property
     def hosts(self) -> list[str]:
-        """The names of the Nodes in the cluster."""
         return [raw["metadata"]["name"] for raw in self.cluster.list_objects("nodes")]
 
     @property
     def events(self) -> list[str]:
-        """The reasons of the events, in their order."""
         raws = self.cluster.list_objects("events")
         return [
             raw["reason"] for raw in sorted(raws, key=lambda raw: int(raw["metadata"]["resourceVersion"]))

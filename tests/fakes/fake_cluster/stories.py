@@ -15,12 +15,10 @@ Step = Callable[..., object]
 
 
 def table(names: str, rows: Mapping[str, tuple[object, ...]]) -> pytest.MarkDecorator:
-    """Parametrize a test by rows, each with its id."""
     return pytest.mark.parametrize([name.strip() for name in names.split(",")], rows.values(), ids=rows)
 
 
 def stories(rows: Mapping[str, str]) -> pytest.MarkDecorator:
-    """Parametrize a test by stories, each with its id."""
     return pytest.mark.parametrize("story", rows.values(), ids=rows)
 
 
@@ -57,7 +55,6 @@ def mark_deleted(world: World, plural: str, name: str = "lm", grace_s: float = 0
 
 
 def delete_pods(world: World, grace_s: float = 0) -> None:
-    """Request the deletion of all pods."""
     for pod in world.pods:
         mark_deleted(world, "pods", pod["metadata"]["name"], grace_s)
 

@@ -118,7 +118,6 @@ class World:
             self._record_change(*self._delayed.pop(0))
 
     def stop_operator(self) -> None:
-        """Stop the operator with its watches."""
         self.cluster.on_change = lambda _plural, _raw, _deleted: None
 
     async def reconcile(self) -> float | None:
@@ -168,7 +167,6 @@ class World:
             self.controllers.end_pod(pod, ExitCode.SAVED, message=message)
 
     def lose_node(self, name: str) -> None:
-        """Silence the kubelet of the node."""
         self.controllers.stuck.add(name)
         node = self.cluster.objects["nodes", None, name]
         unknown = {"type": "Ready", "status": "Unknown", "lastTransitionTime": render_time(self.now)}
@@ -203,11 +201,9 @@ class World:
         return [attempt.cause for attempt in self.status.attempts]
 
     def condition(self, kind: str) -> tuple[ConditionStatus, str] | None:
-        """Return status and reason of a condition."""
         return next(((c.status, c.reason) for c in self.status.conditions if c.type == kind), None)
 
     def message(self, kind: str) -> str:
-        """Return the message of an existing condition."""
         return next(c.message for c in self.status.conditions if c.type == kind)
 
     @property
@@ -226,7 +222,6 @@ class World:
 
     @property
     def events(self) -> list[str]:
-        """The reasons of the events, in their order."""
         raws = sorted(
             self.cluster.list_objects("events"), key=lambda raw: int(raw["metadata"]["resourceVersion"])
         )

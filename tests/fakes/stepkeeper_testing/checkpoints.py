@@ -100,7 +100,6 @@ def save_order(
     nonce: str = "ab" * 16,
     aliases: dict[str, str] | None = None,
 ) -> SaveOrder:
-    """Make what a rank is asked to write."""
     return SaveOrder(
         rank=rank,
         world_size=world_size,

@@ -80,7 +80,6 @@ def make_whole_state(fill: int = 0) -> dict[str, Any]:
 
 
 def make_sharded_state() -> dict[str, Any]:
-    """Make what one of the processes has of it."""
     line = init_device_mesh("cpu", (WORLD_SIZE,))
     cut = {
         name: distribute_tensor(value.contiguous(), line, [CUTS[name]]) if name in CUTS else value
@@ -118,7 +117,6 @@ def write(folder: Path) -> None:
 
 
 def write_share(folder: Path, meeting: Path, rank: int) -> None:
-    """Save what is sharded, as one of the ranks."""
     store = FileStore(str(meeting / "store"), WORLD_SIZE)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
     save(make_sharded_state(), checkpoint_id=str(folder / "two" / "step_7"))

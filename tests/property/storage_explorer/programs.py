@@ -242,7 +242,6 @@ def _restore(process: Process, session: Session, base: CommitRecord) -> None:
 
 
 def _condemn(session: Session, bad: CommitRecord) -> ClaimedRoot:
-    """Condemn HEAD."""
     reason = QuarantineRequest(commit=bad.slot, reason="a bad block")
     return _until_answered(lambda: session.quarantine_commit(reason))
 

@@ -45,8 +45,6 @@ class Op(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """An answer that is an error."""
-
     kind: type[Exception]
     message: str
 

@@ -19,7 +19,6 @@ TWO_STARTS: Final = "begin 10x2 20 begin 30 40x2"
 
 
 def flip(data: bytes) -> bytes:
-    """Flip a bit."""
     return data[:-20] + bytes([data[-20] ^ 1]) + data[-19:]
 
 
@@ -32,7 +31,6 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes | None]] = {
 
 
 def damage(root: SmallRoot, slots: Collection[int], how: str = "flipped") -> None:
-    """Damage the entries in these slots."""
     for slot in slots:
         root.change(slot_path(slot), DAMAGES[how](root.store.read(slot_path(slot))))
 

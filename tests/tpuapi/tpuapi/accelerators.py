@@ -11,8 +11,6 @@ from tpuapi.rules import invalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One generation of TPUs."""
-
     prefix: str
     """What accelerator types begin with."""
     cores_per_chip: int

@@ -59,7 +59,6 @@ class Controls(Life):
                     self.become_ready((resource.place, node_id))
 
     def fail(self, queued_resource: str, code: str = "INTERNAL", message: str = "") -> None:
-        """End a queued resource as FAILED with this error."""
         self.end(self._find_by_name(queued_resource, self.resources), RefusedError(code, message))
 
     def suspend(self, queued_resource: str, initiator: str = "SERVICE") -> None:

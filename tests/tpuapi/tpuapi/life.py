@@ -82,7 +82,6 @@ class Life(Nodes):
             self._timers[f"{resource.name} starts"] = (not_before, lambda: None)
 
     def begin(self, verb: str, target: str) -> Operation:
-        """Begin an operation on a queued resource."""
         parent = target.rpartition("/queuedResources/")[0]
         operation = Operation(
             name=f"{parent}/operations/operation-{next(self._numbers)}", verb=verb, target=target

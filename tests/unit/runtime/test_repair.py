@@ -34,10 +34,6 @@ TO_INDEX = " ".join(str(step) for step in range(300, 2000, 100))
 """Commits to slot 19, from slot 3 on; the newest index is in slot 16."""
 
 
-def made(words: str = TWO_STARTS) -> SmallRoot:
-    return SmallRoot(words=words)
-
-
 def steps(state: LogState) -> tuple[int | None, list[int]]:
     """Return the step of HEAD, and those of quarantined commits."""
     head = None if state.latest is None else state.latest.step
@@ -60,7 +56,7 @@ def steps(state: LogState) -> tuple[int | None, list[int]]:
     ],
 )
 def test_the_log_means_the_same_with_what_the_manifests_say(words: str, slots: list[int], how: str) -> None:
-    root = made(words)
+    root = SmallRoot(words=words)
     truth = root.log.state
     if how == "gone" and truth.tail in slots:
         how = "cut"  # without it nothing shows that it was there
@@ -111,7 +107,7 @@ def test_the_log_means_the_same_with_what_the_manifests_say(words: str, slots: l
 def test_head_is_the_newest_save_that_fits_and_what_was_ended_is_kept_aside(
     words: str, slots: list[int], head: int, aside: list[int]
 ) -> None:
-    root = made(f"begin {words}")
+    root = SmallRoot(words=f"begin {words}")
     truth = root.log.state
     assert truth.latest is not None
     assert truth.latest.step == head
@@ -124,7 +120,7 @@ def test_head_is_the_newest_save_that_fits_and_what_was_ended_is_kept_aside(
 
 @pytest.mark.parametrize("how", [*DAMAGES, "gone, all", "gone, from the second commit on"])
 def test_of_a_log_without_an_entry_all_whole_saves_are_commits(how: str) -> None:
-    root = made()
+    root = SmallRoot(words=TWO_STARTS)
     truth = root.log.state
     slots = {"gone": range(5), "gone, from the second commit on": range(2, 6)}.get(how, range(6))
     damage(root, slots, how.partition(",")[0])
@@ -149,7 +145,7 @@ def test_of_a_log_without_an_entry_all_whole_saves_are_commits(how: str) -> None
 def test_a_save_of_which_something_is_missing_is_not_live(
     words: str, slots: list[int], name: str, says: str, live: list[int]
 ) -> None:
-    root = made(f"begin {words}")
+    root = SmallRoot(words=f"begin {words}")
     (folder,) = {
         path.rpartition("/")[0] for path in root.contents() if path.startswith(f"{words.partition(' ')[0]}/")
     }
@@ -172,7 +168,7 @@ def test_a_save_of_which_something_is_missing_is_not_live(
     [("begin 10 scratch void", 3, True), ("begin 100 scratch 5 !3 void", 5, False)],
 )
 def test_a_start_from_scratch_stays_one(words: str, slot: int, begins: bool) -> None:
-    root = made(words)
+    root = SmallRoot(words=words)
     damage(root, [slot])
     assert repaired(root).head is None
     root.log = Log(root.store)
@@ -184,7 +180,7 @@ def test_a_start_from_scratch_stays_one(words: str, slot: int, begins: bool) -> 
 
 
 def test_a_log_of_a_newer_release_is_left_alone() -> None:
-    root = made()
+    root = SmallRoot(words=TWO_STARTS)
     damage(root, [4])
     root.change(slot_path(5), b'{"format":4}')
     with pytest.raises(LogFormatError, match="has format 4"):
@@ -196,7 +192,7 @@ def test_a_log_of_a_newer_release_is_left_alone() -> None:
     [f"7/50-{'0' * 32}/junk", f"7/50-{'0' * 32}/.metadata", f"7/{10**9}-{'0' * 32}/manifest.0.json"],
 )
 def test_a_stray_object_is_no_save_of_a_later_claim(path: str) -> None:
-    root = made("begin 100")
+    root = SmallRoot(words="begin 100")
     root.change(path, b"x")
     assert not planned(root.store).is_needed
     damage(root, [1])
@@ -243,7 +239,7 @@ def test_a_writer_whose_put_has_no_answer_is_fenced_and_a_reader_reads_on(root: 
 
 
 def test_an_index_that_contradicts_itself_is_not_started_from() -> None:
-    root = made(f"begin 100 200 {TO_INDEX}")
+    root = SmallRoot(words=f"begin 100 200 {TO_INDEX}")
     truth = root.log.state
     entry = root.log.entry(16)
     assert entry.index is not None

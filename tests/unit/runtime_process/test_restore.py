@@ -111,8 +111,6 @@ def test_who_leaves_without_a_word_is_lost_and_who_says_so_is_not() -> None:
 
 
 class Place:
-    """The place of one tensor of four bytes."""
-
     def __init__(self) -> None:
         self.memory = np.zeros(4, dtype=np.uint8)
         self.n_lacking = 4
