@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.queued_resources import CLUSTER_ID, make_resource
+from fake_cluster.world import Reconciled
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cache.cache import Cache
@@ -37,7 +38,7 @@ class Killed(BaseException):
     """The operator's process ends here."""
 
 
-class ResourceWorld:
+class ResourceWorld(Reconciled):
     """A cluster, a cloud and one operator.
 
     Time stands still unless it is moved; watches bring every change at once.
@@ -127,13 +128,6 @@ class ResourceWorld:
             await self.reconcile()
             self.step(seconds)
 
-    async def record_writes(self, rounds: int = 2) -> list[str]:
-        """Reconcile so many times and return the writes. There are none in a world at rest."""
-        self.cluster.writes.clear()
-        for _ in range(rounds):
-            await self.reconcile()
-        return [f"{write.verb} {write.plural}" for write in self.cluster.writes]
-
     def sync_hosts(self, nodes: Iterable[CloudNode] | None = None) -> None:
         """Let the hosts of ready cloud nodes join, silence the others, and end the pods that are told to."""
         shown = self.cloud.nodes.values() if nodes is None else nodes
@@ -187,22 +181,9 @@ class ResourceWorld:
     def status(self) -> QueuedResourceStatus:
         return self.resource.status
 
-    def condition(self, kind: str) -> tuple[str, str] | None:
-        return next(((c.status.value, c.reason) for c in self.status.conditions if c.type == kind), None)
-
-    def message(self, kind: str) -> str:
-        return next(c.message for c in self.status.conditions if c.type == kind)
-
     @property
     def hosts(self) -> list[str]:
         return [raw["metadata"]["name"] for raw in self.cluster.list_objects("nodes")]
-
-    @property
-    def events(self) -> list[str]:
-        raws = self.cluster.list_objects("events")
-        return [
-            raw["reason"] for raw in sorted(raws, key=lambda raw: int(raw["metadata"]["resourceVersion"]))
-        ]
 
     @property
     def ours(self) -> list[str]:
@@ -255,7 +236,6 @@ class ResourceWorld:
 
 
 async def active(**options: Any) -> ResourceWorld:
-    """Make a world whose resource is active, with all its hosts."""
     world = ResourceWorld(**options)
     await world.run(12)
     assert world.condition("NodesJoined") == ("True", "AllHostsJoined")

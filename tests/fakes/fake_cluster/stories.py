@@ -43,6 +43,12 @@ def end_pods(world: World, code: int, **reported: object) -> None:
         world.controllers.end_pod(pod, code, message=message)
 
 
+def fail_behind_a_peer(world: World) -> None:
+    """Let one pod fail, and the other save first since its peer stops: JobSet counts no failure."""
+    end_pods(world, 75, notice="peer", step=120)
+    fail(world, index=1, error="ValueError: bad")
+
+
 def disrupt(world: World, reason: str = "EvictionByEvictionAPI") -> None:
     """Disrupt the first pod, which the signal kills."""
     world.controllers.disrupt(world.pods[0], reason)

@@ -77,7 +77,7 @@ def _broken(world: World, setting: Setting) -> str | None:
         if (
             due is not None
             and due < ahead - 1
-            and not any(agreed.name in due for state in world.ranks for _, due in state.acted)
+            and not any(agreed.name in names for state in world.ranks for _, names in state.acted)
         ):
             return "a wish is due at a step that a rank has passed"
     return None

@@ -63,7 +63,6 @@ def state_of(number: int, step: int) -> dict[str, Any]:
 
 
 def digest(state: dict[str, Any]) -> str:
-    """Compute a digest of every bit of the state."""
     found = hashlib.sha256()
     for name, value in state.items():
         found.update(name.encode())

@@ -13,7 +13,7 @@ from fake_cluster.facts import make_job, make_view
 from fake_cluster.facts import make_observed as seen
 from fake_cluster.facts import make_unedited_jobset as jobset
 from fake_cluster.kubelets import termination_message, training_report
-from fake_cluster.stories import disrupt, end_pods, fail, play, run_job, table
+from fake_cluster.stories import disrupt, end_pods, fail, fail_behind_a_peer, play, run_job, table
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
@@ -169,12 +169,6 @@ async def test_a_job_that_came_to_nothing_goes_on_when(change: str, n_starts: in
     assert await end_all_starts(world, ENDS["75 without a word"]) == 2
     assert b'stepkeeper_starts_without_checkpoint{job="lm",namespace="default"} 2.0' in world.metrics.render()
     await play(world, f"{change}, phase Running, condition Suspended False/NotSuspended, starts {n_starts}")
-
-
-def fail_behind_a_peer(world: World) -> None:
-    """Let one pod save since its peer stops: JobSet counts no failure."""
-    end_pods(world, 75, notice="peer", step=120)
-    fail(world, index=1)
 
 
 @pytest.mark.parametrize("restart", ["", ", restart"])

@@ -36,12 +36,6 @@ def root() -> SmallRoot:
     return SmallRoot(words="begin 10 20")
 
 
-@pytest.fixture
-def bucket(root: SmallRoot) -> MemoryBucket:
-    assert isinstance(root.store, MemoryStore)
-    return root.store.bucket
-
-
 def latest(state: LogState) -> CommitRecord:
     if state.latest is None:
         raise RestoreError("nothing there")

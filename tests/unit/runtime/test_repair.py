@@ -10,7 +10,6 @@ from store_parts.damaged_root import (
     damage,
     goes_on,
     is_stale,
-    planned,
     repaired,
 )
 
@@ -25,7 +24,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import BeginEntry, Log, LogState
 from stepkeeper.log.tail import slot_path
-from stepkeeper.repair.repairing import carry_out
+from stepkeeper.repair.repairing import carry_out, plan_repair
 from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.pins import Pin, put_pin
 from stepkeeper_testing.checkpoints import SmallRoot, save_small
@@ -64,7 +63,7 @@ def test_the_log_means_the_same_with_what_the_manifests_say(words: str, slots: l
     owners = [body.owner for body in bodies if isinstance(body, BeginEntry)]
     damage(root, slots, how)
     if 0 in slots and truth.tail > 20 and how != "gone":
-        assert not planned(root.store).is_needed
+        assert not plan_repair(root.store, patience=IMPATIENT).is_needed
         assert Log(root.store, patience=IMPATIENT).open() == truth
         return
     with pytest.raises(LogGapError if how == "gone" else DamagedEntryError, match="repair memory://"):
@@ -126,7 +125,7 @@ def test_of_a_log_without_an_entry_all_whole_saves_are_commits(how: str) -> None
     damage(root, slots, how.partition(",")[0])
     if "," in how:
         # The claims of the saves show how far the log went at least.
-        assert planned(root.store).tail == slots[0] - 1
+        assert plan_repair(root.store, patience=IMPATIENT).tail == slots[0] - 1
     state = repaired(root)
     assert [record.step for record in state.line] == [40, 30, 20, 10]
     assert {record.folder for record in state.live} == {record.folder for record in truth.live}
@@ -153,7 +152,7 @@ def test_a_save_of_which_something_is_missing_is_not_live(
         if path.startswith(f"{folder}/{name}"):
             root.change(path, b"" if name.startswith("_") else None)
     damage(root, slots)
-    aside = planned(root.store).rebuilt.aside
+    aside = plan_repair(root.store, patience=IMPATIENT).rebuilt.aside
     assert [says in why for why in aside.values()] == ([True] if says else [])
     state = repaired(root)
     assert [record.step for record in state.live] == live
@@ -184,7 +183,7 @@ def test_a_log_of_a_newer_release_is_left_alone() -> None:
     damage(root, [4])
     root.change(slot_path(5), b'{"format":4}')
     with pytest.raises(LogFormatError, match="has format 4"):
-        planned(root.store)
+        plan_repair(root.store, patience=IMPATIENT)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +193,9 @@ def test_a_log_of_a_newer_release_is_left_alone() -> None:
 def test_a_stray_object_is_no_save_of_a_later_claim(path: str) -> None:
     root = SmallRoot(words="begin 100")
     root.change(path, b"x")
-    assert not planned(root.store).is_needed
+    assert not plan_repair(root.store, patience=IMPATIENT).is_needed
     damage(root, [1])
-    assert planned(root.store).marked == ()
+    assert plan_repair(root.store, patience=IMPATIENT).marked == ()
 
 
 @pytest.fixture
@@ -208,7 +207,7 @@ def root() -> SmallRoot:
 def test_what_was_written_after_the_plan_is_not_overruled(root: SmallRoot, is_back: bool) -> None:
     data = root.store.read(slot_path(1))
     damage(root, [1] if is_back else [4], "gone" if is_back else "flipped")
-    plan = planned(root.store)
+    plan = plan_repair(root.store, patience=IMPATIENT)
     if is_back:
         root.change(slot_path(1), data)
     else:

@@ -34,6 +34,7 @@ from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import Patience
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.damage import contents
 from stepkeeper_testing.hooks import at
 from stepkeeper_testing.memory import MemoryBucket, MemoryStore, named_bucket
 
@@ -45,7 +46,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     for folder, step in (("step-100", 100), ("step-200", 200)):
         model = {"w": torch.full((6, 4), float(step)), "b": torch.arange(5)}
         save({"model": model, "step": step}, checkpoint_id=root / folder, no_dist=True)
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return contents(root)
 
 
 @pytest.fixture
