@@ -215,6 +215,7 @@ def check_went_back(reading: Reading, step: int) -> None:
 
 
 def number_of(whole: Whole, commit: Mapping[str, Any]) -> int:
+    """Return the number of the start that saved it."""
     claim = int(commit["folder"].partition("/")[2].partition("-")[0])
     return int(claim > whole.tail)
 

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from fake_cluster.world import World
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.endpoint.app import ReportEndpoint
 from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
@@ -106,6 +107,11 @@ async def test_a_report_of_a_running_pod_is_taken_and_answered_with_a_directive(
     assert last is not None
     assert (last.report.step, last.ordinal, last.received_at) == (42, (0, 0), desk.world.now)
     assert desk.enqueued == [job_key("default", "lm")]
+    request = SaveRequest(id="maintenance-7", attempt=1, maintenance_time=0, time=0, reason="maintenance")
+    desk.world.reports.set_save_request(desk.world.job.metadata.uid, request)
+    _, body = await desk.post(REPORT, token=desk.token())
+    assert Directive.from_json(body) == desk.world.reports.get_directive(desk.world.job.metadata.uid)
+    assert Directive.from_json(body).checkpoint_now == "maintenance-7"
 
 
 @pytest.mark.parametrize(

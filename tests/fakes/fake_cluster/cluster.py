@@ -257,6 +257,7 @@ class FakeCluster(Cluster):
             self.on_change(plural, raw, True)  # a plain callable
 
     def list_objects(self, plural: str) -> list[dict[str, Any]]:
+        """List the objects of a kind, sorted by name."""
         found = [(place, raw) for place, raw in self.objects.items() if place[0] == plural]
         return [raw for _, raw in sorted(found, key=lambda item: (item[0][1] or "", item[0][2]))]
 

@@ -131,7 +131,22 @@ class ResourceWorld(Reconciled):
     def sync_hosts(self, nodes: Iterable[CloudNode] | None = None) -> None:
         """Let the hosts of ready cloud nodes join, silence the others, and end the pods that are told to."""
         shown = self.cloud.nodes.values() if nodes is None else nodes
-        _sync_hosts(self.cluster, shown, uid=self.uid, now=self.now)
+        alive = set()
+        for node in shown:
+            for index, address in enumerate(node.addresses):
+                if node.state == "READY":
+                    name = f"{node.id}-w{index}"
+                    alive.add(name)
+                    uid = node.labels.get(UID_LABEL, self.uid)
+                    labels = {QUEUED_RESOURCE_UID_LABEL: uid, SLICE_LABEL: node.id}
+                    _join(self.cluster, name, labels, address, self.now)
+        for raw in self.cluster.list_objects("nodes"):
+            if raw["metadata"]["name"] not in alive and _is_ready(raw):
+                self.cluster.put("nodes", {**raw, "status": _status("Unknown", raw, self.now)})
+        for pod in self.cluster.list_objects("pods"):
+            deadline = parse_time(pod["metadata"].get("deletionTimestamp"))
+            if deadline is not None and deadline <= self.now:
+                self.cluster.remove("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
 
     def add_pod(self, node: str) -> None:
         meta = {"name": "lm-w-0-0", "namespace": "team"}
@@ -240,35 +255,6 @@ async def active(**options: Any) -> ResourceWorld:
     await world.run(12)
     assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
     return world
-
-
-def _sync_hosts(cluster: FakeCluster, nodes: Iterable[CloudNode], *, uid: str, now: float) -> None:
-    """Let the hosts of ready cloud nodes join, silence the others, and end the pods that are told to.
-
-    Args:
-        cluster: The cluster that they join.
-        nodes: All nodes of the cloud.
-        uid: Uid of the QueuedResource whose the nodes without labels are.
-        now: The time.
-
-    """
-    alive = set()
-    for node in nodes:
-        for index, address in enumerate(node.addresses):
-            if node.state == "READY":
-                alive.add(f"{node.id}-w{index}")
-                labels = {
-                    QUEUED_RESOURCE_UID_LABEL: node.labels.get(UID_LABEL, uid),
-                    SLICE_LABEL: node.id,
-                }
-                _join(cluster, f"{node.id}-w{index}", labels, address, now)
-    for raw in cluster.list_objects("nodes"):
-        if raw["metadata"]["name"] not in alive and _is_ready(raw):
-            cluster.put("nodes", {**raw, "status": _status("Unknown", raw, now)})
-    for pod in cluster.list_objects("pods"):
-        deadline = parse_time(pod["metadata"].get("deletionTimestamp"))
-        if deadline is not None and deadline <= now:
-            cluster.remove("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
 
 
 def _join(cluster: FakeCluster, name: str, labels: dict[str, str], address: str, now: float) -> None:

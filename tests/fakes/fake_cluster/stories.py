@@ -6,11 +6,9 @@ from typing import Any, Final
 import pytest
 
 from fake_cluster.kubelets import saved_message, termination_message, training_report
-from fake_cluster.resource_world import ResourceWorld
-from fake_cluster.world import World
+from fake_cluster.world import Reconciled, World
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 
-AnyWorld = World | ResourceWorld
 Step = Callable[..., object]
 
 
@@ -94,10 +92,6 @@ def same(found: object, wanted: object) -> None:
     assert found == wanted, f"it is {found!r}"
 
 
-def _limit(world: World, name: str, value: str) -> None:
-    world.edit(restarts=world.job.spec.restarts.to_raw() | {name: int(value)})
-
-
 def _stop(world: World, seconds: str, code: str) -> None:
     kubelets = world.controllers.kubelets
     kubelets.stop_s, kubelets.stop_code = float(seconds), int(code)
@@ -109,22 +103,18 @@ def _lose_status(world: World) -> None:
     world.cluster.put("checkpointedtrainingjobs", {key: raw[key] for key in raw if key != "status"})
 
 
-def _condition(world: AnyWorld, kind: str, found: str) -> None:
+def _condition(world: Reconciled, kind: str, found: str) -> None:
     status, reason = world.condition(kind) or ("", "none")
     same(f"{status}/{reason}", found)
 
 
-def _message(world: AnyWorld, kind: str, *words: str) -> None:
+def _message(world: Reconciled, kind: str, *words: str) -> None:
     message = world.message(kind)
     assert " ".join(words) in message, message
 
 
-async def _rest(world: AnyWorld) -> None:
+async def _rest(world: Reconciled) -> None:
     same(await world.record_writes(rounds=3), [])
-
-
-def _causes(world: World, *causes: str) -> None:
-    same([cause or "-" for cause in world.causes], list(causes))
 
 
 def _costs(world: World, *costs: str) -> None:
@@ -161,7 +151,9 @@ STEPS: Final[dict[str, Step]] = ANY_STEPS | {
     "suspend": lambda world: world.edit(suspend=True),
     "resume": lambda world: world.edit(suspend=False),
     "edit": lambda world, field, value: world.edit(**EDITS[f"{field} {value}"]),
-    "limit": _limit,
+    "limit": lambda world, name, value: world.edit(
+        restarts=world.job.spec.restarts.to_raw() | {name: int(value)}
+    ),
     "delete": mark_deleted,
     "remove": lambda world, plural, name="lm": world.cluster.remove(plural, "default", name),
     "delete-pods": delete_pods,
@@ -178,7 +170,7 @@ STEPS: Final[dict[str, Step]] = ANY_STEPS | {
     "lose-status": _lose_status,
     "accept": lambda world: world.cluster.refusals.clear(),
     "phase": lambda world, phase: same(world.phase(), phase),
-    "causes": _causes,
+    "causes": lambda world, *causes: same([each or "-" for each in world.causes], [*causes]),
     "costs": _costs,
     "latest": lambda world, number, step: same(world.latest, (int(number), int(step))),
     "pods": lambda world, count: same(len(world.pods), int(count)),

@@ -117,6 +117,7 @@ def write(folder: Path) -> None:
 
 
 def write_share(folder: Path, meeting: Path, rank: int) -> None:
+    """Save what is sharded, as one of the ranks."""
     store = FileStore(str(meeting / "store"), WORLD_SIZE)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
     save(make_sharded_state(), checkpoint_id=str(folder / "two" / "step_7"))

@@ -17,13 +17,12 @@ from stepkeeper.companion.session import Session
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import CompanionError, CompanionLostError, TransientStorageError, UnknownOutcomeError
-from stepkeeper.log import BeginEntry, CommitRecord, Log, ManifestRef
+from stepkeeper.log import BeginEntry, CommitRecord, Log
 from stepkeeper.storage.retry import Patience
 from stepkeeper.tier import TierPlace
 from stepkeeper_testing.checkpoints import save_order, write_request
 from stepkeeper_testing.memory import MemoryStore, named_bucket
-
-MANIFEST = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+from stepkeeper_testing.saves import REF
 
 
 class InThisProcess:
@@ -88,7 +87,7 @@ class Root:
         assert companion.claimed_root is not None
         claim, log = companion.claimed_root.claim, self.log()
         folder = f"{step}/{claim.slot}-{secrets.token_hex(16)}"
-        return log.commit(claim, step=step, folder=folder, size_bytes=1, manifest=MANIFEST)
+        return log.commit(claim, step=step, folder=folder, size_bytes=1, manifest=REF)
 
     def begins(self) -> list[BeginEntry]:
         log = self.log()

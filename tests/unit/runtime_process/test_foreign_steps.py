@@ -3,6 +3,7 @@
 import logging
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast

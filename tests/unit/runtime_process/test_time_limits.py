@@ -38,6 +38,8 @@ def test_limits_follow_the_size_of_a_share_and_the_timeout_of_the_group() -> Non
 
 
 class Clock:
+    """A clock that advances by the waited time."""
+
     def __init__(self) -> None:
         self.now_s = 0.0
 
