@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,12 +39,10 @@ def slice_of_four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
     """A cluster whose TPU nodes are the four hosts of a 4x4 slice of v5e, with the operator and all images."""
     archives = build_images(tmp_path_factory.mktemp("images"))
     with cluster_up(f"slice-{os.getpid()}", n_tpu_nodes=4, topology="4x4") as cluster:
-        with ThreadPoolExecutor() as executor:
-            loaded = executor.submit(
-                lambda: [cluster.load_image(each, nodes=cluster.tpu_nodes) for each in archives]
-            )
+        with ThreadPoolExecutor(1) as executor:
+            loaded = executor.map(partial(cluster.load_image, nodes=cluster.tpu_nodes), archives)
             install_operator(cluster, reportIntervalSeconds=2, progressIntervalSeconds=2)
-            loaded.result()
+            list(loaded)
         yield cluster
 
 

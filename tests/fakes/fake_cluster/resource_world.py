@@ -5,6 +5,8 @@ import base64
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
+from typing_extensions import override
+
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.queued_resources import CLUSTER_ID, make_resource
 from fake_cluster.world import Reconciled
@@ -107,6 +109,7 @@ class ResourceWorld(Reconciled):
             for raw in self.cluster.list_objects(plural):
                 self._record_change(plural, raw, deleted=False)
 
+    @override
     async def reconcile(self) -> float | None:
         """Reconcile once, as the queue would. A killed operator is started again."""
         try:
@@ -193,6 +196,7 @@ class ResourceWorld(Reconciled):
         return QueuedResource.model_validate(self.raw)
 
     @property
+    @override
     def status(self) -> QueuedResourceStatus:
         return self.resource.status
 

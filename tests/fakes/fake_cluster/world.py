@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
+from typing_extensions import override
+
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.controllers import FakeControllers
 from fake_cluster.kubelets import saved_message
@@ -67,7 +69,7 @@ class Reconciled(ABC):
         return next(((c.status.value, c.reason) for c in self.status.conditions if c.type == kind), None)
 
     def message(self, kind: str) -> str:
-        return next(c.message for c in self.status.conditions if c.type == kind)
+        return str(next(c.message for c in self.status.conditions if c.type == kind))
 
     @property
     def events(self) -> list[str]:
@@ -154,6 +156,7 @@ class World(Reconciled):
     def stop_operator(self) -> None:
         self.cluster.on_change = lambda _plural, _raw, _deleted: None
 
+    @override
     async def reconcile(self) -> float | None:
         """Reconcile once. Return the seconds after which the operator reconciles again."""
         return await self.controller.reconcile(_KEY)
@@ -210,6 +213,7 @@ class World(Reconciled):
         return CheckpointedTrainingJob.model_validate(self._raw_job)
 
     @property
+    @override
     def status(self) -> TrainingJobStatus:
         """The status, also of a job whose spec can't be read."""
         return TrainingJobStatus.model_validate(self._raw_job.get("status", {}))
