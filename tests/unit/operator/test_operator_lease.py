@@ -84,7 +84,7 @@ async def test_an_operator_waits_for_the_lease_of_another_as_long_as_it_may_be_h
     [
         ("was taken", 110, "taken over by 'b'"),
         ("can't renew", 115.001, "could not be renewed"),
-        ("stood still", 117, "could not be renewed"),
+        ("stood still", 120, "could not be renewed"),
     ],
 )
 async def test_an_operator_that_cannot_renew_stops_before_another_may_start(
