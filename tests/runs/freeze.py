@@ -1,6 +1,7 @@
-"""Freeze the version of this tree as a release, its wheel and its chart: python tests/runs/freeze.py.
+"""Freeze the wheel and the chart of this tree as a release: python tests/runs/freeze.py.
 
-What tests/data/releases has is what users have. Tests compare each later tree with it; nothing in it is ever changed.
+Tests compare each later tree with tests/data/releases, so a folder in it is never changed. After a freeze, raise the version
+in runtime/stepkeeper/version.py and charts/stepkeeper/Chart.yaml, and copy tests/data/wire of the release for the new version.
 """
 
 import gzip

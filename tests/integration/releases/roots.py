@@ -1,4 +1,4 @@
-"""Save or restore a root with the library that is on the path: python roots.py save|restore ROOT STEP LIBRARY.
+"""Resume a root with the library that is on the path: python roots.py ROOT NEWEST FOLLOWING LIBRARY.
 
 Run by the library of a release, and by that of this tree.
 """
@@ -27,31 +27,26 @@ def make_state(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, State
     return model, optimizer, {"model": model, "optimizer": optimizer, "epoch": step}
 
 
-def save(root: str, step: int) -> None:
-    """Continue from the newest step if there is one, and save the next."""
-    _, _, state = make_state(step)
-    with CheckpointManager(root, save=1, options=Options(stop_on_notice=False)) as manager:
-        manager.restore(make_state(1)[2])
-        manager.save(step, state).result()
-
-
-def restore(root: str, step: int) -> None:
-    """Restore the newest step, which must be this one, and compare each value."""
+def resume(root: str, newest: int, following: int) -> None:
+    """Restore the newest step (0: there is none), compare each value, and save the following step."""
     model, optimizer, state = make_state(1)
     with CheckpointManager(root, save=1, options=Options(stop_on_notice=False)) as manager:
         restored = manager.restore(state)
-    assert restored is not None
-    assert restored.step == step
-    same_model, same_optimizer, _ = make_state(step)
-    torch.testing.assert_close(model.state_dict(), same_model.state_dict(), rtol=0, atol=0)
-    torch.testing.assert_close(
-        optimizer.state_dict()["state"], same_optimizer.state_dict()["state"], rtol=0, atol=0
-    )
-    assert state["epoch"] == step
+        assert (restored.step if restored else 0) == newest
+        if newest:
+            same_model, same_optimizer, _ = make_state(newest)
+            _compare(model.state_dict(), same_model.state_dict())
+            _compare(optimizer.state_dict()["state"], same_optimizer.state_dict()["state"])
+            assert state["epoch"] == newest
+        manager.save(following, make_state(following)[2]).result()
+
+
+def _compare(actual: object, expected: object) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    command, given_root, given_step, library = sys.argv[1:]
+    given_root, given_newest, given_following, library = sys.argv[1:]
     assert Path(stepkeeper.__file__).is_relative_to(library), stepkeeper.__file__
-    {"save": save, "restore": restore}[command](given_root, int(given_step))
+    resume(given_root, int(given_newest), int(given_following))
