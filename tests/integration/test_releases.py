@@ -25,6 +25,7 @@ def resume(root: Path, newest: int, following: int, *library: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
 def test_a_release_and_this_tree_resume_each_others_roots(release: Path, tmp_path: Path) -> None:
     installed = tmp_path / "release" / "site"
