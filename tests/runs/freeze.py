@@ -24,7 +24,9 @@ def freeze(folder: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
     subprocess.run(command, cwd=ROOT, check=True)
     _package_chart(folder / f"stepkeeper-{__version__}.tgz")
-    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(folder.iterdir())]
+    sums = [
+        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(folder.iterdir())
+    ]
     (folder / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
 
 
