@@ -22,7 +22,7 @@ RELEASES: Final = ROOT / "tests" / "data" / "releases"
 def freeze(folder: Path) -> None:
     """Write the wheel, the chart as `helm package` lays it out, and the checksums of both into the folder."""
     folder.mkdir(parents=True)
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True)
     _package_chart(folder / f"stepkeeper-{__version__}.tgz")
     sums = [
