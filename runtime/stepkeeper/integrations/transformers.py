@@ -67,7 +67,9 @@ def train(trainer: Trainer, manager: CheckpointManager, **arguments: Any) -> Tra
 
 def _check(trainer: Trainer) -> None:
     if trainer.is_deepspeed_enabled:
-        raise ValueError("DeepSpeed keeps its state from everyone else: train with FSDP or DDP to save by stepkeeper")
+        raise ValueError(
+            "DeepSpeed keeps its state from everyone else: train with FSDP or DDP to save by stepkeeper"
+        )
     _need(trainer, _LOADER, "get_batch_samples", "current_flos")
 
 
@@ -239,7 +241,9 @@ class _Adapters:
         model = self._model
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         prefix = model.base_model.prefix
-        return {name: value for name, value in model.state_dict().items() if name in trained or prefix in name}
+        return {
+            name: value for name, value in model.state_dict().items() if name in trained or prefix in name
+        }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         self._model.load_state_dict(state, strict=False)

@@ -1,0 +1,205 @@
+"""Let a training of Lightning's Trainer survive. Needs the extra `stepkeeper[lightning]`."""
+
+import importlib.metadata
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.utils._pytree import tree_map_only
+from typing_extensions import override
+
+from stepkeeper import CheckpointManager, PerRank, prime_optimizer
+from stepkeeper.integrations.late_random import LateRandomState
+
+__all__ = ["Checkpoints"]
+
+_NOT_RESUMABLE: Final = "You're resuming from a checkpoint that ended before the epoch ended"
+"""The beginning of Lightning's warning that it would begin the epoch's data again. This callback skips what was seen."""
+
+
+class Checkpoints(Callback):
+    """Restore the latest commit when a fit begins, continue at its batch, and save when it is due.
+
+    ::
+
+        with CheckpointManager.from_env() as manager:
+            trainer = Trainer(callbacks=[Checkpoints(manager)], enable_checkpointing=False)
+            trainer.fit(model, loader)
+
+    Model, optimizers, schedules, the gradient scaler, random numbers, loops, the states of callbacks and data module,
+    and the position in the data are saved. Loaders that are all StatefulDataLoaders continue where they were. Otherwise
+    the epoch's seen batches are read again and dropped. After a notice the process ends within `fit`, with exit
+    code 75.
+
+    Ranks:
+        All ranks have one.
+    """
+
+    def __init__(self, manager: CheckpointManager) -> None:
+        """Save by `manager`. Nothing else calls its `restore`, `step` or `save`."""
+        self._manager = manager
+        self._random = LateRandomState()
+        self._epoch_random = LateRandomState()
+        self._state: dict[str, object] = {}
+        self._step = 0
+        self._position: _Position | None = None
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.strategy.lightning_restore_optimizer:
+            name = type(trainer.strategy).__name__
+            raise ValueError(f"{name} alone can save its optimizers: use DDP, FSDP or ModelParallel")
+        loop = _find_epoch_loop(trainer)
+        self._position = position = _Position(trainer)
+        self._state = {
+            "model": pl_module,
+            **_number("optimizer", [prime_optimizer(each) for each in trainer.optimizers]),
+            **_number("schedule", [each.scheduler for each in trainer.lr_scheduler_configs]),
+            "trainer": PerRank(position, resize=_first),
+            "random": self._random,
+            "epoch_random": self._epoch_random,
+        }
+        restored = self._manager.restore(self._state)
+        self._step = restored.step if restored else 0
+        if restored:
+            warnings.filterwarnings("ignore", _NOT_RESUMABLE)
+        else:
+            self._epoch_random.keep()
+        # Lightning has no hook between a step's end, with its validation and logs, and the read of the next batch.
+        loop.advance = self._before_each(loop.advance)
+
+    def _before_each(self, advance: Callable[[Any], None]) -> Callable[[Any], None]:
+        def wrapped(fetcher: Any) -> None:
+            assert self._position is not None
+            if self._position.is_restored:
+                self._epoch_random.set()
+                self._epoch_random.keep()
+                self._position.skip(fetcher)
+                self._random.set()
+            self._position.loaders = fetcher.combined_loader.flattened
+            self._finish_step(self._position.trainer)
+            advance(fetcher)
+
+        return wrapped
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # In place of Lightning's handler, which ends the loop after a batch: the manager gets the notice anyway.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _ignore)
+
+    @override
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The first epoch's iterator was made before.
+        if trainer.current_epoch > 0:
+            self._epoch_random.keep()
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish_step(trainer)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        del _find_epoch_loop(trainer).advance
+
+    def _finish_step(self, trainer: Trainer) -> None:
+        """Save the optimizer step that the trainer has finished, if that is due. After a notice, end the process."""
+        if trainer.global_step == self._step:
+            return
+        self._step = trainer.global_step
+        if self._manager.step(self._step, self._state, _list_metrics(trainer)).stop:
+            self._manager.close()
+
+
+class _Position:
+    """The trainer's loops and the small states that it has, in one piece."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.loaders: Sequence[Any] = ()
+        """The loaders that the epoch reads."""
+
+        self._saved_loaders: Sequence[Any] = ()
+        self.is_restored = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of loops, loaders, callbacks, precision and data module. The tensors are on the CPU."""
+        trainer = self.trainer
+        loops = trainer.fit_loop.state_dict()
+        # `loaders` below has them.
+        loops["state_dict"] = {
+            name: each for name, each in loops["state_dict"].items() if name != "combined_loader"
+        }
+        state = {
+            "loops": loops,
+            "loaders": [loader.state_dict() for loader in self.loaders if isinstance(loader, Stateful)],
+            "callbacks": {
+                each.state_key: state for each in trainer.callbacks if (state := each.state_dict())
+            },
+            "precision": trainer.precision_plugin.state_dict(),
+            "data": trainer.datamodule.state_dict() if trainer.datamodule else {},
+        }
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), state)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        trainer = self.trainer
+        trainer.fit_loop.load_state_dict(saved["loops"])
+        for callback in trainer.callbacks:
+            if callback.state_key in saved["callbacks"]:
+                callback.load_state_dict(saved["callbacks"][callback.state_key])
+        if saved["precision"]:
+            trainer.precision_plugin.load_state_dict(saved["precision"])
+        if trainer.datamodule and saved["data"]:
+            trainer.datamodule.load_state_dict(saved["data"])
+        self._saved_loaders = saved["loaders"]
+        self.is_restored = True
+
+    def skip(self, fetcher: Any) -> None:
+        """Make the loaders continue where they were at the save."""
+        self.is_restored = False
+        loaders, n_seen = fetcher.combined_loader.flattened, fetcher.fetched
+        if are_stateful := all(isinstance(loader, Stateful) for loader in loaders):
+            for loader, saved in zip(loaders, self._saved_loaders, strict=True):
+                loader.load_state_dict(saved)
+        # Again, now that samplers have been given their epoch and the random numbers are the epoch's.
+        iter(fetcher)
+        if are_stateful:
+            fetcher.fetched = n_seen
+        else:
+            for _ in range(n_seen):
+                next(fetcher)
+        # All that followed the saved step, such as its validation, was done before the save.
+        self.trainer.fit_loop.restarting = False
+
+
+def _find_epoch_loop(trainer: Trainer) -> Any:
+    """Return the loop over batches. Its `advance`, which trains one, is public by its name only, as of lightning 2.6."""
+    loop = getattr(trainer.fit_loop, "epoch_loop", None)
+    if not hasattr(loop, "advance"):
+        raise ImportError(
+            f"lightning {importlib.metadata.version('lightning')} has no trainer.fit_loop.epoch_loop.advance, which "
+            "saving needs: install lightning 2.6, or a release of stepkeeper that knows this one"
+        )
+    return loop
+
+
+def _list_metrics(trainer: Trainer) -> dict[str, object]:
+    return {name: value for name, value in trainer.logged_metrics.items() if value.device.type == "cpu"}
+
+
+def _number(name: str, objects: Sequence[object]) -> dict[str, object]:
+    return {name if number == 0 else f"{name}_{number}": each for number, each in enumerate(objects)}
+
+
+def _first(values: Sequence[object], _: object) -> object:
+    """Give all ranks the position of rank 0, where another number of ranks had saved."""
+    return values[0]
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing at a SIGTERM."""
