@@ -22,5 +22,9 @@ MARKS: Final = {
 
 STORIES: Final = {
     "docs/operations/damaged-log.md": "tests/integration/test_damaged_log_page.py",
+    **{
+        f"docs/user/{trainer}.md": "tests/integration/integrations/test_pages_of_trainers.py"
+        for trainer in ("accelerate", "lightning", "transformers")
+    },
 }
 """Pages that aren't gone through from the top to the end: what runs their blocks, in each order that they give."""

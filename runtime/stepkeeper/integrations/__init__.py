@@ -1,1 +1,1 @@
-"""Save and restore the trainings of other libraries' trainers. Each module needs its library, and the extra of its name."""
+"""Save and restore the trainings of other libraries' trainers. Each module needs the extra of its name."""

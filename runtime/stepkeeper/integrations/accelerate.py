@@ -1,7 +1,7 @@
 """Let a loop that is written with Accelerate survive. Needs the extra `stepkeeper[accelerate]`."""
 
 import importlib.metadata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from accelerate import Accelerator, skip_first_batches
 from torch.nn.parallel import DistributedDataParallel
 
 from stepkeeper import CheckpointManager, PerRank, prime_optimizer
-from stepkeeper.integrations.late_random import LateRandomState
+from stepkeeper.integrations.late_random import LateRandomState, first_of_ranks
 
 __all__ = ["Training"]
 
@@ -68,7 +68,7 @@ class Training:
         self._epoch_random = LateRandomState()
         self._state = {
             **_collect(accelerator),
-            "position": PerRank(self._position, resize=_first),
+            "position": PerRank(self._position, resize=first_of_ranks),
             "random": self._random,
             "epoch_random": self._epoch_random,
         }
@@ -219,8 +219,3 @@ def _unwrap(prepared: Any) -> Any:
     return (
         getattr(prepared, "optimizer", prepared) if isinstance(prepared, torch.optim.Optimizer) else prepared
     )
-
-
-def _first(values: Sequence[object], _: object) -> object:
-    """Give all ranks the position of rank 0, where another number of ranks had saved."""
-    return values[0]

@@ -1,11 +1,11 @@
-"""Hold restored random number generators until the trainer has drawn all that it draws before its next step."""
+"""Hold restored random numbers until the trainer has drawn all that it draws before its next step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepkeeper_planners import RandomState
 
-__all__ = ["LateRandomState"]
+__all__ = ["LateRandomState", "first_of_ranks"]
 
 
 class LateRandomState:
@@ -36,3 +36,8 @@ class LateRandomState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Hold `state` for `set`."""
         self._restored = state
+
+
+def first_of_ranks(values: Sequence[object], _: object) -> object:
+    """Give each rank the position of rank 0, where another number of ranks had saved."""
+    return values[0]

@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from stepkeeper import CheckpointManager, PerRank, prime_optimizer
-from stepkeeper.integrations.late_random import LateRandomState
+from stepkeeper.integrations.late_random import LateRandomState, first_of_ranks
 
 __all__ = ["Checkpoints"]
 
 _NOT_RESUMABLE: Final = "You're resuming from a checkpoint that ended before the epoch ended"
-"""The beginning of Lightning's warning that it would begin the epoch's data again. This callback skips what was seen."""
+"""The beginning of a warning that is wrong here: `_Position.skip` leaves out what was seen."""
 
 
 class Checkpoints(Callback):
@@ -60,7 +60,7 @@ class Checkpoints(Callback):
             "model": pl_module,
             **_number("optimizer", [prime_optimizer(each) for each in trainer.optimizers]),
             **_number("schedule", [each.scheduler for each in trainer.lr_scheduler_configs]),
-            "trainer": PerRank(position, resize=_first),
+            "trainer": PerRank(position, resize=first_of_ranks),
             "random": self._random,
             "epoch_random": self._epoch_random,
         }
@@ -105,6 +105,8 @@ class Checkpoints(Callback):
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Where nothing was left to train.
+        self._random.set()
         del _find_epoch_loop(trainer).advance
 
     def _finish_step(self, trainer: Trainer) -> None:
@@ -149,6 +151,8 @@ class _Position:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         trainer = self.trainer
         trainer.fit_loop.load_state_dict(saved["loops"])
+        # No sanity check, also where the training was at its end.
+        _find_epoch_loop(trainer).val_loop.restarting = True
         for callback in trainer.callbacks:
             if callback.state_key in saved["callbacks"]:
                 callback.load_state_dict(saved["callbacks"][callback.state_key])
@@ -162,23 +166,27 @@ class _Position:
     def skip(self, fetcher: Any) -> None:
         """Make the loaders continue where they were at the save."""
         self.is_restored = False
-        loaders, n_seen = fetcher.combined_loader.flattened, fetcher.fetched
-        if are_stateful := all(isinstance(loader, Stateful) for loader in loaders):
+        loop = _find_epoch_loop(self.trainer)
+        loaders, n_seen = fetcher.combined_loader.flattened, loop.batch_progress.current.ready
+        # Of loaders without a length, Lightning has read one batch more than it has trained.
+        are_resumed = fetcher.length is not None and all(isinstance(each, Stateful) for each in loaders)
+        if are_resumed:
             for loader, saved in zip(loaders, self._saved_loaders, strict=True):
                 loader.load_state_dict(saved)
         # Again, now that samplers have been given their epoch and the random numbers are the epoch's.
         iter(fetcher)
-        if are_stateful:
+        if are_resumed:
             fetcher.fetched = n_seen
         else:
             for _ in range(n_seen):
                 next(fetcher)
-        # All that followed the saved step, such as its validation, was done before the save.
-        self.trainer.fit_loop.restarting = False
+        # All that followed the saved step, such as its validation, was done before the save. The loop over epochs has a
+        # setter that can't unset this where max_steps is given.
+        loop.restarting = self.trainer.fit_loop._restarting = False
 
 
 def _find_epoch_loop(trainer: Trainer) -> Any:
-    """Return the loop over batches. Its `advance`, which trains one, is public by its name only, as of lightning 2.6."""
+    """Return the loop over batches. Its `advance` trains one. It is public by its name only, as of lightning 2.6."""
     loop = getattr(trainer.fit_loop, "epoch_loop", None)
     if not hasattr(loop, "advance"):
         raise ImportError(
@@ -194,11 +202,6 @@ def _list_metrics(trainer: Trainer) -> dict[str, object]:
 
 def _number(name: str, objects: Sequence[object]) -> dict[str, object]:
     return {name if number == 0 else f"{name}_{number}": each for number, each in enumerate(objects)}
-
-
-def _first(values: Sequence[object], _: object) -> object:
-    """Give all ranks the position of rank 0, where another number of ranks had saved."""
-    return values[0]
 
 
 def _ignore(*_: object) -> None:

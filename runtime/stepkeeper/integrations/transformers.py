@@ -3,7 +3,7 @@
 import dataclasses
 import importlib.metadata
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,7 @@ from transformers.trainer_utils import TrainOutput
 from typing_extensions import override
 
 from stepkeeper import CheckpointManager, PerRank, RestoreError, prime_optimizer
-from stepkeeper.integrations.late_random import LateRandomState
+from stepkeeper.integrations.late_random import LateRandomState, first_of_ranks
 
 __all__ = ["train"]
 
@@ -54,7 +54,7 @@ def train(trainer: Trainer, manager: CheckpointManager, **arguments: Any) -> Tra
         All ranks call this.
     """
     _check(trainer)
-    position = PerRank(None, resize=_first)
+    position = PerRank(None, resize=first_of_ranks)
     restored = manager.restore({_POSITION: position}, items=[_POSITION])
     checkpoints = _Checkpoints(trainer, manager, None if restored is None else restored.step)
     with TemporaryDirectory() as folder, _hooked(trainer, checkpoints, resumes=restored is not None):
@@ -67,9 +67,7 @@ def train(trainer: Trainer, manager: CheckpointManager, **arguments: Any) -> Tra
 
 def _check(trainer: Trainer) -> None:
     if trainer.is_deepspeed_enabled:
-        raise ValueError(
-            "DeepSpeed keeps its state from everyone else: train with FSDP or DDP to save by stepkeeper"
-        )
+        raise ValueError("only DeepSpeed can save its state: train with DDP or FSDP")
     _need(trainer, _LOADER, "get_batch_samples", "current_flos")
 
 
@@ -131,7 +129,7 @@ class _Checkpoints(TrainerCallback):
             "model": _select_trained(trainer.model),
             "optimizer": optimizer,
             "schedule": trainer.lr_scheduler,
-            _POSITION: PerRank(_Position(trainer), resize=_first),
+            _POSITION: PerRank(_Position(trainer), resize=first_of_ranks),
             "random": self._random,
             "epoch_random": self._epoch_random,
         }
@@ -177,6 +175,8 @@ class _Checkpoints(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        # Where nothing was left to train.
+        self._random.set()
         self._finish_step()
 
     def _finish_step(self) -> None:
@@ -255,8 +255,3 @@ def _select_trained(model: Any) -> object:
     except ImportError:
         return model
     return _Adapters(model) if isinstance(model, PeftModel) else model
-
-
-def _first(values: Sequence[object], _: object) -> object:
-    """Give all ranks the position of rank 0, where another number of ranks had saved."""
-    return values[0]

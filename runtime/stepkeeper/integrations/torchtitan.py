@@ -1,0 +1,137 @@
+"""Save and restore torchtitan's trainings. Needs the extra `stepkeeper[torchtitan]`."""
+
+import sys
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torchtitan.components.checkpointer import CheckpointManager as TitanCheckpointManager
+from torchtitan.components.checkpointer.base import BaseCheckpointManager, ModelWrapper
+from torchtitan.tools import filesystem
+from typing_extensions import override
+
+from stepkeeper import CheckpointManager, PerRank, RandomState
+from stepkeeper.errors import NotInPodError
+from stepkeeper.integrations.late_random import first_of_ranks
+
+__all__ = ["Checkpoints"]
+
+
+class Checkpoints(BaseCheckpointManager):
+    """A checkpoint manager that torchtitan's trainer uses where its config has `checkpoint=Checkpoints.Config(…)`.
+
+    In a job's container, the job defines the root, when to save and what to keep. Elsewhere `folder`, `interval` and
+    `keep_latest_k` of the config do. After a notice the trainer's process ends with exit code 75. The last step is
+    saved whole, as all others.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseCheckpointManager.Config):
+        """Has torchtitan's settings of any checkpoint manager."""
+
+        # Without arguments, since a class with slots is made twice.
+        def __post_init__(self) -> None:
+            BaseCheckpointManager.Config.__post_init__(self)
+            if self.last_save_in_hf:
+                raise ValueError(
+                    "last_save_in_hf: save as usual, and write safetensors by `stepkeeper export`"
+                )
+
+    save_future: Future[None] | None = None
+    """None: the trainer never waits for a save."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dataloader: Any,
+        model_parts: list[nn.Module],
+        optimizers: Any,
+        lr_schedulers: Any,
+        states: dict[str, Any],
+        sd_adapter: Any,
+        base_folder: str = "",
+    ) -> None:
+        """Open the root. The trainer's config calls this with the parts of the training."""
+        self.enable = config.enable
+        if not self.enable:
+            return
+        self._config = config
+        self._parts = {
+            "dataloader": dataloader,
+            "model_parts": model_parts,
+            "optimizers": optimizers,
+            "lr_schedulers": lr_schedulers,
+            "states": dict(states),
+            "sd_adapter": sd_adapter,
+        }
+        # Each rank counts its own tokens, and reads its own data.
+        own = {name: PerRank(part, resize=first_of_ranks) for name, part in states.items()}
+        self._state = {
+            **own,
+            "model": ModelWrapper(model_parts),
+            "optimizer": optimizers,
+            "lr_scheduler": lr_schedulers,
+            "dataloader": PerRank(dataloader),
+            "random": RandomState(),
+        }
+        try:
+            self._manager = CheckpointManager.from_env()
+        except NotInPodError:
+            self._manager = CheckpointManager(
+                filesystem.join(base_folder, config.folder),
+                save=config.interval,
+                keep=config.keep_latest_k or None,
+            )
+
+    @override
+    def _load(self, step: int = -1) -> bool:
+        """Restore the latest commit, or that of `step`. Where there is none, load from `initial_load_path`, if any."""
+        chosen = None if step == -1 else step
+        restored = self._manager.restore(self._state, chosen, exclude=self._config.exclude_from_loading)
+        return restored is not None or self._load_initial()
+
+    def _load_initial(self) -> bool:
+        path = self._config.initial_load_path
+        if not path:
+            return False
+        # A folder without steps, so that it takes the initial path.
+        config = TitanCheckpointManager.Config(
+            enable=True,
+            folder="no-checkpoint",
+            load_only=True,
+            keep_latest_k=0,
+            initial_load_path=path,
+            initial_load_model_only=self._config.initial_load_model_only,
+            initial_load_in_hf=self._config.initial_load_in_hf,
+            initial_load_in_hf_quantized=self._config.initial_load_in_hf_quantized,
+        )
+        return bool(TitanCheckpointManager(config, **self._parts, base_folder=path).load())
+
+    @override
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        """Finish a step: save it if it is due or the last one. After a notice, end the process."""
+        if self._config.load_only:
+            return False
+        is_first = curr_step == 1 and self._config.enable_first_step_checkpoint
+        outcome = self._manager.step(curr_step, self._state)
+        if outcome.stop:
+            self._manager.close()
+        if outcome.in_flight is None and (last_step or is_first):
+            self._manager.save(curr_step, self._state)
+            return True
+        return outcome.in_flight is not None
+
+    @override
+    def _maybe_wait_for_staging(self) -> None:
+        """Do nothing: a save has its own copy when it returns."""
+
+    @override
+    def _wait_for_saving(self) -> None:
+        """Do nothing: `save_future` is None."""
+
+    @override
+    def _close(self) -> None:
+        # The trainer closes this after an error too, while that is handled: then the training isn't done.
+        self._manager.__exit__(*sys.exc_info())
