@@ -1,8 +1,6 @@
 """Let a loop that is written with Accelerate survive. Needs the extra `stepkeeper[accelerate]`."""
 
-import importlib.metadata
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -10,7 +8,12 @@ from accelerate import Accelerator, skip_first_batches
 from torch.nn.parallel import DistributedDataParallel
 
 from stepkeeper import CheckpointManager, PerRank, prime_optimizer
-from stepkeeper.integrations.late_random import LateRandomState, first_of_ranks
+from stepkeeper.integrations.resuming import (
+    LateRandomState,
+    check_attributes,
+    first_of_ranks,
+    name_objects,
+)
 
 __all__ = ["Training"]
 
@@ -81,7 +84,10 @@ class Training:
         while position.epoch < n_epochs:
             position.is_read = False
             yield position.epoch
-            position.epoch, position.n_seen, position.has_ended = position.epoch + 1, 0, False
+            position.end_epoch()
+            self._epoch_random.keep()
+        # Where nothing was left to train.
+        self._random.set()
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """Read the epoch's batches that the training hasn't seen. Call it once in each epoch.
@@ -91,20 +97,10 @@ class Training:
         """
         position = self._position
         if position.is_read:
-            raise RuntimeError(
-                "batches() was called twice in one epoch: it keeps the position of one loader only"
-            )
-        position.is_read = True
+            raise RuntimeError("batches() was called twice in one epoch: it keeps the position of one loader")
         self._epoch_random.set()
         self._epoch_random.keep()
-        position.begin_epoch(loader)
-        left = (
-            loader
-            if position.is_stateful or not position.n_seen
-            else skip_first_batches(loader, position.n_seen)
-        )
-        position.loader = left
-        for batch in () if position.has_ended else left:
+        for batch in position.begin_epoch(loader):
             self._random.set()
             yield batch
         self._random.set()
@@ -121,9 +117,7 @@ class Training:
             SystemExit: A notice has stopped the training; this step is saved. The exit code is 75.
             StepkeeperError: `CheckpointManager.step` raises it.
         """
-        position = self._position
-        position.n_seen += 1
-        position.has_ended = bool(getattr(position.loader, "end_of_dataloader", False))
+        self._position.end_batch()
         if not self._accelerator.sync_gradients:
             return
         self.global_step += 1
@@ -136,38 +130,52 @@ class _Position:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._restored: Mapping[str, Any] = {}
-        self._sampler: dict[str, Any] = {}
-        self.loader: Any = None
+        self._restored: Mapping[str, Any] | None = None
+        self._loader: Any = None
+        self._sampler: Any = None
+        self._sampler_state: dict[str, Any] = {}
         self.epoch = self.n_seen = 0
-        self.has_ended = self.is_read = self._has_begun = False
+        self.has_ended = self.is_read = False
 
-    @property
-    def is_stateful(self) -> bool:
-        """True if the epoch's loader keeps its own position."""
-        return bool(getattr(self.loader, "use_stateful_dataloader", False))
-
-    def begin_epoch(self, loader: Any) -> None:
-        """Give the loader, and its sampler, the state that they had when the epoch began."""
-        self.loader = loader
+    def begin_epoch(self, loader: Any) -> Iterable[Any]:
+        """Give the loader and its sampler the state that they had, and return the loader of what is left."""
+        is_first, restored = self._loader is None, self._restored or {"sampler": {}, "loader": {}}
+        self._loader, self._restored, self.is_read = loader, None, True
+        self._sampler = loader.get_sampler() if hasattr(loader, "get_sampler") else loader.sampler
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self.epoch)
-        sampler = loader.get_sampler() if hasattr(loader, "get_sampler") else loader.sampler
-        generator = getattr(sampler, "generator", None)
-        restored, self._restored = self._restored, {}
-        if "seed" in restored.get("sampler", {}):
-            sampler.initial_seed = restored["sampler"]["seed"]
-        if "generator" in restored.get("sampler", {}) and generator is not None:
-            generator.set_state(restored["sampler"]["generator"])
-        if self.is_stateful and (restored or not self._has_begun):
+        if "seed" in restored["sampler"]:
+            self._sampler.initial_seed = restored["sampler"]["seed"]
+        if "generator" in restored["sampler"]:
+            self._sampler.generator.set_state(restored["sampler"]["generator"])
+        self._note_sampler()
+        if self._is_stateful and is_first:
             # Without a state to load it makes a new iterator: the one that Accelerate has made draws no random numbers.
-            loader.load_state_dict({} if self.has_ended else restored.get("loader") or {})
-        self._has_begun = True
-        self._sampler = {}
-        if hasattr(sampler, "initial_seed"):
-            self._sampler["seed"] = sampler.initial_seed
-        if isinstance(generator, torch.Generator):
-            self._sampler["generator"] = generator.get_state()
+            loader.load_state_dict({} if self.has_ended else restored["loader"] or {})
+        elif self.n_seen:
+            self._loader = skip_first_batches(loader, self.n_seen)
+        return () if self.has_ended else self._loader
+
+    def end_batch(self) -> None:
+        """Count a batch."""
+        self.n_seen += 1
+        self.has_ended = bool(getattr(self._loader, "end_of_dataloader", False))
+
+    def end_epoch(self) -> None:
+        """Begin the next epoch."""
+        self.epoch, self.n_seen, self.has_ended = self.epoch + 1, 0, False
+        self._note_sampler()
+
+    @property
+    def _is_stateful(self) -> bool:
+        return bool(getattr(self._loader, "use_stateful_dataloader", False))
+
+    def _note_sampler(self) -> None:
+        self._sampler_state = {}
+        if hasattr(self._sampler, "initial_seed"):
+            self._sampler_state["seed"] = self._sampler.initial_seed
+        if isinstance(generator := getattr(self._sampler, "generator", None), torch.Generator):
+            self._sampler_state["generator"] = generator.get_state()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -175,8 +183,8 @@ class _Position:
             "n_seen": self.n_seen,
             "has_ended": self.has_ended,
             "accumulated": self._accelerator.step,
-            "sampler": self._sampler,
-            "loader": self.loader.state_dict() if self.is_stateful else None,
+            "sampler": self._sampler_state,
+            "loader": self._loader.state_dict() if self._is_stateful else None,
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -187,19 +195,10 @@ class _Position:
 
 def _collect(accelerator: Accelerator) -> dict[str, object]:
     """Return what the Accelerator has prepared, unwrapped, by the names of Accelerate's own files."""
-    if missing := [name for name in _KINDS if not hasattr(accelerator, name)]:
-        raise ImportError(
-            f"accelerate {importlib.metadata.version('accelerate')} has no Accelerator.{missing[0]}, which a restore "
-            "needs: install accelerate 1.15, or a release of stepkeeper that knows this one"
-        )
-    found = chain.from_iterable(
-        (
-            (kind if number == 0 else f"{kind}_{number}", each)
-            for number, each in enumerate(getattr(accelerator, name))
-        )
-        for name, kind in _KINDS.items()
-    )
-    state = {name: _unwrap(each) for name, each in found}
+    check_attributes("accelerate", accelerator, *_KINDS)
+    state: dict[str, object] = {}
+    for attribute, kind in _KINDS.items():
+        state |= name_objects(kind, map(_unwrap, getattr(accelerator, attribute)))
     if not state:
         raise ValueError(
             "the Accelerator has prepared nothing yet: call accelerator.prepare(model, …) before"

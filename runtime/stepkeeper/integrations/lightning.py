@@ -1,6 +1,5 @@
 """Let a training of Lightning's Trainer survive. Needs the extra `stepkeeper[lightning]`."""
 
-import importlib.metadata
 import signal
 import threading
 import warnings
@@ -14,7 +13,12 @@ from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from stepkeeper import CheckpointManager, PerRank, prime_optimizer
-from stepkeeper.integrations.late_random import LateRandomState, first_of_ranks
+from stepkeeper.integrations.resuming import (
+    LateRandomState,
+    check_attributes,
+    first_of_ranks,
+    name_objects,
+)
 
 __all__ = ["Checkpoints"]
 
@@ -58,8 +62,8 @@ class Checkpoints(Callback):
         self._position = position = _Position(trainer)
         self._state = {
             "model": pl_module,
-            **_number("optimizer", [prime_optimizer(each) for each in trainer.optimizers]),
-            **_number("schedule", [each.scheduler for each in trainer.lr_scheduler_configs]),
+            **name_objects("optimizer", [prime_optimizer(each) for each in trainer.optimizers]),
+            **name_objects("schedule", [each.scheduler for each in trainer.lr_scheduler_configs]),
             "trainer": PerRank(position, resize=first_of_ranks),
             "random": self._random,
             "epoch_random": self._epoch_random,
@@ -101,6 +105,9 @@ class Checkpoints(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if _find_epoch_loop(trainer).batch_progress.is_last_batch:
+            # A longer training would begin its next epoch with these.
+            self._epoch_random.keep()
         self._finish_step(trainer)
 
     @override
@@ -114,7 +121,7 @@ class Checkpoints(Callback):
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
-        if self._manager.step(self._step, self._state, _list_metrics(trainer)).stop:
+        if self._manager.step(self._step, self._state, trainer.callback_metrics).stop:
             self._manager.close()
 
 
@@ -186,22 +193,10 @@ class _Position:
 
 
 def _find_epoch_loop(trainer: Trainer) -> Any:
-    """Return the loop over batches. Its `advance` trains one. It is public by its name only, as of lightning 2.6."""
-    loop = getattr(trainer.fit_loop, "epoch_loop", None)
-    if not hasattr(loop, "advance"):
-        raise ImportError(
-            f"lightning {importlib.metadata.version('lightning')} has no trainer.fit_loop.epoch_loop.advance, which "
-            "saving needs: install lightning 2.6, or a release of stepkeeper that knows this one"
-        )
-    return loop
-
-
-def _list_metrics(trainer: Trainer) -> dict[str, object]:
-    return {name: value for name, value in trainer.logged_metrics.items() if value.device.type == "cpu"}
-
-
-def _number(name: str, objects: Sequence[object]) -> dict[str, object]:
-    return {name if number == 0 else f"{name}_{number}": each for number, each in enumerate(objects)}
+    """Return the loop over batches. Its `advance` trains one. It is public by its name only."""
+    check_attributes("lightning", trainer.fit_loop, "epoch_loop", "_restarting")
+    check_attributes("lightning", trainer.fit_loop.epoch_loop, "advance", "val_loop", "batch_progress")
+    return trainer.fit_loop.epoch_loop
 
 
 def _ignore(*_: object) -> None:

@@ -5,7 +5,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
 from torchtitan.components.checkpointer import CheckpointManager as TitanCheckpointManager
 from torchtitan.components.checkpointer.base import BaseCheckpointManager, ModelWrapper
 from torchtitan.tools import filesystem
@@ -13,7 +12,7 @@ from typing_extensions import override
 
 from stepkeeper import CheckpointManager, PerRank, RandomState
 from stepkeeper.errors import NotInPodError
-from stepkeeper.integrations.late_random import first_of_ranks
+from stepkeeper.integrations.resuming import first_of_ranks
 
 __all__ = ["Checkpoints"]
 
@@ -42,38 +41,21 @@ class Checkpoints(BaseCheckpointManager):
     """None: the trainer never waits for a save."""
 
     def __init__(
-        self,
-        config: Config,
-        *,
-        dataloader: Any,
-        model_parts: list[nn.Module],
-        optimizers: Any,
-        lr_schedulers: Any,
-        states: dict[str, Any],
-        sd_adapter: Any,
-        base_folder: str = "",
+        self, config: Config, *, states: dict[str, Any], base_folder: str = "", **parts: Any
     ) -> None:
         """Open the root. The trainer's config calls this with the parts of the training."""
         self.enable = config.enable
         if not self.enable:
             return
         self._config = config
-        self._parts = {
-            "dataloader": dataloader,
-            "model_parts": model_parts,
-            "optimizers": optimizers,
-            "lr_schedulers": lr_schedulers,
-            "states": dict(states),
-            "sd_adapter": sd_adapter,
-        }
-        # Each rank counts its own tokens, and reads its own data.
-        own = {name: PerRank(part, resize=first_of_ranks) for name, part in states.items()}
+        self._parts = {"states": dict(states), **parts}
         self._state = {
-            **own,
-            "model": ModelWrapper(model_parts),
-            "optimizer": optimizers,
-            "lr_scheduler": lr_schedulers,
-            "dataloader": PerRank(dataloader),
+            # Each rank counts its own tokens, and reads its own data.
+            **{name: PerRank(part, resize=first_of_ranks) for name, part in states.items()},
+            "dataloader": PerRank(parts["dataloader"]),
+            "model": ModelWrapper(parts["model_parts"]),
+            "optimizer": parts["optimizers"],
+            "lr_scheduler": parts["lr_schedulers"],
             "random": RandomState(),
         }
         try:
@@ -96,31 +78,24 @@ class Checkpoints(BaseCheckpointManager):
         path = self._config.initial_load_path
         if not path:
             return False
+        fields = ("initial_load_model_only", "initial_load_in_hf", "initial_load_in_hf_quantized")
+        given = {name: getattr(self._config, name) for name in fields}
         # A folder without steps, so that it takes the initial path.
         config = TitanCheckpointManager.Config(
-            enable=True,
-            folder="no-checkpoint",
-            load_only=True,
-            keep_latest_k=0,
-            initial_load_path=path,
-            initial_load_model_only=self._config.initial_load_model_only,
-            initial_load_in_hf=self._config.initial_load_in_hf,
-            initial_load_in_hf_quantized=self._config.initial_load_in_hf_quantized,
+            enable=True, folder="none", load_only=True, keep_latest_k=0, initial_load_path=path, **given
         )
         return bool(TitanCheckpointManager(config, **self._parts, base_folder=path).load())
 
     @override
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
-        """Finish a step: save it if it is due or the last one. After a notice, end the process."""
+        """Finish a step, and save it if it is due. After a notice, end the process. The last one is saved at the end."""
         if self._config.load_only:
             return False
-        is_first = curr_step == 1 and self._config.enable_first_step_checkpoint
         outcome = self._manager.step(curr_step, self._state)
         if outcome.stop:
             self._manager.close()
-        if outcome.in_flight is None and (last_step or is_first):
-            self._manager.save(curr_step, self._state)
-            return True
+        if outcome.in_flight is None and curr_step == 1 and self._config.enable_first_step_checkpoint:
+            return not self._manager.save(curr_step, self._state).done
         return outcome.in_flight is not None
 
     @override

@@ -1,7 +1,6 @@
 """Run a training of transformers' Trainer that survives. Needs the extra `stepkeeper[transformers]`."""
 
 import dataclasses
-import importlib.metadata
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,14 +9,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 from typing_extensions import override
 
 from stepkeeper import CheckpointManager, PerRank, RestoreError, prime_optimizer
-from stepkeeper.integrations.late_random import LateRandomState, first_of_ranks
+from stepkeeper.integrations.resuming import LateRandomState, check_attributes, first_of_ranks
 
 __all__ = ["train"]
 
@@ -68,15 +67,7 @@ def train(trainer: Trainer, manager: CheckpointManager, **arguments: Any) -> Tra
 def _check(trainer: Trainer) -> None:
     if trainer.is_deepspeed_enabled:
         raise ValueError("only DeepSpeed can save its state: train with DDP or FSDP")
-    _need(trainer, _LOADER, "get_batch_samples", "current_flos")
-
-
-def _need(trainer: Trainer, *names: str) -> None:
-    if missing := [name for name in names if not hasattr(trainer, name)]:
-        raise ImportError(
-            f"transformers {importlib.metadata.version('transformers')} has no Trainer.{missing[0]}, which a resume "
-            "needs: install transformers 5.24, or a release of stepkeeper that knows this one"
-        )
+    check_attributes("transformers", trainer, _LOADER, "get_batch_samples", "current_flos")
 
 
 @contextmanager
@@ -119,11 +110,9 @@ class _Checkpoints(TrainerCallback):
         self._state: dict[str, object] = {}
 
     @override
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
         trainer = self._trainer
-        _need(trainer, *_COUNTERS)
+        check_attributes("transformers", trainer, *_COUNTERS)
         optimizer = prime_optimizer(getattr(trainer.optimizer, "optimizer", trainer.optimizer))
         self._state = {
             "model": _select_trained(trainer.model),
@@ -143,13 +132,11 @@ class _Checkpoints(TrainerCallback):
             )
 
     @override
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._finish_step()
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
         # Samplers and workers draw from these as they did in the interrupted training.
         self._epoch_random.set()
         self._epoch_random.keep()
+        self._finish_step()
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Finish the step before, then read the batches of the next one."""
@@ -159,22 +146,16 @@ class _Checkpoints(TrainerCallback):
         return batches
 
     @override
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, *_: Any, logs: Mapping[str, float] | None = None, **__: Any) -> None:
         # The summary of the training, which comes before the best model replaces the last one.
         if logs and "train_runtime" in logs:
+            if self._trainer.state.epoch == int(self._trainer.state.epoch):
+                # A longer training would begin its next epoch with these.
+                self._epoch_random.keep()
             self._finish_step()
 
     @override
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         # Where nothing was left to train.
         self._random.set()
         self._finish_step()

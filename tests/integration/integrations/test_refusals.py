@@ -27,7 +27,7 @@ def test_accelerate_needs_something_prepared_and_one_loader(tmp_path: Path) -> N
             with pytest.raises(RuntimeError, match="called twice in one epoch"):
                 next(training.batches(loader))
     other: Any = SimpleNamespace(_models=[model])
-    with pytest.raises(ImportError, match=r"no Accelerator\._optimizers, .* install accelerate 1\.15"):
+    with pytest.raises(ImportError, match=r"\._optimizers, which a resume needs: install accelerate 1\.15"):
         Training(other, manager)
 
 
@@ -40,9 +40,7 @@ def test_transformers_needs_a_trainer_that_it_knows(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="only DeepSpeed can save"):
         train(trainer, manager)
     trainer = SimpleNamespace(is_deepspeed_enabled=False, get_batch_samples=None, current_flos=0)
-    with pytest.raises(
-        ImportError, match=r"no Trainer\._load_from_checkpoint, .* install transformers 5\.24"
-    ):
+    with pytest.raises(ImportError, match=r"\._load_from_checkpoint, .* install transformers 5\.24"):
         train(trainer, manager)
 
 
@@ -58,5 +56,5 @@ def test_lightning_needs_a_loop_and_optimizers_that_it_can_save(tmp_path: Path) 
     trainer = SimpleNamespace(
         strategy=SimpleNamespace(lightning_restore_optimizer=True), fit_loop=SimpleNamespace()
     )
-    with pytest.raises(ImportError, match=r"epoch_loop\.advance, .* install lightning 2\.6"):
+    with pytest.raises(ImportError, match=r"\.epoch_loop, .* install lightning 2\.6"):
         checkpoints.on_fit_start(trainer, module)

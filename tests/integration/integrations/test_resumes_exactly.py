@@ -106,7 +106,7 @@ def test_a_stopped_training_is_an_undisturbed_one(
 def test_transformers_goes_back_to_the_commit_before_a_damaged_one(
     trainers_server: ForkServer, tmp_path: Path
 ) -> None:
-    """The trainer reads its position first. If the rest of that commit is bad, the start fails, and the next one is well."""
+    """The trainer reads its position first. If the rest of that commit is bad, the start fails, the next one not."""
     for name in ("undisturbed", "damaged"):
         (tmp_path / name).mkdir()
     _, undisturbed = run(trainers_server, tmp_path / "undisturbed", "plain", "with_transformers")

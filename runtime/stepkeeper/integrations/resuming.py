@@ -1,11 +1,15 @@
-"""Hold restored random numbers until the trainer has drawn all that it draws before its next step."""
+"""Share what the integrations resume by: late random numbers, names of objects, and checks of a library's release."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import importlib.metadata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from stepkeeper_planners import RandomState
 
-__all__ = ["LateRandomState", "first_of_ranks"]
+__all__ = ["KNOWN", "LateRandomState", "check_attributes", "first_of_ranks", "name_objects"]
+
+KNOWN: Final = {"accelerate": "1.15", "lightning": "2.6", "transformers": "5.24"}
+"""The releases whose attributes the integrations use that aren't public."""
 
 
 class LateRandomState:
@@ -41,3 +45,17 @@ class LateRandomState:
 def first_of_ranks(values: Sequence[object], _: object) -> object:
     """Give each rank the position of rank 0, where another number of ranks had saved."""
     return values[0]
+
+
+def name_objects(name: str, objects: Iterable[object]) -> dict[str, object]:
+    """Name the first object `name`, and the others `name_1` and so on."""
+    return {f"{name}_{number}" if number else name: each for number, each in enumerate(objects)}
+
+
+def check_attributes(library: str, owner: object, *names: str) -> None:
+    """Raise ImportError if `owner`, of `library`, lacks an attribute that isn't public, and so may be gone."""
+    if missing := [name for name in names if not hasattr(owner, name)]:
+        raise ImportError(
+            f"{library} {importlib.metadata.version(library)} has no {type(owner).__name__}.{missing[0]}, which a "
+            f"resume needs: install {library} {KNOWN[library]}, or a release of stepkeeper that knows this one"
+        )
