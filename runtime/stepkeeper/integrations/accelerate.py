@@ -151,7 +151,7 @@ class _Position:
         self._note_sampler()
         if self._is_stateful and is_first:
             # Without a state to load it makes a new iterator: the one that Accelerate has made draws no random numbers.
-            loader.load_state_dict({} if self.has_ended else restored["loader"] or {})
+            loader.load_state_dict(restored["loader"] if self.n_seen and not self.has_ended else {})
         elif self.n_seen:
             self._loader = skip_first_batches(loader, self.n_seen)
         return () if self.has_ended else self._loader

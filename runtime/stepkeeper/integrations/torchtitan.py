@@ -54,7 +54,7 @@ class Checkpoints(BaseCheckpointManager):
             **{name: PerRank(part, resize=first_of_ranks) for name, part in states.items()},
             "dataloader": PerRank(parts["dataloader"]),
             "model": ModelWrapper(parts["model_parts"]),
-            "optimizer": parts["optimizers"],
+            "optimizer": _ByOwnNames(parts["optimizers"]),
             "lr_scheduler": parts["lr_schedulers"],
             "random": RandomState(),
         }
@@ -88,7 +88,7 @@ class Checkpoints(BaseCheckpointManager):
 
     @override
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
-        """Finish a step, and save it if it is due. After a notice, end the process. The last one is saved at the end."""
+        """Finish a step, and save it if it is due. After a notice, end the process. The end saves the last one."""
         if self._config.load_only:
             return False
         outcome = self._manager.step(curr_step, self._state)
@@ -110,3 +110,11 @@ class Checkpoints(BaseCheckpointManager):
     def _close(self) -> None:
         # The trainer closes this after an error too, while that is handled: then the training isn't done.
         self._manager.__exit__(*sys.exc_info())
+
+
+class _ByOwnNames:
+    """Optimizers with torchtitan's names. Their container is itself an Optimizer, but has no state of its own."""
+
+    def __init__(self, optimizers: Any) -> None:
+        self.state_dict = optimizers.state_dict
+        self.load_state_dict = optimizers.load_state_dict

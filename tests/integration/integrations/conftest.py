@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 from fork_server import TORCH, ForkServer
 
-LIBRARIES = ("transformers", "accelerate", "lightning", "peft", "torchdata")
+LIBRARIES = ("transformers", "accelerate", "lightning", "peft", "torchdata", "torchtitan")
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,8 @@ def run(
         ("with_lightning", "stateful-workers"),
         ("with_lightning", "plateau"),
         ("with_lightning", "ranks"),
+        ("with_torchtitan", "plain"),
+        ("with_torchtitan", "workers"),
     ],
 )
 def test_a_stopped_training_is_an_undisturbed_one(
