@@ -144,16 +144,15 @@ class _Position:
         loops["state_dict"] = {
             name: each for name, each in loops["state_dict"].items() if name != "combined_loader"
         }
-        state = {
+        state: dict[str, Any] = {
             "loops": loops,
             "loaders": [loader.state_dict() for loader in self.loaders if isinstance(loader, Stateful)],
-            "callbacks": {
-                each.state_key: state for each in trainer.callbacks if (state := each.state_dict())
-            },
+            "callbacks": {each.state_key: own for each in trainer.callbacks if (own := each.state_dict())},
             "precision": trainer.precision_plugin.state_dict(),
             "data": trainer.datamodule.state_dict() if trainer.datamodule else {},
         }
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), state)
+        on_cpu: dict[str, Any] = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), state)
+        return on_cpu
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         trainer = self.trainer

@@ -19,7 +19,8 @@ def test_accelerate_needs_something_prepared_and_one_loader(tmp_path: Path) -> N
         with pytest.raises(ValueError, match="has prepared nothing yet"):
             Training(accelerator, manager)
         model, loader = accelerator.prepare(
-            torch.nn.Linear(1, 1), torch.utils.data.DataLoader(torch.ones(4, 1))
+            torch.nn.Linear(1, 1),
+            torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 1))),
         )
         training = Training(accelerator, manager)
         for _ in training.epochs(1):

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 import stepkeeper
 
@@ -27,6 +28,7 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 22
 
+    @override
     def __getitem__(self, index: int) -> torch.Tensor:
         noise = torch.rand(4) / 100 if "noise" in KINDS else 0
         return torch.full((4,), float(index)) + noise
@@ -55,7 +57,7 @@ def note_batch(what: str, batch: torch.Tensor, loss: torch.Tensor, *more: object
         _seen += 1
         if _seen == _STOP_AT:
             os.kill(os.getpid(), signal.SIGTERM)
-    print(what, batch.flatten().tolist(), loss.item().hex(), *more, flush=True)
+    print(what, batch.flatten().tolist(), float(loss).hex(), *more, flush=True)
 
 
 def note_end(model: nn.Module, step: int) -> None:

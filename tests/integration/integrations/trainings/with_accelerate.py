@@ -4,6 +4,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
 from recording import KINDS, ROOT, Numbers, begin, loss_of, make_net, note_batch, note_end
+from torch.amp.grad_scaler import GradScaler
 
 from stepkeeper import CheckpointManager
 from stepkeeper.integrations.accelerate import Training
@@ -20,7 +21,7 @@ with CheckpointManager(ROOT, save=4) as manager:
     )
     if "scaler" in KINDS:
         # Accelerate makes one on accelerators only.
-        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+        accelerator.scaler = GradScaler("cpu", init_scale=8.0, growth_interval=3)
     model = make_net()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     loader = torch.utils.data.DataLoader(

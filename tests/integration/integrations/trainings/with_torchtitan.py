@@ -8,6 +8,7 @@ import torch
 from recording import ROOT, begin, loss_of, make_net, note_batch, note_end
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
+from typing_extensions import override
 
 from stepkeeper.integrations.torchtitan import Checkpoints
 
@@ -22,6 +23,7 @@ class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
     def __init__(self) -> None:
         self.position = 0
 
+    @override
     def __iter__(self) -> Iterator[torch.Tensor]:
         while True:
             self.position += 1
@@ -74,7 +76,7 @@ while loop.step < N_STEPS:
     loop.ntokens_seen += len(batch)
     optimizers.zero_grad()
     loss = loss_of(model, batch)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch's own
     checkpointer.maybe_wait_for_staging()
     optimizers.step()
     schedule.step()
