@@ -126,7 +126,7 @@ class Checkpoints(Callback):
 
 
 class _Position:
-    """The trainer's loops and the small states that it has, in one piece."""
+    """The trainer's loops, and the small states that it has."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -148,6 +148,7 @@ class _Position:
             "loops": loops,
             "loaders": [loader.state_dict() for loader in self.loaders if isinstance(loader, Stateful)],
             "callbacks": {each.state_key: own for each in trainer.callbacks if (own := each.state_dict())},
+            "metrics": dict(trainer.callback_metrics),
             "precision": trainer.precision_plugin.state_dict(),
             "data": trainer.datamodule.state_dict() if trainer.datamodule else {},
         }
@@ -162,6 +163,8 @@ class _Position:
         for callback in trainer.callbacks:
             if callback.state_key in saved["callbacks"]:
                 callback.load_state_dict(saved["callbacks"][callback.state_key])
+        # A schedule or callback may ask for those of the last validation.
+        trainer.callback_metrics.update(saved["metrics"])
         if saved["precision"]:
             trainer.precision_plugin.load_state_dict(saved["precision"])
         if trainer.datamodule and saved["data"]:
