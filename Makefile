@@ -21,7 +21,8 @@ NEWEST_TESTS := $(addprefix tests/unit/,planners runtime runtime_process) tests/
 	$(addprefix tests/integration/test_,accelerator.py dcp_storage.py formats_ranks.py storage_stock_dcp.py torch_releases.py) \
 	$(filter-out $(NEWEST_LEFT_OUT),$(wildcard tests/integration/test_manager_*.py)) $(wildcard tests/integration/test_planners_*.py) \
 	tests/integration/integrations
-# Extras that only that environment has.
+# Extras of both environments, and those that only that one has.
+EXTRAS := cli fsspec gcs prometheus torch
 TRAINERS := accelerate lightning torchtitan transformers
 # That environment has no operator.
 NEWEST_NOT := "tests/unit/runtime/test_light_imports.py::test_importing_loads_nothing_heavy[operator]"
@@ -57,10 +58,10 @@ $(NEWEST_STAMP): requirements-newest.lock pyproject.toml
 .PHONY: lock
 lock: setup ## Rewrite the lock files from pyproject.toml
 	$(BIN)/python -m pip install --quiet uv==0.13.8
-	$(BIN)/uv pip compile pyproject.toml --all-extras $(addprefix --no-extra ,$(TRAINERS)) --group dev --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --upgrade -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml $(addprefix --extra ,$(EXTRAS) operator xla) --group dev --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --upgrade -o requirements.lock
 	grep -oE '^[A-Za-z0-9_.-]+==[^ ]+' requirements.lock > .venv/constraints
 	$(BIN)/uv pip compile pyproject.toml --extra operator --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -c .venv/constraints -o requirements-operator.lock
-	$(BIN)/uv pip compile pyproject.toml --extra cli --extra fsspec --extra gcs --extra prometheus --extra torch $(addprefix --extra ,$(TRAINERS)) --group test --group trainers --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --upgrade -o requirements-newest.lock
+	$(BIN)/uv pip compile pyproject.toml $(addprefix --extra ,$(EXTRAS) $(TRAINERS)) --group test --group trainers --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --upgrade -o requirements-newest.lock
 
 .PHONY: build
 build: setup ## Build the binaries of the test cluster into the cache (once; about 10 minutes)

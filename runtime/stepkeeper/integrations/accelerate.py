@@ -100,6 +100,8 @@ class Training:
             raise RuntimeError("batches() was called twice in one epoch: it keeps the position of one loader")
         self._epoch_random.set()
         self._epoch_random.keep()
+        if not position.n_seen:
+            self._random.set()
         for batch in position.begin_epoch(loader):
             self._random.set()
             yield batch
@@ -171,11 +173,12 @@ class _Position:
         return bool(getattr(self._loader, "use_stateful_dataloader", False))
 
     def _note_sampler(self) -> None:
-        self._sampler_state = {}
+        generator = getattr(self._sampler, "generator", None)
         if hasattr(self._sampler, "initial_seed"):
-            self._sampler_state["seed"] = self._sampler.initial_seed
-        if isinstance(generator := getattr(self._sampler, "generator", None), torch.Generator):
-            self._sampler_state["generator"] = generator.get_state()
+            # Its generator is seeded for each epoch.
+            self._sampler_state = {"seed": self._sampler.initial_seed}
+        elif isinstance(generator, torch.Generator):
+            self._sampler_state = {"generator": generator.get_state()}
 
     def state_dict(self) -> dict[str, Any]:
         return {

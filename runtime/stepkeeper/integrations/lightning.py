@@ -83,6 +83,8 @@ class Checkpoints(Callback):
             if self._position.is_restored:
                 self._epoch_random.set()
                 self._epoch_random.keep()
+                if self._position.had_ended:
+                    self._random.set()
                 self._position.skip(fetcher)
                 self._random.set()
             self._position.loaders = fetcher.combined_loader.flattened
@@ -135,6 +137,8 @@ class _Position:
 
         self._saved_loaders: Sequence[Any] = ()
         self.is_restored = False
+        self.had_ended = False
+        """True if the commit was made after the last batch of an epoch, and no further epoch had begun."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of loops, loaders, callbacks, precision and data module. The tensors are on the CPU."""
@@ -159,7 +163,9 @@ class _Position:
         trainer = self.trainer
         trainer.fit_loop.load_state_dict(saved["loops"])
         # No sanity check, also where the training was at its end.
-        _find_epoch_loop(trainer).val_loop.restarting = True
+        loop = _find_epoch_loop(trainer)
+        loop.val_loop.restarting = True
+        self.had_ended = loop.batch_progress.is_last_batch
         for callback in trainer.callbacks:
             if callback.state_key in saved["callbacks"]:
                 callback.load_state_dict(saved["callbacks"][callback.state_key])

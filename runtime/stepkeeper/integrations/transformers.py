@@ -135,6 +135,8 @@ class _Checkpoints(TrainerCallback):
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
         # Samplers and workers draw from these as they did in the interrupted training.
         self._epoch_random.set()
+        if self._is_between_epochs:
+            self._random.set()
         self._epoch_random.keep()
         self._finish_step()
 
@@ -149,7 +151,7 @@ class _Checkpoints(TrainerCallback):
     def on_log(self, *_: Any, logs: Mapping[str, float] | None = None, **__: Any) -> None:
         # The summary of the training, which comes before the best model replaces the last one.
         if logs and "train_runtime" in logs:
-            if self._trainer.state.epoch == int(self._trainer.state.epoch):
+            if self._is_between_epochs:
                 # A longer training would begin its next epoch with these.
                 self._epoch_random.keep()
             self._finish_step()
@@ -159,6 +161,10 @@ class _Checkpoints(TrainerCallback):
         # Where nothing was left to train.
         self._random.set()
         self._finish_step()
+
+    @property
+    def _is_between_epochs(self) -> bool:
+        return float(self._trainer.state.epoch).is_integer()
 
     def _finish_step(self) -> None:
         """Save the step that the trainer has finished, if that is due. After a notice, end the process."""

@@ -57,7 +57,7 @@ def note_batch(what: str, batch: torch.Tensor, loss: torch.Tensor, *more: object
         _seen += 1
         if _seen == _STOP_AT:
             os.kill(os.getpid(), signal.SIGTERM)
-    print(what, batch.flatten().tolist(), float(loss).hex(), *more, flush=True)
+    print(what, batch.flatten().tolist(), float(loss.detach()).hex(), *more, flush=True)
 
 
 def note_end(model: nn.Module, step: int) -> None:
