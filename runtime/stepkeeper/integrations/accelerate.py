@@ -143,7 +143,7 @@ class _Position:
         """Give the loader and its sampler the state that they had, and return the loader of what is left."""
         is_first, restored = self._loader is None, self._restored or {"sampler": {}, "loader": {}}
         self._loader, self._restored, self.is_read = loader, None, True
-        self._sampler = loader.get_sampler() if hasattr(loader, "get_sampler") else loader.sampler
+        self._sampler = _find_sampler(loader)
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self.epoch)
         if "seed" in restored["sampler"]:
@@ -194,6 +194,14 @@ class _Position:
         self._restored = saved
         self.epoch, self.n_seen, self.has_ended = saved["epoch"], saved["n_seen"], saved["has_ended"]
         self._accelerator.step = saved["accumulated"]
+
+
+def _find_sampler(loader: Any) -> Any:
+    """Return the sampler of items, which may be in several of batches, such as those that divide them among ranks."""
+    sampler = loader.batch_sampler or loader.sampler
+    while (inner := getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)) is not None:
+        sampler = inner
+    return sampler
 
 
 def _collect(accelerator: Accelerator) -> dict[str, object]:

@@ -48,7 +48,9 @@ def run(
         for file in (*outputs, *errors):
             file.seek(0)
         assert len(set(codes)) == 1, (codes, [each.read()[-3000:] for each in errors])
-        assert codes[0] in (0, 75), errors[0].read()[-4000:]
+        logged = errors[0].read()
+        assert codes[0] in (0, 75), logged[-4000:]
+        assert "had none when this process restored" not in logged, "the optimizer wasn't primed"
         # The trainers print more, such as how long an evaluation took.
         lines = [line for output in outputs for line in output.read().splitlines()]
         return codes[0], [line for line in lines if line.startswith(NOTED)]
