@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stepkeeper import CheckpointManager, PerRank, prime_optimizer
 from stepkeeper.integrations.resuming import (
-    LateRandomState,
+    SavedTraining,
     check_attributes,
     first_of_ranks,
     name_objects,
@@ -30,23 +30,9 @@ they are in accelerate 1.15."""
 class Training:
     """Restore what an Accelerator has prepared, continue at the batch where the commit's training was, and save.
 
-    ::
-
-        model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-        training = Training(accelerator, manager)
-        for epoch in training.epochs(3):
-            for batch in training.batches(loader):
-                with accelerator.accumulate(model):
-                    ...
-                training.step({"loss": loss.item()})
-            evaluate(model)
-
     Models, optimizers, schedules, the gradient scaler, objects of `register_for_checkpointing`, random numbers and the
     position in the data are saved. A loader that is a StatefulDataLoader continues where it was. Of any other one, the
     batches that were seen are skipped.
-
-    Attributes:
-        global_step: Number of optimizer steps that are done.
 
     Ranks:
         All ranks construct it and call its methods.
@@ -65,18 +51,15 @@ class Training:
             ValueError: Nothing was prepared.
         """
         self._accelerator = accelerator
-        self._manager = manager
         self._position = _Position(accelerator)
-        self._random = LateRandomState()
-        self._epoch_random = LateRandomState()
-        self._state = {
-            **_collect(accelerator),
-            "position": PerRank(self._position, resize=first_of_ranks),
-            "random": self._random,
-            "epoch_random": self._epoch_random,
-        }
-        restored = manager.restore(self._state)
-        self.global_step = restored.step if restored else 0
+        self._state = SavedTraining(manager)
+        position = PerRank(self._position, resize=first_of_ranks)
+        self._state.restore({**_collect(accelerator), "position": position})
+
+    @property
+    def global_step(self) -> int:
+        """Number of optimizer steps that are done."""
+        return self._state.step
 
     def epochs(self, n_epochs: int) -> Iterator[int]:
         """Count from the epoch in which the training was to `n_epochs` - 1."""
@@ -85,9 +68,9 @@ class Training:
             position.is_read = False
             yield position.epoch
             position.end_epoch()
-            self._epoch_random.keep()
+            self._state.epoch_random.keep()
         # Where nothing was left to train.
-        self._random.set()
+        self._state.random.set()
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """Read the epoch's batches that the training hasn't seen. Call it once in each epoch.
@@ -98,14 +81,14 @@ class Training:
         position = self._position
         if position.is_read:
             raise RuntimeError("batches() was called twice in one epoch: it keeps the position of one loader")
-        self._epoch_random.set()
-        self._epoch_random.keep()
+        state = self._state
+        state.begin_epoch()
         if not position.n_seen:
-            self._random.set()
+            state.random.set()
         for batch in position.begin_epoch(loader):
-            self._random.set()
+            state.random.set()
             yield batch
-        self._random.set()
+        state.random.set()
 
     def step(self, metrics: Mapping[str, object] | None = None) -> None:
         """Finish a batch. If the optimizers have stepped, save the step if it is due; after a notice, end the process.
@@ -120,11 +103,8 @@ class Training:
             StepkeeperError: `CheckpointManager.step` raises it.
         """
         self._position.end_batch()
-        if not self._accelerator.sync_gradients:
-            return
-        self.global_step += 1
-        if self._manager.step(self.global_step, self._state, metrics).stop:
-            self._manager.close()
+        if self._accelerator.sync_gradients:
+            self._state.finish_step(self.global_step + 1, metrics)
 
 
 class _Position:
@@ -198,8 +178,8 @@ class _Position:
 
 def _find_sampler(loader: Any) -> Any:
     """Return the sampler of items, which may be in several of batches, such as those that divide them among ranks."""
-    sampler = loader.batch_sampler or loader.sampler
-    while (inner := getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)) is not None:
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    while (inner := getattr(sampler, "batch_sampler", getattr(sampler, "sampler", None))) is not None:
         sampler = inner
     return sampler
 

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from stepkeeper import CheckpointManager, PerRank, prime_optimizer
 from stepkeeper.integrations.resuming import (
-    LateRandomState,
+    SavedTraining,
     check_attributes,
     first_of_ranks,
     name_objects,
@@ -29,12 +29,6 @@ _NOT_RESUMABLE: Final = "You're resuming from a checkpoint that ended before the
 class Checkpoints(Callback):
     """Restore the latest commit when a fit begins, continue at its batch, and save when it is due.
 
-    ::
-
-        with CheckpointManager.from_env() as manager:
-            trainer = Trainer(callbacks=[Checkpoints(manager)], enable_checkpointing=False)
-            trainer.fit(model, loader)
-
     Model, optimizers, schedules, the gradient scaler, random numbers, loops, the states of callbacks and data module,
     and the position in the data are saved. Loaders that are all StatefulDataLoaders continue where they were. Otherwise
     the epoch's seen batches are read again and dropped. After a notice the process ends within `fit`, with exit
@@ -46,11 +40,7 @@ class Checkpoints(Callback):
 
     def __init__(self, manager: CheckpointManager) -> None:
         """Save by `manager`. Nothing else calls its `restore`, `step` or `save`."""
-        self._manager = manager
-        self._random = LateRandomState()
-        self._epoch_random = LateRandomState()
-        self._state: dict[str, object] = {}
-        self._step = 0
+        self._state = SavedTraining(manager)
         self._position: _Position | None = None
 
     @override
@@ -60,20 +50,16 @@ class Checkpoints(Callback):
             raise ValueError(f"{name} alone can save its optimizers: use DDP, FSDP or ModelParallel")
         loop = _find_epoch_loop(trainer)
         self._position = position = _Position(trainer)
-        self._state = {
+        parts = {
             "model": pl_module,
-            **name_objects("optimizer", [prime_optimizer(each) for each in trainer.optimizers]),
+            **name_objects("optimizer", map(prime_optimizer, trainer.optimizers)),
             **name_objects("schedule", [each.scheduler for each in trainer.lr_scheduler_configs]),
             "trainer": PerRank(position, resize=first_of_ranks),
-            "random": self._random,
-            "epoch_random": self._epoch_random,
         }
-        restored = self._manager.restore(self._state)
-        self._step = restored.step if restored else 0
-        if restored:
+        if self._state.restore(parts):
             warnings.filterwarnings("ignore", _NOT_RESUMABLE)
         else:
-            self._epoch_random.keep()
+            self._state.epoch_random.keep()
         # Lightning has no hook between a step's end, with its validation and logs, and the read of the next batch.
         loop.advance = self._before_each(loop.advance)
 
@@ -81,14 +67,14 @@ class Checkpoints(Callback):
         def wrapped(fetcher: Any) -> None:
             assert self._position is not None
             if self._position.is_restored:
-                self._epoch_random.set()
-                self._epoch_random.keep()
+                self._state.begin_epoch()
                 if self._position.had_ended:
-                    self._random.set()
+                    self._state.random.set()
                 self._position.skip(fetcher)
-                self._random.set()
+                self._state.random.set()
             self._position.loaders = fetcher.combined_loader.flattened
-            self._finish_step(self._position.trainer)
+            trainer = self._position.trainer
+            self._state.finish_step(trainer.global_step, trainer.callback_metrics)
             advance(fetcher)
 
         return wrapped
@@ -103,28 +89,20 @@ class Checkpoints(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # The first epoch's iterator was made before.
         if trainer.current_epoch > 0:
-            self._epoch_random.keep()
+            self._state.epoch_random.keep()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if _find_epoch_loop(trainer).batch_progress.is_last_batch:
             # A longer training would begin its next epoch with these.
-            self._epoch_random.keep()
-        self._finish_step(trainer)
+            self._state.epoch_random.keep()
+        self._state.finish_step(trainer.global_step, trainer.callback_metrics)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Where nothing was left to train.
-        self._random.set()
+        self._state.random.set()
         del _find_epoch_loop(trainer).advance
-
-    def _finish_step(self, trainer: Trainer) -> None:
-        """Save the optimizer step that the trainer has finished, if that is due. After a notice, end the process."""
-        if trainer.global_step == self._step:
-            return
-        self._step = trainer.global_step
-        if self._manager.step(self._step, self._state, trainer.callback_metrics).stop:
-            self._manager.close()
 
 
 class _Position:

@@ -1,12 +1,14 @@
-"""Share what the integrations resume by: late random numbers, names of objects, and checks of a library's release."""
+"""Share what the integrations resume by: saves of a trainer's state, its random numbers, and checks of releases."""
 
 import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from stepkeeper.manager import CheckpointManager
+from stepkeeper.results import RestoreResult
 from stepkeeper_planners import RandomState
 
-__all__ = ["KNOWN", "LateRandomState", "check_attributes", "first_of_ranks", "name_objects"]
+__all__ = ["KNOWN", "LateRandomState", "SavedTraining", "check_attributes", "first_of_ranks", "name_objects"]
 
 KNOWN: Final = {"accelerate": "1.15", "lightning": "2.6", "transformers": "5.24"}
 """The releases whose attributes the integrations use that aren't public."""
@@ -40,6 +42,40 @@ class LateRandomState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Hold `state` for `set`."""
         self._restored = state
+
+
+class SavedTraining:
+    """Restore a trainer's state and random numbers, and save them after the steps that it finishes."""
+
+    def __init__(self, manager: CheckpointManager) -> None:
+        self._manager = manager
+        self._state: dict[str, object] = {}
+        self.step = 0
+        """The last finished step."""
+
+        self.random = LateRandomState()
+        self.epoch_random = LateRandomState()
+        """Those with which the present epoch began: samplers and workers draw from them."""
+
+    def restore(self, state: Mapping[str, object]) -> RestoreResult | None:
+        """Restore the latest commit into `state`, which all later saves read. Raises as the manager does."""
+        self._state = {**state, "random": self.random, "epoch_random": self.epoch_random}
+        restored = self._manager.restore(self._state)
+        self.step = restored.step if restored else 0
+        return restored
+
+    def begin_epoch(self) -> None:
+        """Let the epoch draw the restored random numbers, and keep those with which it begins."""
+        self.epoch_random.set()
+        self.epoch_random.keep()
+
+    def finish_step(self, step: int, metrics: Mapping[str, object] | None) -> None:
+        """Save `step` if it is due, unless it was finished before. After a notice, end the process with code 75."""
+        if step == self.step:
+            return
+        self.step = step
+        if self._manager.step(step, self._state, metrics).stop:
+            self._manager.close()
 
 
 def first_of_ranks(values: Sequence[object], _: object) -> object:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -16,7 +17,7 @@ from transformers.trainer_utils import TrainOutput
 from typing_extensions import override
 
 from stepkeeper import CheckpointManager, PerRank, RestoreError, prime_optimizer
-from stepkeeper.integrations.resuming import LateRandomState, check_attributes, first_of_ranks
+from stepkeeper.integrations.resuming import SavedTraining, check_attributes, first_of_ranks
 
 __all__ = ["train"]
 
@@ -52,7 +53,9 @@ def train(trainer: Trainer, manager: CheckpointManager, **arguments: Any) -> Tra
     Ranks:
         All ranks call this.
     """
-    _check(trainer)
+    if trainer.is_deepspeed_enabled:
+        raise ValueError("only DeepSpeed can save its state: train with DDP or FSDP")
+    check_attributes("transformers", trainer, _LOADER, "get_batch_samples", "current_flos")
     position = PerRank(None, resize=first_of_ranks)
     restored = manager.restore({_POSITION: position}, items=[_POSITION])
     checkpoints = _Checkpoints(trainer, manager, None if restored is None else restored.step)
@@ -62,12 +65,6 @@ def train(trainer: Trainer, manager: CheckpointManager, **arguments: Any) -> Tra
             Path(folder, TRAINER_STATE_NAME).write_text(saved["state"], encoding="utf-8")
             arguments["resume_from_checkpoint"] = folder
         return trainer.train(**arguments)
-
-
-def _check(trainer: Trainer) -> None:
-    if trainer.is_deepspeed_enabled:
-        raise ValueError("only DeepSpeed can save its state: train with DDP or FSDP")
-    check_attributes("transformers", trainer, _LOADER, "get_batch_samples", "current_flos")
 
 
 @contextmanager
@@ -101,30 +98,23 @@ class _Checkpoints(TrainerCallback):
 
     def __init__(self, trainer: Trainer, manager: CheckpointManager, restored_step: int | None) -> None:
         self._trainer = trainer
-        self._manager = manager
         self._restored_step = restored_step
-        self._finished_step = restored_step or 0
-        self._random = LateRandomState()
-        self._epoch_random = LateRandomState()
         self._get_batch_samples = trainer.get_batch_samples
-        self._state: dict[str, object] = {}
+        self._state = SavedTraining(manager)
 
     @override
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         trainer = self._trainer
         check_attributes("transformers", trainer, *_COUNTERS)
-        optimizer = prime_optimizer(getattr(trainer.optimizer, "optimizer", trainer.optimizer))
-        self._state = {
+        state: dict[str, object] = {
             "model": _select_trained(trainer.model),
-            "optimizer": optimizer,
+            "optimizer": prime_optimizer(getattr(trainer.optimizer, "optimizer", trainer.optimizer)),
             "schedule": trainer.lr_scheduler,
             _POSITION: PerRank(_Position(trainer), resize=first_of_ranks),
-            "random": self._random,
-            "epoch_random": self._epoch_random,
         }
         if (scaler := getattr(trainer.accelerator, "scaler", None)) is not None:
-            self._state["scaler"] = scaler
-        restored = self._manager.restore(self._state)
+            state["scaler"] = scaler
+        restored = self._state.restore(state)
         if (step := None if restored is None else restored.step) != self._restored_step:
             raise RestoreError(
                 f"the commit of step {self._restored_step}, from which the trainer was to resume, is damaged and "
@@ -133,18 +123,16 @@ class _Checkpoints(TrainerCallback):
 
     @override
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        # Samplers and workers draw from these as they did in the interrupted training.
-        self._epoch_random.set()
+        self._state.begin_epoch()
         if self._is_between_epochs:
-            self._random.set()
-        self._epoch_random.keep()
+            self._state.random.set()
         self._finish_step()
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Finish the step before, then read the batches of the next one."""
         self._finish_step()
         batches = self._get_batch_samples(*args, **kwargs)
-        self._random.set()
+        self._state.random.set()
         return batches
 
     @override
@@ -153,13 +141,13 @@ class _Checkpoints(TrainerCallback):
         if logs and "train_runtime" in logs:
             if self._is_between_epochs:
                 # A longer training would begin its next epoch with these.
-                self._epoch_random.keep()
+                self._state.epoch_random.keep()
             self._finish_step()
 
     @override
     def on_train_end(self, *_: Any, **__: Any) -> None:
         # Where nothing was left to train.
-        self._random.set()
+        self._state.random.set()
         self._finish_step()
 
     @property
@@ -167,22 +155,12 @@ class _Checkpoints(TrainerCallback):
         return float(self._trainer.state.epoch).is_integer()
 
     def _finish_step(self) -> None:
-        """Save the step that the trainer has finished, if that is due. After a notice, end the process."""
-        step = self._trainer.state.global_step
-        if step == self._finished_step:
-            return
-        self._finished_step = step
-        if self._manager.step(step, self._state, self._list_metrics(step)).stop:
-            self._manager.close()
-
-    def _list_metrics(self, step: int) -> dict[str, float]:
-        """Return what the trainer has logged for this step."""
-        metrics: dict[str, float] = {}
-        for logs in reversed(self._trainer.state.log_history):
-            if logs["step"] != step:
-                break
-            metrics = {**logs, **metrics}
-        return {name: value for name, value in metrics.items() if name not in {"step", "epoch"}}
+        state = self._trainer.state
+        recent = takewhile(lambda logs: logs["step"] == state.global_step, reversed(state.log_history))
+        metrics = {
+            name: value for logs in recent for name, value in logs.items() if name not in ("step", "epoch")
+        }
+        self._state.finish_step(state.global_step, metrics)
 
 
 class _Position:
