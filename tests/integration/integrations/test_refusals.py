@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, RestoreError
 
 
 def test_accelerate_needs_something_prepared_and_one_loader(tmp_path: Path) -> None:
@@ -43,6 +43,27 @@ def test_transformers_needs_a_trainer_that_it_knows(tmp_path: Path) -> None:
     trainer = SimpleNamespace(is_deepspeed_enabled=False, get_batch_samples=None, current_flos=0)
     with pytest.raises(ImportError, match=r"\._load_from_checkpoint, .* install transformers 5\.24"):
         train(trainer, manager)
+
+
+def test_transformers_refuses_the_state_of_another_commit_than_the_position() -> None:
+    pytest.importorskip("transformers")
+    from stepkeeper.integrations.transformers import _Checkpoints
+
+    model = torch.nn.Linear(1, 1)
+    trainer: Any = SimpleNamespace(
+        get_batch_samples=None,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters()),
+        lr_scheduler=None,
+        accelerator=SimpleNamespace(),
+        _tr_loss=0,
+        _total_loss_scalar=0,
+        _globalstep_last_logged=0,
+        current_flos=0,
+    )
+    manager: Any = SimpleNamespace(restore=lambda state: SimpleNamespace(step=4))
+    with pytest.raises(RestoreError, match="the commit of step 8, .* start again, to resume from step 4"):
+        _Checkpoints(trainer, manager, 8).on_train_begin()
 
 
 def test_lightning_needs_a_loop_and_optimizers_that_it_can_save(tmp_path: Path) -> None:

@@ -113,23 +113,19 @@ def test_a_stopped_training_is_an_undisturbed_one(
 def test_transformers_goes_back_to_the_commit_before_a_damaged_one(
     trainers_server: ForkServer, tmp_path: Path
 ) -> None:
-    """The trainer reads its position first. If the rest of that commit is bad, the start fails, the next one not."""
+    """The trainer reads its position before the rest, and must read both of one commit."""
     for name in ("undisturbed", "damaged"):
         (tmp_path / name).mkdir()
     _, undisturbed = run(trainers_server, tmp_path / "undisturbed", "plain", "with_transformers")
     folder = tmp_path / "damaged"
-    code, _ = run(trainers_server, folder, "plain", "with_transformers", stop_at=13)
+    code, before = run(trainers_server, folder, "plain", "with_transformers", stop_at=13)
     assert code == 75
     manager = CheckpointManager(folder / "root")
     newest = Path(manager.metadata(manager.steps()[-1]).uri.removeprefix("file://"))
-    flip(max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size), 100)
-    command = [TRAININGS / "with_transformers.py", folder / "root", "plain", 0]
-    done = trainers_server.run(command, cwd=folder, timeout=400)
-    assert done.returncode == 1
-    assert "was quarantined: start again, to resume from step" in done.stderr
+    flip(max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size), 1000)
     code, lines = run(trainers_server, folder, "plain", "with_transformers")
     assert code == 0
-    assert len(lines) < len(undisturbed)
+    assert len(undisturbed) - len(before) < len(lines) < len(undisturbed)
     assert lines == undisturbed[-len(lines) :]
 
 
