@@ -62,7 +62,7 @@ def test_transformers_refuses_the_state_of_another_commit_than_the_position() ->
         current_flos=0,
     )
     manager: Any = SimpleNamespace(restore=lambda state: SimpleNamespace(step=4))
-    with pytest.raises(RestoreError, match="the commit of step 8, .* start again, to resume from step 4"):
+    with pytest.raises(RestoreError, match=r"the commit of step 8, .* start again, to resume from step 4"):
         _Checkpoints(trainer, manager, 8).on_train_begin()
 
 
