@@ -95,7 +95,8 @@ class Checkpoints(BaseCheckpointManager):
         if outcome.stop:
             self._manager.close()
         if outcome.in_flight is None and curr_step == 1 and self._config.enable_first_step_checkpoint:
-            return not self._manager.save(curr_step, self._state).done
+            self._manager.save(curr_step, self._state)
+            return True
         return outcome.in_flight is not None
 
     @override
