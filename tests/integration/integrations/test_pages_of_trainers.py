@@ -32,6 +32,7 @@ exec(compile(open(sys.argv[2], encoding="utf-8").read(), sys.argv[2], "exec"), {
 """
 """Run the script, and send it SIGTERM after some of the lines that it prints."""
 
+pytestmark = pytest.mark.timeout(1200)
 NEVER = 1 << 30
 
 

@@ -13,6 +13,7 @@ from stepkeeper import CheckpointManager
 from stepkeeper_testing.damage import flip
 
 TRAININGS = Path(__file__).parent / "trainings"
+pytestmark = pytest.mark.timeout(1200)
 MOST_STARTS = 20
 NOTED = ("train ", "evaluate ", "validate ", "log ", "end ")
 
@@ -41,7 +42,7 @@ def run(
                 server.start(command, env=env, cwd=folder, stdout=outputs[rank], stderr=errors[rank])
             )
         try:
-            codes = [process.wait(400) for process in processes]
+            codes = [process.wait(600) for process in processes]
         finally:
             for process in processes:
                 process.kill()
