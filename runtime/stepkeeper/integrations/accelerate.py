@@ -142,6 +142,9 @@ class _Position:
         """Count a batch."""
         self.n_seen += 1
         self.has_ended = bool(getattr(self._loader, "end_of_dataloader", False))
+        if self.has_ended:
+            # A resume reads nothing more of this epoch.
+            self._note_sampler()
 
     def end_epoch(self) -> None:
         """Begin the next epoch."""
