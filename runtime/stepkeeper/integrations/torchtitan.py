@@ -10,9 +10,9 @@ from torchtitan.components.checkpointer.base import BaseCheckpointManager, Model
 from torchtitan.tools import filesystem
 from typing_extensions import override
 
-from stepkeeper import CheckpointManager, PerRank, RandomState
+from stepkeeper import CheckpointManager, PerRank
 from stepkeeper.errors import NotInPodError
-from stepkeeper.integrations.resuming import first_of_ranks
+from stepkeeper.integrations.resuming import LateRandomState, first_of_ranks
 
 __all__ = ["Checkpoints"]
 
@@ -49,6 +49,7 @@ class Checkpoints(BaseCheckpointManager):
             return
         self._config = config
         self._parts = {"states": dict(states), **parts}
+        self._random = LateRandomState()
         self._state = {
             # Each rank counts its own tokens, and reads its own data.
             **{name: PerRank(part, resize=first_of_ranks) for name, part in states.items()},
@@ -56,7 +57,7 @@ class Checkpoints(BaseCheckpointManager):
             "model": ModelWrapper(parts["model_parts"]),
             "optimizer": _ByOwnNames(parts["optimizers"]),
             "lr_scheduler": parts["lr_schedulers"],
-            "random": RandomState(),
+            "random": self._random,
         }
         try:
             self._manager = CheckpointManager.from_env()
@@ -72,7 +73,12 @@ class Checkpoints(BaseCheckpointManager):
         """Restore the latest commit, or that of `step`. Where there is none, load from `initial_load_path`, if any."""
         chosen = None if step == -1 else step
         restored = self._manager.restore(self._state, chosen, exclude=self._config.exclude_from_loading)
-        return restored is not None or self._load_initial()
+        if restored is None:
+            return self._load_initial()
+        # A StatefulDataLoader makes its iterator now, and draws random numbers for it, as it had before the save.
+        self._parts["dataloader"].state_dict()
+        self._random.set()
+        return True
 
     def _load_initial(self) -> bool:
         path = self._config.initial_load_path
