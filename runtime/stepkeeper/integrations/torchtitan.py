@@ -76,7 +76,8 @@ class Checkpoints(BaseCheckpointManager):
         if restored is None:
             return self._load_initial()
         # A StatefulDataLoader makes its iterator now, and draws random numbers for it, as it had before the save.
-        self._parts["dataloader"].state_dict()
+        if (loader := self._parts["dataloader"]) is not None:
+            loader.state_dict()
         self._random.set()
         return True
 
