@@ -26,7 +26,8 @@ EXTRAS := cli fsspec gcs prometheus torch
 TRAINERS := accelerate lightning torchtitan transformers
 # That environment has no operator.
 NEWEST_NOT := "tests/unit/runtime/test_light_imports.py::test_importing_loads_nothing_heavy[operator]"
-NEWEST_SMOKES := "tests/unit/runtime/test_light_imports.py::test_importing_loads_nothing_heavy[library]" tests/integration/test_manager_cpu.py
+NEWEST_SMOKES := "tests/unit/runtime/test_light_imports.py::test_importing_loads_nothing_heavy[library]" tests/integration/test_manager_cpu.py \
+	$(foreach trainer,$(TRAINERS),"tests/integration/integrations/test_resumes_exactly.py::test_a_stopped_training_is_an_undisturbed_one[with_$(trainer)-plain]")
 SOURCES := operator runtime planners tests examples benchmarks
 
 # Tests, demo and benchmarks start hundreds of processes: without bytecode each would compile the packages again.
@@ -97,7 +98,7 @@ test-newest: build $(NEWEST_STAMP) ## Run the library's tests on the newest torc
 	$(NEWEST)/bin/python -m pytest $(WORKERS) -m "not long and not xla" --deselect $(NEWEST_NOT) $(NEWEST_TESTS) $(ARGS)
 
 .PHONY: smoke-newest
-smoke-newest: $(NEWEST_STAMP) ## Save and restore on the newest torch
+smoke-newest: $(NEWEST_STAMP) ## Save and restore on the newest torch, by the library and by each trainer
 	$(NEWEST)/bin/python -m pytest --junitxml=$(RESULTS)/newest.xml $(NEWEST_SMOKES) $(ARGS)
 
 .PHONY: mutants
