@@ -121,7 +121,8 @@ async def test_a_training_that_makes_no_step_for_half_an_hour_is_seen_until_its_
             "events Stalled 1, restart, step 4, it advances"
         ),
         "operators that start again and again": (
-            f"{FIRST}, stand 3 600, restart, stand 3 600, restart, stand 3 580, it advances, restart, stand 3 40, it stands"
+            f"{FIRST}, stand 3 600, restart, stand 3 600, restart, stand 3 580, it advances, restart, stand 3 40, "
+            "it stands"
         ),
         "a standstill while no operator is up": (
             f"{FIRST}, stand 3 60, wait 7200, restart, rests, it advances, stand 3 10, it stands, events Stalled 1"

@@ -120,7 +120,9 @@ def test_progress_is_a_percentage_an_estimate_and_the_time_it_was_last_seen_to_m
     assert [(metric.name, len(metric.value)) for metric in progress.metrics] == [("loss", 4), ("lr", 64)]
     for step, shown in ((250, "the step stands still"), (251, "the step went backwards")):
         known = job_with(progress={"step": step, "lastProgressTime": "1970-01-01T00:00:50Z"})
-        progress = derive_progress(make_view(known, observed(report)), make_history(Attempt(number=1, start=0)))
+        progress = derive_progress(
+            make_view(known, observed(report)), make_history(Attempt(number=1, start=0))
+        )
         assert progress is not None
         assert (progress.step, progress.last_progress_time) == (250, 50), shown
 
@@ -128,7 +130,9 @@ def test_progress_is_a_percentage_an_estimate_and_the_time_it_was_last_seen_to_m
 async def test_the_last_step_is_shown_though_the_operator_saw_the_end_late() -> None:
     world = await play(await run_job(), "report 3 350, look, wait 60, look, away")
     end_pods(world, 0, step=1000, root="r", committed=CommitPoint(sequence=9, step=1000))
-    await play(world, "act, act, act, wait 7200, restart, run, phase Complete, latest 9 1000, step 1000, rests")
+    await play(
+        world, "act, act, act, wait 7200, restart, run, phase Complete, latest 9 1000, step 1000, rests"
+    )
     progress = world.status.progress
     assert progress is not None
     assert (progress.step, progress.percent, progress.eta_seconds) == (1000, 100, None)
