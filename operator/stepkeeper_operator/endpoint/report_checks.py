@@ -35,7 +35,8 @@ def check_report(report: Report, job: RawObject, *, now: float) -> Report:
     _check_steps(report, get_nested(job, "spec", "totalSteps"))
     root, head = get_nested(job, "spec", "checkpoint", "uri"), report.head
     uris = [each.uri for each in (*report.commits, *(() if head is None else (head,)))]
-    if isinstance(root, str) and not all(uri.isprintable() and is_inside(uri, root) for uri in uris):
+    visible = all(text.isprintable() for text in (report.root or "", *uris))
+    if not visible or (isinstance(root, str) and not all(is_inside(uri, root) for uri in uris)):
         report = replace(report, root=None, claim=None, tail=0, head=None, commits=())
     return replace(
         report,

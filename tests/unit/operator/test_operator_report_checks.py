@@ -55,6 +55,8 @@ def test_commits_outside_the_root_are_left_out_with_all_that_is_said_of_their_lo
     given = report(uri)
     expected = given if inside else replace(given, root=None, claim=None, tail=0, head=None, commits=())
     assert check_report(given, job(uri=root), now=NOW) == expected
+    renamed = check_report(replace(given, root="r\n"), job(uri=root), now=NOW)
+    assert renamed == replace(given, root=None, claim=None, tail=0, head=None, commits=())
     (commit,) = given.commits
     alone = replace(given, head=None, commits=(commit,))
     assert (check_report(alone, job(uri=root), now=NOW).root is None) is not inside
