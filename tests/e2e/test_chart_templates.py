@@ -117,11 +117,15 @@ def test_a_network_policy_lets_the_pods_of_jobs_report_from_every_namespace() ->
     assert not [name for name in render() if name.startswith("NetworkPolicy/")]
     objects = render("networkPolicy.enabled=true")
     assert objects.keys() - render().keys() == {"NetworkPolicy/stepkeeper-operator"}
-    policy, service = (objects[f"{kind}/stepkeeper-operator"]["spec"] for kind in ("NetworkPolicy", "Service"))
+    policy, service = (
+        objects[f"{kind}/stepkeeper-operator"]["spec"] for kind in ("NetworkPolicy", "Service")
+    )
     assert policy["podSelector"] == {"matchLabels": service["selector"]}
     assert policy["policyTypes"] == ["Ingress"], "the addresses of API servers and clouds can't be known here"
     (reports,) = policy["ingress"]
-    assert reports["ports"] == [{"port": each["targetPort"]} for each in service["ports"] if each["name"] == "https"]
+    assert reports["ports"] == [
+        {"port": each["targetPort"]} for each in service["ports"] if each["name"] == "https"
+    ]
     labelled = {"matchExpressions": [{"key": JOB_UID_LABEL, "operator": "Exists"}]}
     assert reports["from"] == [{"namespaceSelector": {}, "podSelector": labelled}]
 
