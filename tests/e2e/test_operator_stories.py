@@ -45,7 +45,12 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
     slow = {"pod": {"terminationGracePeriodSeconds": 20}}
     token = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "late", "key": "token"}}}
     alive_later = 'test "$STEPKEEPER_RESTART_ATTEMPT" != 0'
-    dies_once = {"exec": {"command": ["sh", "-c", alive_later]}, "periodSeconds": 1, "failureThreshold": 1}
+    dies_once = {
+        "exec": {"command": ["sh", "-c", alive_later]},
+        "initialDelaySeconds": 3,
+        "periodSeconds": 1,
+        "failureThreshold": 1,
+    }
     begins_late = {"initContainers": [container("fetch-data", "sleep 10")]}
     yield job("raises", RAISES, max_failures=1)
     yield job("suspended", SAVES, n_hosts=2, **slow)

@@ -37,13 +37,13 @@ class ReportAuthenticator:
 
     def check_claims(self, key: ObjectKey, token: str) -> None:
         """Check, without the API server, that the token claims to be for this job. Raises ReportRefusedError."""
-        if not self._tokens.claims(token, token_audience(_uid_of(self._find_job(key)))):
+        uid, _ = self._find_job(key)
+        if not self._tokens.claims(token, token_audience(uid)):
             raise _not_of_this_job()
 
     async def authenticate(self, key: ObjectKey, token: str) -> ReportingAttempt:
         """Find out which attempt of the job reports. Raises ReportRefusedError for a pod of another one."""
-        job = self._find_job(key)
-        uid = _uid_of(job)
+        uid, job = self._find_job(key)
         bound = await self._tokens.verify(token, token_audience(uid))
         if bound is None:
             raise _not_of_this_job()
@@ -57,12 +57,12 @@ class ReportAuthenticator:
         ordinal = _check_attempt(pod, self._check_jobset(key, pod))
         return ReportingAttempt(job=job, job_uid=uid, ordinal=ordinal, pod_uid=pod.uid)
 
-    def _find_job(self, key: ObjectKey) -> RawObject:
+    def _find_job(self, key: ObjectKey) -> tuple[str, RawObject]:
         raw = self._cache.get_object(key)
         if raw is None:
             # Not 503: a job whose pods run is in the cache, because the operator has made its JobSet from there.
             raise ReportRefusedError(404, f"there is no CheckpointedTrainingJob {key.namespace}/{key.name}")
-        return raw
+        return str(raw["metadata"]["uid"]), raw
 
     def _find_pod(self, bound: TokenPod) -> Pod:
         pod = self._cache.get_pod(bound.namespace, bound.name)
@@ -87,10 +87,6 @@ class ReportAuthenticator:
         if jobset.owner_uid != pod.job_uid:
             raise ReportRefusedError(403, f"pod {pod.name} doesn't belong to job {key.namespace}/{key.name}")
         return jobset
-
-
-def _uid_of(job: RawObject) -> str:
-    return str(job["metadata"]["uid"])
 
 
 def _not_of_this_job() -> ReportRefusedError:

@@ -181,18 +181,17 @@ class Observer:
 
         They are read if a pod with a probe has ended for no other known reason, and again for those that come late.
         """
-        now, pods = self.shared.clock(), [pod for each in evidence for pod in _list_perhaps_not_alive(each)]
-        memory.failed_probes = {
-            pod.uid: known for pod in pods if (known := memory.failed_probes.get(pod.uid)) is not None
-        }
-        unknown = {pod.uid: pod.finished_at or 0.0 for pod in pods if pod.uid not in memory.failed_probes}
-        if unknown and now >= memory.probes_read_at + _EVENT_DELAY_S:
+        now, known = self.shared.clock(), memory.failed_probes
+        pods = [pod for attempt in evidence for pod in _list_perhaps_not_alive(attempt)]
+        due = now >= memory.probes_read_at + _EVENT_DELAY_S
+        if due and any(pod.uid not in known for pod in pods):
             memory.probes_read_at = now
-            found = await self._list_failed_probes(namespace)
-            settled = {
-                uid for uid, ended_at in unknown.items() if uid in found or now >= ended_at + _EVENT_DELAY_S
+            found = known | await self._list_failed_probes(namespace)
+            memory.failed_probes = {
+                pod.uid: found.get(pod.uid, "")
+                for pod in pods
+                if pod.uid in found or now >= (pod.finished_at or 0.0) + _EVENT_DELAY_S
             }
-            memory.failed_probes |= {uid: found.get(uid, "") for uid in settled}
         return memory.failed_probes
 
     async def _list_failed_probes(self, namespace: str) -> dict[str, str]:

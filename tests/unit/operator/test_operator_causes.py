@@ -212,6 +212,11 @@ FAILURES: Final = (
     failure(
         "its deadline before it began", pod(phase="Failed", **DEADLINE), said="too long", over_limits=True
     ),
+    failure(
+        "a failure before a sidecar's deadline",
+        ended(3, **DEADLINE),
+        said="code 3 (DeadlineExceeded: Pod was",
+    ),
     failure("its deadline, machines lost", ended(137, **DEADLINE), loss=TAKEN_BACK, **OWN_LIMITS),
     stop("its deadline and no end yet", pod(**DEADLINE), guess=True),
     *(

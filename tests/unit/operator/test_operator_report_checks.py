@@ -24,7 +24,7 @@ def report(uri: str = f"{ROOT}/40/1-abc", **more: Any) -> Report:
     plain = training_report(7, 40, claim=1, in_flight_step=50)
     (commit,), head = plain.commits, plain.head
     assert head is not None
-    named = {"commits": (replace(commit, uri=uri),), "head": replace(head, uri=uri)}
+    named: dict[str, Any] = {"commits": (replace(commit, uri=uri),), "head": replace(head, uri=uri)}
     return replace(plain, **(named | more))
 
 

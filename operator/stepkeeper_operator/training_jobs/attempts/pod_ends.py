@@ -81,10 +81,10 @@ def ran_out_of_memory(pod: Pod) -> bool:
 
 
 def exceeded_its_limits(pod: Pod) -> bool:
-    """Return True if the kubelet ended the pod for its usage of disk, or unsaved at its activeDeadlineSeconds."""
+    """Return True if the kubelet evicted the pod for its usage of disk, or killed it at its activeDeadlineSeconds."""
     evicted = pod.reason == _EVICTED and pod.disruption is None
-    too_late = pod.reason == _DEADLINE_EXCEEDED and pod.code != ExitCode.SAVED
-    return pod.terminal and (evicted or too_late)
+    killed = pod.code in {None, ExitCode.DONE} or ended_by_signal(pod)
+    return pod.terminal and (evicted or (pod.reason == _DEADLINE_EXCEEDED and killed))
 
 
 def failed_probe(pod: Pod, container: str = CONTAINER_NAME) -> bool:

@@ -100,9 +100,8 @@ def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
         moved_at = int((current and current.moved_at) or observed.report.received_at)
         step = report.step
     elif current is not None and report.step is not None:
-        step = (
-            report.step
-        )  # the attempt resumed there; a report of the one before shows less than its pods did
+        # The attempt has resumed there. Of the attempt before, the status may show a later step than its last report.
+        step = report.step
     reported = ProgressStatus(
         step_millis=report.step_millis or before.step_millis,
         longest_step_millis=longest_ms,
