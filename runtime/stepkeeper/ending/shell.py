@@ -14,7 +14,6 @@ from typing import Final
 from stepkeeper.contract import Directive, ExitCode, NoticeSource, ReportPhase
 from stepkeeper.ending.data_loaders import interrupts_a_step, is_end_of_workers, tolerate_worker_exits
 from stepkeeper.ending.exits import ending_in_time, exit_code_of, find_end, format_traceback, has_own_code
-from stepkeeper.ending.fence import show_exception
 from stepkeeper.ending.machine import Ending, Move
 from stepkeeper.ending.moves import Moves
 from stepkeeper.ending.notices import Notices
@@ -155,7 +154,7 @@ class EndingShell:
         failure = self._end_with(find_end(failure))
         if has_own_code(failure):
             # The interpreter shows nothing for SystemExit.
-            show_exception(failure)
+            sys.excepthook(type(failure), failure, failure.__traceback__)
             raise SystemExit(exit_code_of(failure)) from failure
         if failure is not error:
             raise failure

@@ -154,7 +154,7 @@ libc = ctypes.CDLL(None)
 theirs = sigterm_handler._Action(handler=ctypes.cast(libc._exit, ctypes.c_void_p), flags=4)
 for _ in range(2):
     libc.sigaction(signal.SIGTERM, ctypes.byref(theirs), None)
-    signal_watcher.process_pending_signals()
+    signal_watcher.read_sigterm()
 os.kill(os.getpid(), signal.SIGTERM)
 assert heard.wait(60)
 """

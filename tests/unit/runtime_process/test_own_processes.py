@@ -32,7 +32,7 @@ def wait_deaf():
 
 def tell():
     os.kill(os.getpid(), signal.SIGTERM)
-    signal_watcher.process_pending_signals()
+    signal_watcher.read_sigterm()
 
 class Heard:
     any = threading.Event()
@@ -109,7 +109,7 @@ assert len(heard) == 1
 
 BEGIN = """
 import json, threading, time
-from stepkeeper.ending.exits import ExitTimer
+from stepkeeper.ending.exits import exit_at
 
 class LongEnd:
     def __del__(self, sleep=time.sleep):
@@ -118,10 +118,10 @@ class LongEnd:
 
 
 ENDS = {
-    "the time is over already": ("ExitTimer(75, time.monotonic()); time.sleep(60)", 75),
-    "the interpreter is taken down": ("ExitTimer(75, time.monotonic() + 0.2); json.kept = LongEnd()", 75),
-    "cancelled": ("timer = ExitTimer(75, time.monotonic() + 60); timer.cancel(); timer.cancel()", 0),
-    "it ends before by itself": ("ExitTimer(75, time.monotonic() + 60)", 0),
+    "the time is over already": ("exit_at(time.monotonic(), 75); time.sleep(60)", 75),
+    "the interpreter is taken down": ("exit_at(time.monotonic() + 0.2, 75); json.kept = LongEnd()", 75),
+    "cancelled": ("exit_at(time.monotonic() + 0.5, 75)(); time.sleep(1)", 0),
+    "it ends before by itself": ("exit_at(time.monotonic() + 60, 75)", 0),
 }
 
 
