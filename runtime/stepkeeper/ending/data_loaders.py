@@ -70,8 +70,6 @@ def tolerate_worker_exits() -> Iterator[None]:
     try:
         yield
     finally:
-        # Otherwise the program has installed another one in the block, which stays.
-        if signal.getsignal(signal.SIGCHLD) is handle:
-            signal.signal(signal.SIGCHLD, before)
+        signal.signal(signal.SIGCHLD, before)
         for error in tolerated:
             _log.warning("while the training stopped: %s", error)

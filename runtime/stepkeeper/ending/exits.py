@@ -47,22 +47,15 @@ _CODES: Final[dict[type[BaseException], int]] = {
     NoticeDeadlineError: ExitCode.SAVED,
     KeyboardInterrupt: _INTERRUPTED,
 }
-_MOST_LINKS: Final = 20
-"""How many causes of an error are followed: a chain of causes may be a circle."""
-
 _SIGEV_THREAD: Final = 2
 _TIMER_ABSTIME: Final = 1
 
 
 def exit_code_of(error: BaseException) -> int:
     """Return the exit code of a process that `error` ends."""
-    match error:
-        case SystemExit(code=None):
-            return ExitCode.DONE
-        case SystemExit(code=int(code)):
-            return code
-        case _:
-            return next((code for kind, code in _CODES.items() if isinstance(error, kind)), FAILURE)
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        return error.code or ExitCode.DONE
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), FAILURE)
 
 
 def has_own_code(error: BaseException) -> bool:
@@ -85,11 +78,11 @@ def format_traceback(error: BaseException) -> str | None:
 
 def find_known_cause(failure: BaseException | None) -> Cause | None:
     """Return the external cause that the exception or its chain proves, or None."""
-    for _ in range(_MOST_LINKS):
-        if failure is None:
-            break
+    seen: list[BaseException] = []  # a chain of causes may be a circle
+    while failure is not None and failure not in seen:
         if isinstance(failure, UNANSWERED):
             return Cause.STORAGE_UNAVAILABLE
+        seen.append(failure)
         failure = failure.__cause__
     return None
 

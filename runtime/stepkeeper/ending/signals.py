@@ -74,9 +74,9 @@ class SignalWatcher:
         """True if SIGTERM would end this process: no manager wants it, and no handler of the program takes it."""
         if self._is_ending or self._is_notice:
             return False
-        handler, current = self._handler, signal.getsignal(signal.SIGTERM)
-        if handler is not None and current is handler:
-            return handler.before is signal.SIG_DFL and not handler.calls_displaced
+        current = signal.getsignal(signal.SIGTERM)
+        if isinstance(current, SigtermHandler):
+            return current.before is signal.SIG_DFL and current.replacement is None
         return current is signal.SIG_DFL
 
     @property
@@ -193,7 +193,7 @@ class SignalWatcher:
     def _take_back_sigterm(self) -> None:
         handler = self._handler
         if handler is not None and handler.take_back():
-            who = "both get SIGTERM" if handler.calls_displaced else "only the training gets SIGTERM"
+            who = "both get SIGTERM" if handler.replacement is not None else "only the training gets SIGTERM"
             text = "C code, such as torch_xla, had replaced the SIGTERM handler: %s from now on"
             run_briefly(partial(_log.info, text, who))
 

@@ -12,6 +12,7 @@ from stepkeeper.ending.launcher_folder import register
 __all__ = ["SigtermHandler"]
 
 _LIBC: Final = ctypes.CDLL(None)
+_C_HANDLER: Final = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _SA_SIGINFO: Final = 4
 """The flag of a C handler that takes three arguments instead of one."""
 
@@ -44,15 +45,21 @@ class SigtermHandler:
         self.before: Final = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self)
         self._own_action: Final = _read_action()
-        self._displaced: _Action | None = None
-        """The handler that C code had installed over this one, before this one was restored."""
+        self.was_replaced = False
+        """True if C code had replaced this handler."""
 
-        self._has_called_displaced = False
+        self.replacement: Callable[[int], None] | None = None
+        """That C code, if it is called too."""
+
+        self._has_called_replacement = False
         register()
         _replace_parents_end()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._call_displaced(number)
+        if self.replacement is not None and not self._has_called_replacement:
+            # Once: faulthandler's, for example, may raise the signal again.
+            self._has_called_replacement = True
+            self.replacement(number)
         is_handled = self._on_sigterm()
         if callable(self.before):
             # Training ends at a step that all ranks save, even if the earlier handler would exit at once.
@@ -65,36 +72,24 @@ class SigtermHandler:
     def take_back(self) -> bool:
         """Restore this handler if C code has replaced it. Return True the first time. Any thread may call this.
 
-        torch_xla's PreemptionSyncManager is such code. Python doesn't see it, and would never get the signal.
-        From now on that code is called too if it can be.
+        torch_xla's PreemptionSyncManager is such code. Python doesn't see it, and would never get the signal. A C
+        handler with SA_SIGINFO isn't called from now on: libtpu's seems to write stacks and raise the signal again.
         """
-        found, is_first = _read_action(), self._displaced is None
-        if found.handler in (*_NO_FUNCTION, self._own_action.handler):
+        found, own = _read_action(), self._own_action
+        if found.handler in (*_NO_FUNCTION, own.handler):
             return False
-        self._displaced = found
-        _LIBC.sigaction(signal.SIGTERM, ctypes.byref(self._own_action), None)
+        is_first, self.was_replaced = not self.was_replaced, True
+        self.replacement = None if found.flags & _SA_SIGINFO else _C_HANDLER(found.handler)
+        _LIBC.sigaction(signal.SIGTERM, ctypes.byref(own), None)
         return is_first
-
-    @property
-    def calls_displaced(self) -> bool:
-        """True if SIGTERM is passed on to the C code that had replaced this handler.
-
-        A handler with SA_SIGINFO isn't called: libtpu's seems to write stacks and raise the signal again.
-        """
-        return self._displaced is not None and not self._displaced.flags & _SA_SIGINFO
-
-    def _call_displaced(self, number: int) -> None:
-        """Call the C code that wanted the signal, once: faulthandler's, for example, may raise it again."""
-        if self._displaced is not None and self.calls_displaced and not self._has_called_displaced:
-            self._has_called_displaced = True
-            ctypes.CFUNCTYPE(None, ctypes.c_int)(self._displaced.handler)(number)
 
     def uninstall(self) -> None:
         """Restore the earlier handler in Python.
 
         A handler that was installed later stays. If it calls this one, this one passes the signal on.
         """
-        if signal.getsignal(signal.SIGTERM) is self:
+        is_installed = signal.getsignal(signal.SIGTERM) is self
+        if is_installed:
             signal.signal(signal.SIGTERM, self.before or signal.SIG_DFL)
 
 

@@ -107,6 +107,28 @@ assert len(heard) == 1
     assert code == 0, said
 
 
+@pytest.mark.parametrize(("ends", "code"), [("sys.exit(78)", 78), ("catch_it()", 15)])
+def test_sigterm_changes_no_exit_code_of_a_process_that_ends(tmp_path: Path, ends: str, code: int) -> None:
+    """A program that catches the exception and trains on with another manager may end by the signal again."""
+    told = f"""
+def manage():
+    watcher = Notices(Schedule(grace_s=None), trigger=None, on_first=Heard(), on_tick=lambda: None)
+    watcher.start(signals=True)
+    return watcher
+
+def catch_it():
+    manage().close()
+    tell()
+
+watcher = manage()
+watcher.keep_exit_code(78)
+watcher.close()
+tell()
+{ends}
+"""
+    assert run(tmp_path, told) == (-code if code == 15 else code, "")
+
+
 BEGIN = """
 import json, threading, time
 from stepkeeper.ending.exits import exit_at
