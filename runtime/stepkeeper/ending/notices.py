@@ -52,6 +52,8 @@ class Notices:
         """Returns False only within `starting`, until all ranks have started."""
 
         self._lock = threading.RLock()
+        self._ticking = threading.RLock()
+        self._is_closed = False
         self._complaint = ""
         """The last logged error of a callback: five times a second is too often for the same one."""
 
@@ -128,12 +130,14 @@ class Notices:
         """Stop watching. The earlier signal handling is restored, unless there is a notice."""
         has_notice = self.read_first() is not None
         signal_watcher.remove(self, is_ending=self.wants_sigterm and has_notice)
+        with self._ticking:
+            self._is_closed = True
 
     def on_tick(self) -> None:
         """Check for notices, and run the periodic checks. The process's signal watcher calls this."""
-        self._run_guarded(self._check_sigterm)
-        self._run_guarded(self._check_trigger)
-        self._run_guarded(self._on_tick)
+        with self._ticking:
+            for check in () if self._is_closed else (self._check_sigterm, self._check_trigger, self._on_tick):
+                self._run_guarded(check)
 
     def _check_sigterm(self) -> None:
         if self.wants_sigterm and (came_s := signal_watcher.read_sigterm()) is not None:
