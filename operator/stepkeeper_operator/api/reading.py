@@ -59,16 +59,18 @@ def read_object(kind: type[T], raw: object, *, stand_in: Mapping[str, Any] | Non
     return Reading(value=None, problems=tuple(problems.values()))
 
 
-def _fill_in(raw: Any, detail: ErrorDetails, stand_in: Mapping[str, Any]) -> bool:
+def _fill_in(raw: Any, detail: ErrorDetails, stand_in: Any) -> bool:
     """Put the part of `stand_in` into `raw` where a required part is absent, or all is unreadable."""
-    path, part, around = detail["loc"], stand_in, raw
-    if detail["type"] != "missing" and len(path) > 1:
+    *path, last = detail["loc"]
+    if path and detail["type"] != "missing":
         return False
-    for key in path[:-1]:
-        part, around = part.get(key, {}), around.get(key) if isinstance(around, dict) else None
-    if not isinstance(around, dict) or path[-1] not in part:
+    for key in path:
+        if not (isinstance(raw, dict) and isinstance(stand_in, Mapping)):
+            return False
+        raw, stand_in = raw.get(key), stand_in.get(key)
+    if not (isinstance(raw, dict) and isinstance(stand_in, Mapping) and last in stand_in):
         return False
-    around[path[-1]] = copy.deepcopy(part[path[-1]])
+    raw[last] = copy.deepcopy(stand_in[last])
     return True
 
 
