@@ -192,7 +192,9 @@ def test_from_this_tree_to_the_next_release_and_back_and_again(
         assert newer_parts(fleet) == [5, 5] * 3
     roll_back(upgraded, TREE.name)
     plain.check(UNKNOWN, "spec.placement.hosts.nextSpread", "spec.restarts.nextLimit")
-    hourly.check(UNREADABLE, "doesn't know hourly", "Pods restart with these")
+    hourly.check(
+        UNREADABLE, "doesn't know hourly", "the job restarts with the settings that were accepted last"
+    )
     assert [newer_parts(fleet) for fleet in fleets] == [[5, 5] * 3] * 2
     install_operator(upgraded, version=next_version, reportIntervalSeconds=2)
     for fleet in fleets:

@@ -120,7 +120,7 @@ async def test_without_settings_that_were_ever_accepted_nothing_starts(change: d
         owner = {"kind": "CheckpointedTrainingJob", "name": "lm", "uid": spec_uid(world), "controller": True}
         meta = {"name": "lm-stepkeeper", "namespace": "default", "ownerReferences": [owner]}
         world.cluster.put("configmaps", {"metadata": meta, "data": change})
-    await play(world, f"run, {UNREADABLE}, gone, rests, message Accepted This job has none")
+    await play(world, f"run, {UNREADABLE}, gone, rests, message Accepted Until then nothing new starts")
 
 
 def spec_uid(world: World) -> str:

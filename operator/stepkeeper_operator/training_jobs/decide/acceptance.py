@@ -66,12 +66,10 @@ def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Condit
     problem = _find_conflict(job, observed)
     if problem is None and observed.unreadable:
         # The API server accepted these parts because its CRD is older or newer than this operator.
-        nothing = "This job has none, so nothing new starts"
-        restarts = nothing if find_kept_jobset(observed) is None else "Pods restart with these"
-        text = (
-            f"{describe_problems(observed.unreadable)}. Until then the settings count that were accepted last"
-        )
-        problem = Reason.UNREADABLE_SPEC, f"{text}. {restarts}"
+        until = "the job restarts with the settings that were accepted last"
+        if find_kept_jobset(observed) is None:
+            until = "nothing new starts: no settings of this job were accepted before"
+        problem = Reason.UNREADABLE_SPEC, f"{describe_problems(observed.unreadable)}. Until then {until}"
     problem = problem or _find_template_problem(job)
     if problem is not None:
         reason, message = problem
