@@ -110,10 +110,8 @@ def keep_unknown(kind: type[StatusPart], before: Any, after: Mapping[str, Any]) 
 
     A part whose first field is required is identified by it, as a commit by its sequence: another one gets no fields.
     """
-    names, first = (
-        {field.alias or name: field for name, field in kind.model_fields.items()},
-        _first_field(kind),
-    )
+    names = {field.alias or name: field for name, field in kind.model_fields.items()}
+    first = _first_field(kind)
     if not isinstance(before, dict) or (names[first].is_required() and before.get(first) != after.get(first)):
         return dict(after)
     kept = {name: value for name, value in before.items() if name not in names} | dict(after)
