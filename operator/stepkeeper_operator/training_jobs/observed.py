@@ -121,7 +121,10 @@ class Observed:
     """The other jobs of the cluster whose root is the same as this job's, inside it, or contains it."""
 
     accepted: bool = True
-    """False if condition Accepted is False: then running pods continue, and nothing starts."""
+    """False if condition Accepted is False: then running pods continue, and nothing starts but `kept_jobset`."""
+
+    kept_jobset: str | None = None
+    """The JobSet of the last accepted spec. Set only if the present one can't be read, and nothing else is wrong."""
 
     failed_probes: Mapping[str, str] = field(default_factory=dict)
     """The container and the probe that ended it, by the uid of an ended pod."""
@@ -135,6 +138,11 @@ class Observed:
     operator_started_at: float = 0.0
     last_write_at: float = 0.0
     """Unix time when this operator last wrote the job's status."""
+
+    @property
+    def may_start(self) -> bool:
+        """True if there is an accepted spec to start pods from."""
+        return self.accepted or self.kept_jobset is not None
 
     @property
     def is_queued(self) -> bool:

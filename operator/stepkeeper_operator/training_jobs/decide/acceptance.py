@@ -14,7 +14,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, Condition
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
-from stepkeeper_operator.training_jobs.build.objects import config_map_name
+from stepkeeper_operator.training_jobs.build.objects import KEPT_JOBSET, config_map_name
 from stepkeeper_operator.training_jobs.decision import (
     ApplyConfigMap,
     CreateJobSet,
@@ -25,7 +25,14 @@ from stepkeeper_operator.training_jobs.decision import (
 )
 from stepkeeper_operator.training_jobs.observed import REJECTION_RETRY_S, Observed, Rejection, View
 
-__all__ = ["NAME_TAKEN", "add_refusals", "check_acceptance", "is_refused", "judge_after_end"]
+__all__ = [
+    "NAME_TAKEN",
+    "add_refusals",
+    "check_acceptance",
+    "find_kept_jobset",
+    "is_refused",
+    "judge_after_end",
+]
 
 NAME_TAKEN: Final = frozenset({Reason.JOB_SET_NAME_TAKEN, Reason.CONFIG_MAP_NAME_TAKEN, Reason.ROOT_IN_USE})
 """The reasons that can end without an edit of the job, for example by the deletion of an object."""
@@ -56,18 +63,25 @@ def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Condit
 
     An unknown field blocks nothing: after a rollback, an operator finds fields of newer CRDs in every job.
     """
-    problem: tuple[Reason, str] | None
-    if observed.unreadable:
+    problem = _find_conflict(job, observed)
+    if problem is None and observed.unreadable:
         # The API server accepted these parts because its CRD is older or newer than this operator.
-        problem = Reason.UNREADABLE_SPEC, describe_problems(observed.unreadable)
-    else:
-        problem = _find_template_problem(job) or _find_conflict(job, observed)
+        until = "the job restarts with the settings that were accepted last"
+        if find_kept_jobset(observed) is None:
+            until = "nothing new starts: no settings of this job were accepted before"
+        problem = Reason.UNREADABLE_SPEC, f"{describe_problems(observed.unreadable)}. Until then {until}"
+    problem = problem or _find_template_problem(job)
     if problem is not None:
         reason, message = problem
         return ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=reason, message=message)
     unknown = job.spec.describe_unknown_fields()
     reason = Reason.UNKNOWN_FIELDS if unknown else Reason.SPEC_ACCEPTED
     return ConditionUpdate(type=ConditionType.ACCEPTED, status=True, reason=reason, message=unknown)
+
+
+def find_kept_jobset(observed: Observed) -> str | None:
+    """Find the JobSet of the last accepted spec. Older operators kept none."""
+    return None if observed.config_map is None else observed.config_map.data.get(KEPT_JOBSET)
 
 
 def _find_template_problem(job: CheckpointedTrainingJob) -> tuple[Reason, str] | None:
@@ -145,7 +159,7 @@ def judge_after_end(view: View) -> tuple[ConditionUpdate, ...]:
     """Return condition Accepted of an ended job if it was False and may change, or a write is refused now."""
     before = find_condition(view.job.status.conditions, ConditionType.ACCEPTED)
     was_unread = before is not None and before.reason == Reason.UNREADABLE_SPEC
-    if view.observed.rejections or was_unread or is_refused(view.job.status):
+    if view.observed.rejections or view.observed.unreadable or was_unread or is_refused(view.job.status):
         return (add_refusals(check_acceptance(view.job, view.observed), view),)
     return ()
 
