@@ -13,7 +13,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource import (
     TierSpec,
 )
 from stepkeeper_operator.api.v1alpha1.queuedresource_slices import DiskMode, NetworkSpec, SlicesSpec
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus, ResourceOperatorState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
 from stepkeeper_operator.cloud_tpu.naming import (
     NODE_LABELS_KEY,
@@ -82,9 +82,11 @@ def hash_spec(spec: QueuedResourceSpec) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def was_changed(spec: QueuedResourceSpec, made_with: str) -> bool:
-    """Return True if the spec is known to differ from the one with hash `made_with`."""
-    return bool(made_with) and made_with != hash_spec(spec) and not spec.hides_changes()
+def was_changed(spec: QueuedResourceSpec, operator: ResourceOperatorState) -> bool:
+    """Return True if the spec is known to differ from the one that the current cloud resource was created with."""
+    moved = operator.place not in {"", place_of(spec).parent}
+    differs = operator.spec_hash not in {"", hash_spec(spec)} and not spec.hides_changes()
+    return moved or differs
 
 
 def read_api_version(status: QueuedResourceStatus) -> ApiVersion:
