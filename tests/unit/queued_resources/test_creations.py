@@ -140,8 +140,9 @@ def test_a_request_that_was_lost_in_one_zone_is_awaited_before_it_is_sent_in_ano
     assert decide(replaced, observe(make_cloud_resource(ASKED, "ACTIVE"))).status.removing == "SpecChanged"
 
 
-def test_a_status_of_an_operator_that_noted_no_place_is_no_change() -> None:
-    resource = noted(created(QueuedResourceState.ACTIVE, updatePolicy="Recreate"), place="")
+@pytest.mark.parametrize("name", ["", "projects/123456789/locations/us-central2-b/queuedResources/team-v5e"])
+def test_a_project_by_its_number_is_no_change(name: str) -> None:
+    resource = noted(created(QueuedResourceState.ACTIVE, updatePolicy="Recreate"), cloud_name=name)
     cloud = make_cloud_resource(resource, "ACTIVE")
     assert not decide(resource, observe(cloud, nodes=[make_node(cloud)])).status.removing
 

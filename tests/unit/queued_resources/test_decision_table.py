@@ -148,7 +148,9 @@ def check_messages(decision: Decision) -> None:
         assert condition.message or condition.reason == "AsExpected", condition.type
     error, removing = decision.status.error, decision.status.removing
     if removing and error is not None:
-        assert re.search(r"next request is sent at|is read again every 10 s", find(decision, "Active").message)
+        assert re.search(
+            r"next request is sent at|is read again every 10 s", find(decision, "Active").message
+        )
 
 
 @pytest.mark.parametrize(("situation", "wish", "actions", "removing", "said", "look_s"), SITUATIONS)

@@ -183,9 +183,6 @@ class ResourceOperatorState(StatusPart):
     spec_hash: Annotated[str, Field(max_length=64)] = ""
     """Hash of the fields that the current one was created with."""
 
-    place: Annotated[str, Field(max_length=128)] = ""
-    """Project and zone that it was created in, as projects/<project>/locations/<zone>."""
-
     streak: Count = 0
     """Consecutive recreations without an hour of being active in between."""
 

@@ -51,7 +51,8 @@ _REFUSALS: Final = {
 _ADVICE: Final = {
     ErrorKind.TERMINAL: "Fix the spec or the project as the message requires. The request is retried every hour, and at"
     " once after a change of the spec",
-    ErrorKind.NOT_FOUND: "Check spec.project and spec.zone. The request is retried every hour, and at once after a change of the spec",
+    ErrorKind.NOT_FOUND: "Check spec.project and spec.zone. The request is retried every hour, and at once after a"
+    " change of the spec",
     ErrorKind.ALREADY_EXISTS: "A slice, or a resource that isn't listed, has that name: choose another metadata.name or"
     " slices.namePrefix, or delete it. After a recent deletion the name will be free soon: the request is retried",
     ErrorKind.CREDENTIALS: "Give the operator valid credentials: cloudTPU.credentialsSecret in the chart's values"

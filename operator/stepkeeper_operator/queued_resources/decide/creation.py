@@ -96,7 +96,7 @@ def _compute_wait_s(resource: QueuedResource, status: QueuedResourceStatus, view
     one may still be carried out.
     """
     operator, due = status.operator, status.next_try_time
-    if was_changed(resource.spec, operator):
+    if was_changed(resource.spec, status):
         asked_at = operator.asked_at
         due = None if asked_at is None else asked_at + int(view.settings.settle_s)
     return 0.0 if due is None else max(0.0, due - view.now)
@@ -111,5 +111,4 @@ def _claim(resource: QueuedResource, status: QueuedResourceStatus, *, adopted: b
         "provider": choose_api_version(spec).provider,
         "state": status.state if status.was_seen else QueuedResourceState.PENDING,
     }
-    made_with = {"spec_hash": hash_spec(spec), "place": place_of(spec).parent}
-    return update_status(status, **update, **made_with, created=True, adopted=adopted)
+    return update_status(status, **update, created=True, adopted=adopted, spec_hash=hash_spec(spec))
