@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 async def run_operator(settings: OperatorSettings) -> None:
     """Run the operator until SIGTERM or SIGINT. Raises LeaseLostError if another operator took over."""
-    cluster = await connect(settings.kubeconfig)
+    cluster = await connect(settings.kubeconfig, settings.watch_namespaces)
     try:
         await Operator(settings, cluster).run()
     finally:
@@ -85,6 +85,7 @@ class Operator:
             name=settings.lease_name,
             identity=settings.identity,
             duration_s=settings.lease_duration_s,
+            watched=settings.watch_namespaces,
         )
         self._readiness = Readiness(
             cluster=self._cluster, kinds=self._kinds, lease=self._lease, certificate=self._certificate
@@ -129,7 +130,13 @@ class Operator:
         )
         settings = make_kopf_settings(self._kinds)
         # kopf installs its own signal handlers when it starts: replace them then.
-        watching = run_watches(registry, settings, stop=end_watches, started=self._handle_signals)
+        watching = run_watches(
+            registry,
+            settings,
+            namespaces=self._settings.watch_namespaces,
+            stop=end_watches,
+            started=self._handle_signals,
+        )
         watches = asyncio.create_task(watching)
         parts = (
             self._stop.wait(),

@@ -28,8 +28,10 @@ _STRATEGIC = "application/strategic-merge-patch+json"
 class KubernetesCluster:
     """Implement `Cluster` with the asyncio client of the kubernetes package."""
 
-    def __init__(self, client: kubernetes_client.ApiClient) -> None:
+    def __init__(self, client: kubernetes_client.ApiClient, watched: Sequence[str] = ()) -> None:
+        """Make a client that lists the `watched` namespaces; empty: all."""
         self._client = client
+        self._watched = watched
 
     async def close(self) -> None:
         await self._client.close()  # type: ignore[no-untyped-call]  # the package's own code has no annotations there
@@ -143,6 +145,10 @@ class KubernetesCluster:
         accept: str = "application/json",
     ) -> list[RawObject]:
         items: list[RawObject] = []
+        if namespace is None and self._watched and not resource.cluster_wide:
+            for each in self._watched:
+                items += await self._list(resource, query, namespace=each, accept=accept)
+            return items
         query = {"limit": "500", **query}
         while True:
             page = await self._answer("GET", resource.path(namespace), query=query, accept=accept)
@@ -195,7 +201,7 @@ class KubernetesCluster:
         return answer
 
 
-async def connect(kubeconfig: Path | None) -> KubernetesCluster:
+async def connect(kubeconfig: Path | None, watched: Sequence[str]) -> KubernetesCluster:
     """Connect to the cluster that `kubeconfig` names, or to the one that this pod runs in."""
     configuration = kubernetes_client.Configuration()
     if kubeconfig is None:
@@ -204,4 +210,4 @@ async def connect(kubeconfig: Path | None) -> KubernetesCluster:
         await kubernetes_config.load_kube_config(  # type: ignore[no-untyped-call]  # the package's own code has no annotations there
             config_file=str(kubeconfig), client_configuration=configuration
         )
-    return KubernetesCluster(kubernetes_client.ApiClient(configuration))
+    return KubernetesCluster(kubernetes_client.ApiClient(configuration), watched)

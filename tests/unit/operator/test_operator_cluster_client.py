@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from fake_cluster.stories import table
 from stepkeeper_operator.cluster.client import KubernetesCluster
-from stepkeeper_operator.cluster.resources import NODES, QUEUED_RESOURCES
+from stepkeeper_operator.cluster.resources import LEASES, NODES, PODS, QUEUED_RESOURCES, Resource
 from stepkeeper_operator.errors import ApiError, ConflictError, InvalidObjectError
 
 
@@ -50,6 +50,27 @@ async def wire() -> AsyncIterator[Wire]:
 @pytest.fixture
 def cluster(wire: Wire) -> KubernetesCluster:
     return KubernetesCluster(wire)
+
+
+@pytest.mark.parametrize(
+    ("resource", "paths"),
+    [
+        (PODS, ["/api/v1/namespaces/ml/pods", "/api/v1/namespaces/vision/pods"]),
+        (NODES, ["/api/v1/nodes"]),
+        (LEASES, ["/apis/coordination.k8s.io/v1/leases"]),
+    ],
+)
+async def test_where_some_namespaces_are_watched_each_is_listed(
+    wire: Wire, resource: Resource, paths: list[str]
+) -> None:
+    for path in paths:
+        wire.answer(200, metadata={}, items=[{"metadata": {"uid": path}}])
+    watching = KubernetesCluster(wire, ("ml", "vision"))
+    assert await watching.list_uids(resource, "a=b") == set(paths)
+    assert [url.partition("?")[0] for _, url, _, _ in wire.requests] == paths
+    wire.answer(200, metadata={}, items=[])
+    await watching.list_uids(resource, "a=b", namespace="ml")
+    assert len(wire.requests) == len(paths) + 1
 
 
 Call = Callable[[KubernetesCluster], Awaitable[Any]]
