@@ -146,9 +146,7 @@ class KubernetesCluster:
     ) -> list[RawObject]:
         items: list[RawObject] = []
         if namespace is None and self._watched and not resource.cluster_wide:
-            for each in self._watched:
-                items += await self._list(resource, query, namespace=each, accept=accept)
-            return items
+            return await self._list_watched(resource, query, accept=accept)
         query = {"limit": "500", **query}
         while True:
             page = await self._answer("GET", resource.path(namespace), query=query, accept=accept)
@@ -157,6 +155,22 @@ class KubernetesCluster:
             if not token:
                 return items
             query |= {"continue": token}
+
+    async def _list_watched(
+        self, resource: Resource, query: Mapping[str, str], *, accept: str
+    ) -> list[RawObject]:
+        """List the watched namespaces, except for those whose Role is gone, as with the namespace itself."""
+        items, refusals = list[RawObject](), list[ApiError]()
+        for namespace in self._watched:
+            try:
+                items += await self._list(resource, query, namespace=namespace, accept=accept)
+            except ApiError as error:
+                if error.status != HTTPStatus.FORBIDDEN:
+                    raise
+                refusals.append(error)
+        if len(refusals) == len(self._watched):
+            raise refusals[0]
+        return items
 
     async def _merge(self, path: str, body: RawObject) -> RawObject | None:
         return await self._ask("PATCH", path, body=body, query=_OWNER, content_type=_MERGE, none_for_404=True)

@@ -73,6 +73,20 @@ async def test_where_some_namespaces_are_watched_each_is_listed(
     assert len(wire.requests) == len(paths) + 1
 
 
+async def test_a_namespace_that_is_gone_with_its_role_hides_no_other(wire: Wire) -> None:
+    watching = KubernetesCluster(wire, ("gone", "ml"))
+    wire.answer(403, reason="Forbidden", message="no")
+    wire.answer(200, metadata={}, items=[{"metadata": {"uid": "a"}}])
+    assert await watching.list_uids(PODS, "") == {"a"}
+    for _ in range(2):
+        wire.answer(403, reason="Forbidden", message="no role")
+    with pytest.raises(ApiError, match="no role"):
+        await watching.list_uids(PODS, "")
+    wire.answer(500, reason="InternalError", message="broken")
+    with pytest.raises(ApiError, match="broken"):
+        await watching.list_uids(PODS, "")
+
+
 Call = Callable[[KubernetesCluster], Awaitable[Any]]
 SLICE = "/apis/stepkeeper.dev/v1alpha1/namespaces/ns/queuedresources/a?fieldManager=stepkeeper"
 NODE = "/api/v1/nodes/n?fieldManager=stepkeeper"
