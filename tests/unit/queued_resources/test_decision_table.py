@@ -232,11 +232,13 @@ def test_a_stray_that_is_deleted_leaves_the_time_of_the_next_creation_alone(erro
     assert decision.status.error == error
 
 
-def test_a_new_object_shows_why_the_cloud_can_not_be_read() -> None:
-    error = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "down")
+@pytest.mark.parametrize("kind", [ErrorKind.TRANSIENT, ErrorKind.TERMINAL])
+def test_a_new_object_shows_why_the_cloud_can_not_be_read(kind: ErrorKind) -> None:
+    error = CloudTPUError(kind, "UNAVAILABLE", "down")
     decision = decide(make_resource(), Observed(cluster_id="cluster-uid", error=error, listed_at=NOW))
     check_messages(decision)
     check(decision, "Active", "False/Pending", "UNAVAILABLE: down", "is read again every")
+    assert find(decision, "Active").message.count("down") == 1
 
 
 def test_a_failure_without_details_has_a_message() -> None:

@@ -149,6 +149,14 @@ async def test_a_queue_of_kueue_decides_itself_who_runs() -> None:
     assert world.condition("Accepted") == ("True", "SpecAccepted")
 
 
+async def test_a_suspended_job_needs_no_place() -> None:
+    world = World(placement={"tpu": TPU}, suspend=True)
+    world.cluster.put("queuedresources", resource_of(**ONE_HOST))
+    world.cluster.put("checkpointedtrainingjobs", other())
+    await world.run_until_settled(rounds=4)
+    assert world.condition("Accepted") == ("True", "SpecAccepted")
+
+
 async def test_a_job_that_has_begun_keeps_its_place_beside_an_older_one() -> None:
     world = await running()
     world.cluster.put("checkpointedtrainingjobs", other())
