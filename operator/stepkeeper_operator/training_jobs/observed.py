@@ -16,7 +16,7 @@ from stepkeeper_operator.facts.checkpoint_root import JobRoot
 from stepkeeper_operator.facts.jobset import ConfigMap, JobSet, Workload
 from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.facts.pod import Pod
-from stepkeeper_operator.facts.queued_resource import QueuedMachines
+from stepkeeper_operator.facts.queued_resource import MachinesUser, QueuedMachines
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = [
@@ -131,6 +131,9 @@ class Observed:
 
     machines: QueuedMachines | None = None
     """The QueuedResource that the job names; None if it names none, or the resource does not exist."""
+
+    machines_users: tuple[MachinesUser, ...] = ()
+    """The other jobs that name it."""
 
     queued_resources_managed: bool = True
     """False if QueuedResources are disabled in this operator."""

@@ -136,7 +136,7 @@ def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None 
 
 def machines_hash(machines: QueuedMachines) -> str:
     """Hash the parts of a QueuedResource from which pods are built. A change of them ends no running pods."""
-    return _digest([machines.autocheckpoint, machines.spot, machines.n_slices])
+    return _digest([machines.autocheckpoint, machines.spot, machines.slices.count])
 
 
 def _pick(pairs: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -154,7 +154,7 @@ def _spread(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> di
     On GKE a slice is a node pool. An annotation of the job can name another node label; an empty one disables this.
     """
     if machines is not None:
-        return {_EXCLUSIVE_TOPOLOGY: SLICE_LABEL} if machines.n_slices > 1 else {}
+        return {_EXCLUSIVE_TOPOLOGY: SLICE_LABEL} if machines.slices.count > 1 else {}
     several = job.spec.placement.tpu is not None and job.spec.placement.n_slices > 1
     label = job.metadata.annotations.get(_EXCLUSIVE_TOPOLOGY, NODE_POOL_LABEL if several else "")
     return {_EXCLUSIVE_TOPOLOGY: label} if label else {}
