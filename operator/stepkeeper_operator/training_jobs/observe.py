@@ -79,6 +79,7 @@ class Observer:
         jobset = _restore_created_suspended(job, jobset, memory)
         pods, evidence = cache.list_pods(uid), cache.list_evidence(uid)
         n_nodes, n_unknown_nodes = cache.count_nodes()
+        look_s = None if over else await self._read_failed_probes(key.namespace, evidence, memory)
         # A refused creation says nothing about a JobSet that is built from an edited spec.
         rejections = {
             action: rejection
@@ -97,7 +98,8 @@ class Observer:
             leftover=leftover,
             evidence=evidence,
             nodes=self._collect_nodes((*pods, *terminating), evidence),
-            failed_probes={} if over else await self._read_failed_probes(key.namespace, evidence, memory),
+            failed_probes={} if over else memory.failed_probes,
+            probes_look_s=look_s,
             n_nodes=n_nodes,
             n_unknown_nodes=n_unknown_nodes,
             report=self.reports.get_report(uid),
@@ -189,23 +191,27 @@ class Observer:
 
     async def _read_failed_probes(
         self, namespace: str, evidence: tuple[AttemptEvidence, ...], memory: JobMemory
-    ) -> dict[str, str]:
+    ) -> float | None:
         """Read from events which pods their kubelets ended for a failed probe: the pods' own status lacks it.
 
-        They are read if a pod with a probe has ended for no other known reason, and again for those that come late.
+        They are read if a pod with a probe has ended for no other known reason, and again for those that come late:
+        after the seconds that are returned, if not None.
         """
         now, known = self.shared.clock(), memory.failed_probes
         pods = [pod for attempt in evidence for pod in _list_perhaps_not_alive(attempt)]
-        due = now >= memory.probes_read_at + _EVENT_DELAY_S
-        if due and any(pod.uid not in known for pod in pods):
+        if all(pod.uid in known for pod in pods):
+            return None
+        if now >= memory.probes_read_at + _EVENT_DELAY_S:
             memory.probes_read_at = now
             found = known | await self._list_failed_probes(namespace)
-            memory.failed_probes = {
+            memory.failed_probes = known = {
                 pod.uid: found.get(pod.uid, "")
                 for pod in pods
                 if pod.uid in found or now >= (pod.finished_at or 0.0) + _EVENT_DELAY_S
             }
-        return memory.failed_probes
+        if all(pod.uid in known for pod in pods):
+            return None
+        return memory.probes_read_at + _EVENT_DELAY_S - now
 
     async def _list_failed_probes(self, namespace: str) -> dict[str, str]:
         """List the container and the probe that kubelets name in their events, by the pod's uid."""

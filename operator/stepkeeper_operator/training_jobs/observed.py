@@ -129,6 +129,9 @@ class Observed:
     failed_probes: Mapping[str, str] = field(default_factory=dict)
     """The container and the probe that ended it, by the uid of an ended pod."""
 
+    probes_look_s: float | None = None
+    """Seconds until late events are to be looked for; None if none are missing."""
+
     machines: QueuedMachines | None = None
     """The QueuedResource that the job names; None if it names none, or the resource does not exist."""
 

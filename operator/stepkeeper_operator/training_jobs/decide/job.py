@@ -105,7 +105,8 @@ def _decide_unfinished(view: View, accepted: ConditionUpdate) -> Decision:
     pods_s = missing_s if missing_s is not None and missing_s > 0 else None
     # A watch delivers an edit of the spec, but not that a name has become free.
     name_s = _NAME_RECHECK_S if accepted.reason in NAME_TAKEN else None
-    waits_s = (plan.look_again_s, look_s, lost_s, recheck_s, pods_s, request_s, name_s, stuck_s)
+    probes_s = view.observed.probes_look_s
+    waits_s = (plan.look_again_s, look_s, lost_s, recheck_s, pods_s, request_s, name_s, stuck_s, probes_s)
     draft = Decision(
         status=_compose_status(view, plan, conditions, checkpoint, progress=progress),
         actions=(*config, *plan.actions, *lost, *ending),
