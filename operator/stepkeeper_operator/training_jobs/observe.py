@@ -26,7 +26,6 @@ from stepkeeper_operator.facts.queued_resource import (
     read_machines_user,
     read_queued_machines,
 )
-from stepkeeper_operator.facts.raw import get_nested
 from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.settings import OperatorSettings
@@ -44,8 +43,9 @@ from stepkeeper_operator.training_jobs.observed import (
 
 __all__ = ["Observer"]
 
-_KILLING: Final = "Killing"
 _FAILED_PROBE: Final = re.compile("failed (liveness|startup) probe")
+_UNHEALTHY: Final = re.compile("(Liveness|Startup) probe failed")
+_CONTAINER: Final = re.compile("{(.+)}")
 _EVENT_DELAY_S: Final = 5.0
 """Seconds after the end of a container until its kubelet's event is there, and between two lists of events."""
 
@@ -216,13 +216,26 @@ class Observer:
     async def _list_failed_probes(self, namespace: str) -> dict[str, str]:
         """List the container and the probe that kubelets name in their events, by the pod's uid."""
         try:
-            events = await self.shared.cluster.list_events(namespace, reason=_KILLING)
+            killed = await self._list_events(namespace, "Killing")
+            found = {uid: note for uid, note, _ in killed if _FAILED_PROBE.search(note)}
+            stopped = {(uid, note) for uid, note, _ in killed if uid not in found}
+            unhealthy = await self._list_events(namespace, "Unhealthy") if stopped else []
         except ApiError as error:
             if not error.is_permanent:
                 raise
             return {}  # the operator may list no events: only the name of the probe is missing
-        notes = [(str(get_nested(event, "regarding", "uid")), str(event.get("note"))) for event in events]
-        return {uid: note for uid, note in notes if _FAILED_PROBE.search(note)}
+        # A kubelet that stops a pod's only container names no probe there.
+        for uid, note, path in unhealthy:
+            probe, container = _UNHEALTHY.match(note), _CONTAINER.search(path)
+            if probe and container and (uid, f"Stopping container {container[1]}") in stopped:
+                found[uid] = f"Container {container[1]} failed {probe[1].lower()} probe"
+        return found
+
+    async def _list_events(self, namespace: str, reason: str) -> list[tuple[str, str, str]]:
+        """List the pod's uid, the note, and the path of the container in the pod's spec."""
+        events = await self.shared.cluster.list_events(namespace, reason=reason)
+        abouts = [(event.get("regarding") or {}, str(event.get("note"))) for event in events]
+        return [(str(about.get("uid")), note, str(about.get("fieldPath"))) for about, note in abouts]
 
     def _collect_nodes(self, pods: tuple[Pod, ...], evidence: tuple[AttemptEvidence, ...]) -> dict[str, Node]:
         names = {pod.node for pod in pods} | {pod.node for attempt in evidence for pod in attempt.pods}

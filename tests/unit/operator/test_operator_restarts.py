@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import pytest
+
 from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.stories import end_pods, play, run_job, table
 from fake_cluster.world import World
@@ -182,6 +184,32 @@ async def test_an_event_that_comes_later_than_the_end_corrects_the_cause() -> No
     await play(world, "look, causes Hang -")
     await play(world, "wait 60, look, look")
     assert world.cluster.lists_of_events == 2
+
+
+@pytest.mark.parametrize(
+    ("stopped", "note", "cause"),
+    [
+        ("trainer", "Liveness probe failed: no answer", "Hang"),
+        ("trainer", "Startup probe failed: no answer", "Hang"),
+        ("trainer", "Readiness probe failed: no answer", "Requested"),
+        ("side", "Liveness probe failed: no answer", "Requested"),
+        (None, "Liveness probe failed: no answer", "Requested"),
+    ],
+)
+async def test_a_failed_probe_is_found_where_the_kubelet_stops_the_only_container(
+    stopped: str | None, note: str, cause: str
+) -> None:
+    """Then its event of the stop names no probe, but an earlier one does; that one alone ends no container."""
+    world = await run_probed()
+    end_pods(world, 75, notice="file", step=120)
+    pod = {"uid": world.pods[0]["metadata"]["uid"]}
+    killing = {"reason": "Killing", "note": f"Stopping container {stopped}", "regarding": pod}
+    about = pod | {"fieldPath": "spec.containers{trainer}"}
+    for event in [{"reason": "Unhealthy", "note": note, "regarding": about}, *([killing] if stopped else [])]:
+        world.cluster.put("events", {"metadata": {"name": event["reason"], "namespace": "default"}} | event)
+    await play(world, f"run, causes {cause} -")
+    if cause == "Hang":
+        assert note.split(maxsplit=1)[0].lower() in (world.status.attempts[0].message or "")
 
 
 async def test_events_are_read_only_where_a_probe_can_have_ended_a_pod() -> None:
