@@ -79,8 +79,8 @@ class EndingShell:
         if not self._parts.steps.decider.should_stop_at(step):
             return False
         ending = self._watch.ending = self._watch.ending.reach(step)
-        may_warn = self.saves_on_notice and not (ending.has_stopped or self._has_warned)
-        if may_warn and ending.stop_step is not None and step > ending.stop_step:
+        trains_on = ending.stop_step is not None and step > ending.stop_step and not ending.has_stopped
+        if trains_on and not self._has_warned:
             self._has_warned = True
             text = "step %d comes after the stop at step %d: call `step` after every step and obey its `stop`"
             _log.warning(text, step, ending.stop_step, extra={"step": step})
