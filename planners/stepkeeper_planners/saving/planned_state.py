@@ -1,5 +1,6 @@
 """Plan which rank writes which part of one state, and merge the states of ranks that hold different names."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -13,9 +14,11 @@ from stepkeeper_planners.flat_names import make_flat_names
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.process_groups import all_gather_object, broadcast_object
 from stepkeeper_planners.saving.assignment import Assignment, TensorWrite, assign
+from stepkeeper_planners.saving.copies import CopyDigests, find_copies
+from stepkeeper_planners.saving.copy_comparison import Answer, HeldDigests, compare_copies, group_ranks
+from stepkeeper_planners.saving.differing_copies import CopyRules, Groups
 from stepkeeper_planners.saving.fingerprints import (
     build_ranks_differ_error,
-    digest_integer_tensor,
     digest_names,
     digest_value,
     fingerprint,
@@ -40,6 +43,7 @@ from stepkeeper_planners.state.values import encode_value, estimate_value_bytes
 
 __all__ = ["PlannedState"]
 
+_log: Final = logging.getLogger(__name__)
 _MAX_COMPARED: Final = 8
 """The number of differing states whose names are compared for an error: one state of each kind."""
 
@@ -59,6 +63,8 @@ class PlannedState:
         """
         self.ranks: Final = ranks
         self.flat: Final = flat
+        self._rules = CopyRules(flat)
+        self._copies = CopyDigests({}, ())
         layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in tensors.items()]
         self._layouts = {layout.fqn: layout for layout in layouts}
         self._digests: Final = self._digest(layouts)
@@ -85,6 +91,7 @@ class PlannedState:
             rank=self.ranks.rank,
             fingerprint=fingerprint(self._digests),
             parts=self.list_incomplete(),
+            copies=self.digest_copies() if self.ranks.world_size > 1 else {},
         )
 
     def list_incomplete(self) -> tuple[TensorLayout, ...]:
@@ -172,14 +179,68 @@ class PlannedState:
         self._layouts.update((layout.fqn, layout) for layout in self.merged.layouts)
         self._assign()
 
+    def digest_copies(self) -> dict[str, str]:
+        """Digest the copies that this rank and others hold, as far as the writers of them are known.
+
+        Returns:
+            A digest for each set of ranks that hold copies together.
+        """
+        tensors = self.flat.tensors
+        on_devices = [name for name, tensor in tensors.items() if tensor.device.type == "xla"]
+        found = find_copies(self._list_divided(), self.ranks.rank, on_devices)
+        names = [name for each in found for name in each.on_devices]
+        self._copies = CopyDigests(tensors, found)
+        there = adapters.digest_on_devices([tensors[name] for name in names])()
+        self._copies.add_digests(dict(zip(names, there, strict=True)))
+        return self._copies.combine()
+
+    def compare_copies(
+        self,
+        differing: Mapping[str, Groups] | None,
+        parties: Sequence[Sequence[int]],
+        group: dist.ProcessGroup | None,
+    ) -> bool:
+        """Compare the copies that ranks hold. If they differ, the first rank that holds them writes them, or none does.
+
+        Args:
+            differing: the sets of ranks whose digests differ; None if they are to be compared here.
+            parties: the ranks of each fingerprint.
+            group: all ranks.
+
+        Ranks: collective, unless no digests differ; all ranks of `group` call it with the same arguments.
+
+        Returns:
+            Whether other ranks write now than before.
+
+        Raises:
+            RanksDifferError: copies differ that are no copies of one tensor. Raised on all ranks.
+        """
+        if differing is None:
+            digests = cast("list[dict[str, str]]", all_gather_object(self.digest_copies(), group))
+            differing = group_ranks(digests)
+        if not differing:
+            return False
+
+        def exchange(_: str, value: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
+            return answer(cast("list[Mapping[str, Any]]", all_gather_object(value, group)))
+
+        own = HeldDigests(digests=self._copies, rules=self._rules)
+        verdict = compare_copies(differing, own, self.ranks.rank, exchange, parties=parties)
+        verdict.raise_refusal()
+        if self.ranks.rank == 0:
+            _log.warning("%s", verdict.warn())
+        self._rules = CopyRules(self.flat, verdict.first)
+        self._assign()
+        return True
+
+    def _list_divided(self) -> list[TensorLayout]:
+        """Return the layouts of the tensors that are known whole, with those copies that may be written."""
+        return [self._rules.restrict(layout) for layout in self._layouts.values() if layout.complete]
+
     def _digest(self, layouts: Sequence[TensorLayout]) -> dict[str, bytes]:
-        # The elements under an incomplete layout differ between ranks.
-        comparable = [layout.fqn for layout in layouts if layout.complete]
-        contents = {fqn: digest_integer_tensor(self.flat.tensors[fqn]) for fqn in comparable}
         return digest_names(
             layouts,
             values={fqn: digest_value(fqn, value) for fqn, value in self.flat.values.items()},
-            contents={fqn: digest for fqn, digest in contents.items() if digest is not None},
             aliases=self.flat.aliases,
             per_rank_keys=self.flat.per_rank,
         )
@@ -188,7 +249,7 @@ class PlannedState:
         """Assign writers to all complete tensors, and to all values that every rank holds."""
         elsewhere = self.merged.value_writers
         self.assignment = assign(
-            [layout for layout in self._layouts.values() if layout.complete],
+            self._list_divided(),
             self.ranks.world_size,
             value_bytes={
                 name: estimate_value_bytes(value)

@@ -16,6 +16,7 @@ from stepkeeper_planners.state.named_optimizer import NamedState
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.tree import (
     FlatState,
+    Modules,
     flatten_resolved,
     has_plain_leaves_only,
     is_leaf,
@@ -75,16 +76,29 @@ class StructureCache(Generic[T]):
             UnsupportedValueError: a Stateful holds itself.
             Exception: `derive` raised it.
         """
-        tree = resolve_state(state)
+        return self._look_up_resolved(*resolve_state(state))
+
+    def look_up_again(self, flat: FlatState) -> LookUpResult[T]:
+        """Do the same with a state that was flattened before, elsewhere."""
+        return self._look_up_resolved(flat.tree, flat.modules)
+
+    def _look_up_resolved(self, tree: Any, modules: Modules) -> LookUpResult[T]:
         contents = _Contents(tree)
         if self._last is None or not self._last[0].fits(contents):
             self._last = None
             contents.materialize()
-            flat = flatten_resolved(tree)
+            flat = flatten_resolved(tree, modules)
             structure = _Structure(contents, flat, self._large_value_bytes)
             self._last = structure, self._derive(flat, structure.value_bytes)
         structure, derived = self._last
-        return LookUpResult(flat=structure.flatten(tree, contents.leaves), derived=derived)
+        return LookUpResult(flat=structure.flatten(tree, modules, contents.leaves), derived=derived)
+
+    def derive_again(self, flat: FlatState) -> T:
+        """Derive the result for the state of the last `look_up` again, since what `derive` does has changed."""
+        assert self._last is not None
+        structure, _ = self._last
+        self._last = structure, self._derive(flat, structure.value_bytes)
+        return self._last[1]
 
 
 class _Contents:
@@ -166,7 +180,7 @@ class _Structure:
             and self._measure_values(contents.leaves) == self._sizes
         )
 
-    def flatten(self, tree: Any, leaves: Sequence[Any]) -> FlatState:
+    def flatten(self, tree: Any, modules: Modules, leaves: Sequence[Any]) -> FlatState:
         """Flatten a state that fits."""
         per_rank: list[tuple[str, PerRank]] = [(name, leaves[index]) for name, index in self._per_rank]
         return FlatState(
@@ -177,6 +191,7 @@ class _Structure:
             per_rank={name: box.value for name, box in per_rank},
             resizers={name: box.resize for name, box in per_rank},
             wholes=self._wholes,
+            modules=modules,
             tree=tree,
         )
 

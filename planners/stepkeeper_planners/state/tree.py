@@ -4,7 +4,7 @@ Names are those that torch.distributed.checkpoint gives: keys joined with dots.
 """
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any, Final
@@ -21,6 +21,7 @@ from stepkeeper_planners.state.scalars import SCALARS, has_scalars_only
 from stepkeeper_planners.state.whole import Whole
 
 Path = tuple[str | int, ...]
+Modules = Sequence[tuple[Path, torch.nn.Module]]
 _Found = list[tuple[Path, object]]
 
 _MAX_DEPTH: Final = 100
@@ -47,6 +48,8 @@ class FlatState:
     """The `resize` function of each entry of `per_rank`, if it has one."""
     wholes: frozenset[str] = frozenset()
     """Names of the values that are those of a `Whole`."""
+    modules: Modules = ()
+    """The modules of the state, and the keys that lead to each."""
     tree: Any = None
     """The nested state, with every Stateful replaced by the result of its state_dict()."""
 
@@ -59,14 +62,18 @@ def flatten_state(state: Mapping[str, object]) -> FlatState:
         UnsupportedValueError: a Stateful holds itself, or is in a tuple, as a PerRank; a parameter is lazy, or a tensor
             is nested.
     """
-    return flatten_resolved(resolve_state(state))
+    tree, modules = resolve_state(state)
+    return flatten_resolved(tree, modules)
 
 
-def resolve_state(state: Mapping[str, object]) -> Any:
+def resolve_state(state: Mapping[str, object]) -> tuple[Any, Modules]:
     """Replace every Stateful in a nested state by the result of its state_dict(). Containers are copied.
 
     The state of optimizers in its own dicts and lists is named by their parameters: see `name_optimizers`. Those in
     boxes and in other objects' state_dict() have numbers, as torch gives them: other code reads them.
+
+    Returns:
+        The tree, and the modules that were in it, with the keys that lead to each.
 
     Raises:
         DuplicateNameError: a parameter is named as another key of its optimizer's state.
@@ -75,11 +82,11 @@ def resolve_state(state: Mapping[str, object]) -> Any:
     found: _Found = []
     tree = _resolve(state, (), None, found)
     name_optimizers(found, tree)
-    return tree
+    return tree, [(path, node) for path, node in found if isinstance(node, torch.nn.Module)]
 
 
-def flatten_resolved(tree: Any) -> FlatState:
-    """Flatten the tree that `resolve_state` returned.
+def flatten_resolved(tree: Any, modules: Modules = ()) -> FlatState:
+    """Flatten the tree that `resolve_state` returned, with the modules that it returned.
 
     Raises:
         DuplicateNameError: two entries get the same name.
@@ -87,7 +94,13 @@ def flatten_resolved(tree: Any) -> FlatState:
     """
     leaves = list(_iterate_leaves(tree, ()))
     wholes = frozenset(join_path(path) for path, leaf in leaves if isinstance(leaf, Whole))
-    flat = FlatState(tensors={}, values={}, wholes=wholes, tree=tree)
+    flat = FlatState(
+        tensors={},
+        values={},
+        wholes=wholes,
+        modules=modules,
+        tree=tree,
+    )
     seen: set[str] = set()
     tied: dict[object, dict[str, torch.Tensor]] = {}
     for path, leaf in leaves:

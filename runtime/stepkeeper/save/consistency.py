@@ -6,6 +6,9 @@ from typing import Any, Final
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import SaveError
 from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
+from stepkeeper_planners.saving.copies import CopyDigests
+from stepkeeper_planners.saving.copy_comparison import Answer, HeldDigests, compare_copies, group_ranks
+from stepkeeper_planners.saving.differing_copies import CopyVerdict
 from stepkeeper_planners.saving.fingerprints import build_ranks_differ_error, fingerprint
 from stepkeeper_planners.saving.proposals import check_rules, describe_rules
 
@@ -18,6 +21,9 @@ It is also the most refusals, or ranks of a step, in an error.
 """
 
 
+_NO_COPIES: Final = HeldDigests(digests=CopyDigests({}, ()))
+
+
 def check_same_state(
     save: str,
     step: int,
@@ -25,11 +31,13 @@ def check_same_state(
     rank_group: RankGroup,
     *,
     refusal: str | None = None,
+    copies: HeldDigests | None = None,
     transfer_bytes: int = 0,
-) -> None:
+) -> CopyVerdict | None:
     """Check that all ranks save the same step and state, except for `PerRank` values, and divide it in the same way.
 
-    Each rank sends one digest to rank 0; names are compared only where these differ.
+    Each rank sends one digest to rank 0, and one more for each set of ranks that it holds copies with; names are
+    compared only where these differ.
 
     Ranks: all ranks call this.
 
@@ -39,8 +47,12 @@ def check_same_state(
         digest: Computes the digests of this rank's snapshot; None if it has no snapshot.
         rank_group: All ranks.
         refusal: The reason why this rank has no snapshot; None if it has one.
+        copies: The digests of the copies that this rank holds; None if it has no snapshot.
         transfer_bytes: Number of bytes that this rank's devices had to transfer before. A rank whose devices have
             more, or are slower, reports its progress, and the others wait as long as it makes some.
+
+    Returns:
+        The verdict on copies that differ; None if none do.
 
     Raises:
         RanksDifferError: The states differ; the error names the difference. All ranks raise it.
@@ -49,13 +61,14 @@ def check_same_state(
 
     """
     if rank_group.world_size == 1:
-        return
+        return None
     digests = {} if digest is None else digest()
     proposal = {
         "rules": describe_rules(rank_group.world_size),
         "refusal": refusal,
         "step": step,
         "fingerprint": fingerprint(digests).hex(),
+        "copies": {} if copies is None else copies.digests.combine(),
     }
     limits = rank_group.limits
     limit_s = limits.apart_s + (limits.transfer_s(transfer_bytes) if transfer_bytes else 0.0)
@@ -69,6 +82,14 @@ def check_same_state(
     groups: list[list[int]] = verdict["groups"]
     if groups:
         raise _build_difference(save, groups, digests, rank_group)
+    if not verdict["copies"]:
+        return None
+
+    def exchange(name: str, value: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
+        values = rank_group.gather(f"{save}/{name}", value, limit_s)
+        return rank_group.broadcast(f"{save}/{name}-all", answer(values) if values else None, 2 * limit_s)
+
+    return compare_copies(verdict["copies"], copies or _NO_COPIES, rank_group.rank, exchange)
 
 
 def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -93,7 +114,11 @@ def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         texts = (f"step {step} on ranks {ranks[:_MAX_COMPARED]}" for step, ranks in steps.items())
         return {"error": f"the ranks save different steps: {', '.join(texts)}"}
     largest_first = sorted(alike.values(), key=lambda ranks: (-len(ranks), ranks))
-    return {"error": None, "groups": largest_first if len(alike) > 1 else []}
+    return {
+        "error": None,
+        "groups": largest_first if len(alike) > 1 else [],
+        "copies": group_ranks([proposal.get("copies", {}) for proposal in proposals]),
+    }
 
 
 def _build_difference(

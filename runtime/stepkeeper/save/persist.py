@@ -17,6 +17,7 @@ from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import (
     UNANSWERED,
     CompanionLostError,
+    CopiesDifferError,
     DevicesFullError,
     FencedError,
     PeerLostError,
@@ -52,6 +53,7 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
 
     Raises:
         RanksDifferError: The ranks' states differ. Nothing was written.
+        CopiesDifferError: The ranks' copies of a tensor differ. Nothing was written.
         StepkeeperError: The save is no commit and never will be.
 
     """
@@ -60,9 +62,19 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
         job = job.noting_moved(report_moved)
         transfer_s = rank_group.limits.transfer_s(snapshot.transfer_bytes)
         lost = await_transfer(job.transfer, snapshot, transfer_s, job.note_moved)
-        check_same_state(
-            job.name, job.step, snapshot.digest, rank_group, transfer_bytes=snapshot.transfer_bytes
+        differing = check_same_state(
+            job.name,
+            job.step,
+            snapshot.digest,
+            rank_group,
+            copies=snapshot.copies_held,
+            transfer_bytes=snapshot.transfer_bytes,
         )
+        if differing is not None:
+            differing.raise_refusal()
+            raise CopiesDifferError(
+                f"{differing}. Nothing was written; the next save compares them before it divides the state"
+            )
         return _write_and_commit(job, lost, companion, rank_group)
 
 

@@ -17,11 +17,12 @@ from stepkeeper.companion.progress import select_stored_metrics
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import PeerLostError, SaveError
+from stepkeeper.errors import CopiesDifferError, PeerLostError, SaveError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.failures import SaveFailures
+from stepkeeper.save.first_comparison import FirstComparison
 from stepkeeper.save.given_state import SaveRequest, build_state
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.job import SaveJob
@@ -30,7 +31,7 @@ from stepkeeper.save.pending import PendingSaves
 from stepkeeper.save.persist import persist_save
 from stepkeeper.save.report import SaveClock, SaveState
 from stepkeeper.save.snapshot.region import Region
-from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
+from stepkeeper.save.snapshot.take import Compare, Snapshot, SnapshotTaker
 from stepkeeper.save.snapshot.transfer import transfer_snapshot
 from stepkeeper.save.worker import Worker
 from stepkeeper_planners.loading.differences import find_optimizers, list_with_state
@@ -64,6 +65,7 @@ class SavePipeline:
         *,
         max_pending: int,
         device_budget_bytes: int | None,
+        all_first: bool,
         lineage: Lineage,
         on_end: OnEnd,
         waits: Waits,
@@ -77,6 +79,7 @@ class SavePipeline:
         self._snapshots = SnapshotTaker(
             rank_group.ranks,
             device_budget_bytes=device_budget_bytes,
+            all_first=all_first,
             waits=self._waits,
             limits=rank_group.limits,
         )
@@ -87,6 +90,10 @@ class SavePipeline:
         """The parameters that optimizers had state for at the start; None if that is unknown, or was compared."""
 
         self._number = 0
+        self._max_pending: Final = max_pending
+        self._after: set[int] = set()
+        """For each save whose copies differed, the number of the first one that starts when all ranks know that."""
+
         self.failures: Final = SaveFailures()
         self._transfers = Worker("save-transfer", self._waits)
         self._persisting = Worker("save", self._waits)
@@ -100,7 +107,7 @@ class SavePipeline:
             return
         self.prepared = True
         self._primed = list_with_state(flat.tensors, find_optimizers(flat.paths))
-        size_bytes = self._snapshots.prepare(flat.tree)
+        size_bytes = self._snapshots.prepare(flat)
         region = self.pending.next_region
         region.reserve(size_bytes)
         self._transfers.submit(region.populate, size_bytes)
@@ -128,14 +135,26 @@ class SavePipeline:
         clock = clock or SaveClock()
         # In the train thread, before this call holds anything that it would have to release.
         metrics = select_stored_metrics(request.metrics)
-        name, waits = f"save/{self._number}", self._waits
+        number, waits = self._number, self._waits
+        name = f"save/{number}"
         region = self.pending.take_region(timeout_s)
         in_flight, transfer = None, None
+        comparison = None
+        if self._rank_group.world_size > 1 and (number in {0, *self._after} or request.is_last):
+            comparison = FirstComparison(
+                f"{name}/first",
+                request.step,
+                self._rank_group,
+                self._waits,
+                reads_devices=number in self._after,
+            )
         try:
             self._number += 1
             in_flight = self._follow_save(request.step, clock)
             state = build_state(request.state, request.step)
-            snapshot, transfer = self._take_snapshot(request, state, region, clock, ends_s)
+            snapshot, transfer = self._take_snapshot(
+                request, state, region, clock, ends_s, compare=comparison
+            )
             job = SaveJob(
                 name=name,
                 in_flight=in_flight,
@@ -152,13 +171,20 @@ class SavePipeline:
             self._warn_of_unprimed(request.step, snapshot)
             clock.mark_released()
             self.pending.add(in_flight)
-            self._persisting.submit(self._run_save, job)
+            self._persisting.submit(self._run_save, job, number)
         except BaseException as error:
+            if comparison is not None and comparison.failure is error and in_flight is not None:
+                # All ranks have it, and none has a snapshot.
+                self.pending.add(in_flight)
+                self._persisting.submit(self._end_save, in_flight, region, None, error)
+                return in_flight
             if in_flight is not None:
                 self.pending.drop(in_flight)
             # A transfer that has begun may still write into its own.
             self.pending.give_back(region if transfer is None else Region())
-            self._refuse(name, request.step, error)
+            # The others may wait for this rank to compare.
+            awaited = comparison is not None and not comparison.is_over
+            self._refuse(f"{name}/first" if awaited else name, request.step, error)
             raise
         return in_flight
 
@@ -186,11 +212,13 @@ class SavePipeline:
         region: Region,
         clock: SaveClock,
         ends_s: float | None,
+        *,
+        compare: Compare | None,
     ) -> tuple[Snapshot, Future[None]]:
         """Take the snapshot by `ends_s`, and have its copies moved into the region. Raises as `start_save` does."""
         left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
         snapshot = self._snapshots.take_snapshot(
-            state, region, timeout_s=left_s, on_tensors=request.on_tensors
+            state, region, timeout_s=left_s, on_tensors=request.on_tensors, compare=compare
         )
         try:
             self.prepared = True
@@ -228,14 +256,27 @@ class SavePipeline:
         self.pending.close()
         self.failures.close()
 
-    def _run_save(self, job: SaveJob) -> None:
-        in_flight = job.in_flight
+    def _run_save(self, job: SaveJob, number: int) -> None:
         committed: Committed | None = None
         failure: BaseException | None = None
         try:
             committed = persist_save(job, self._companion, self._rank_group)
+        except CopiesDifferError as error:
+            self._after.add(number + self._max_pending)
+            failure = error
         except BaseException as error:  # `InFlight.result` raises it
             failure = error
+        # A transfer that is stuck may still write into its own.
+        self._end_save(job.in_flight, job.region if job.transfer.done() else Region(), committed, failure)
+
+    def _end_save(
+        self,
+        in_flight: InFlight,
+        region: Region,
+        committed: Committed | None,
+        failure: BaseException | None,
+    ) -> None:
+        """Report how a save has ended, and give back its region unless that was done."""
         self.failures.record_outcome(failure)
         in_flight.end_save(committed, failure)
         in_flight.set_state(SaveState.COMMITTED if failure is None else SaveState.FAILED)
@@ -251,8 +292,7 @@ class SavePipeline:
         finally:
             held = not in_flight.region_released.done()
             if held:
-                # A transfer that is stuck may still write into its own.
-                self.pending.give_back(job.region if job.transfer.done() else Region())
+                self.pending.give_back(region)
             if committed is None:
                 in_flight.future.set_exception(failure)
             else:

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     # At run time it would import torch_xla.
     from stepkeeper_planners.adapters.xla_pieces import ClonePlan, DevicePiece, HostPart
 
-__all__ = ["batch_pieces", "compile_moves", "describe_clone", "move_tensors", "plan_clones", "select_copied"]
+__all__ = [
+    "batch_pieces",
+    "compile_moves",
+    "describe_clone",
+    "move_tensors",
+    "plan_clones",
+    "select_compared",
+    "select_copied",
+]
 
 _PIECE_BYTES: Final = 16 * 1024 * 1024
 """Pieces are moved together up to this size; torch_xla holds the GIL meanwhile. Larger pieces are faulted into
@@ -55,6 +63,22 @@ def select_copied(clones: Mapping[str, "ClonePlan"], needed: Container[str]) -> 
     # A program that runs on the devices of several processes must be the same in all of them.
     everything = xla_pieces.is_multi_process_program()
     return [fqn for fqn in clones if everything or fqn in needed]
+
+
+def select_compared(
+    layouts: Sequence[TensorLayout], clones: Mapping[str, "ClonePlan"]
+) -> Sequence[TensorLayout]:
+    """Select the tensors of which ranks may hold different copies.
+
+    What the devices of several processes compute in one program is one tensor by XLA's rules.
+    """
+    if not clones:
+        return layouts
+    from stepkeeper_planners.adapters import xla_pieces
+
+    if not xla_pieces.is_multi_process_program():
+        return layouts
+    return [layout for layout in layouts if layout.fqn not in clones]
 
 
 def move_tensors(

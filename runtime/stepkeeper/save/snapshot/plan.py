@@ -1,7 +1,7 @@
 """Plan what this rank writes of a state, and where it lies in the region, from the state's structure alone."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -17,7 +17,9 @@ from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.saving.assignment import RankShare, TensorWrite, plan_save
-from stepkeeper_planners.saving.fingerprints import digest_layouts, is_integer_tensor_on_host
+from stepkeeper_planners.saving.copies import HeldCopies, find_copies
+from stepkeeper_planners.saving.differing_copies import CopyRules
+from stepkeeper_planners.saving.fingerprints import digest_layouts
 from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.tree import FlatState
 
@@ -62,8 +64,11 @@ class SnapshotPlan:
     ordinary_tensors: frozenset[str]
     """Tensors that are copied as they are: on the CPU, whole, of torch's own classes."""
 
-    integer_tensors: tuple[str, ...]
-    """Names of the tensors that the ranks compare by content."""
+    exact: frozenset[str]
+    """Names of the tensors of which all copies must be equal."""
+
+    copies: tuple[HeldCopies, ...]
+    """What this rank and others hold copies of, on the host or on devices that torch itself copies from."""
 
     @property
     def orders(self) -> tuple[TensorOrder, ...]:
@@ -107,13 +112,22 @@ class SnapshotPlan:
         }
 
 
-def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ranks) -> SnapshotPlan:
+def plan_snapshot(
+    flat: FlatState,
+    value_bytes: Mapping[str, int],
+    *,
+    ranks: Ranks,
+    first: Collection[str] = (),
+    all_first: bool = False,
+) -> SnapshotPlan:
     """Plan what this rank writes of a state. No computation may be pending on it.
 
     Args:
         flat: The state.
         value_bytes: The size that each value counts as.
         ranks: This rank, and how many there are.
+        first: The modules, optimizers and entries of the state that the first rank writes.
+        all_first: True if the first rank writes everything that it holds.
 
     Raises:
         UnsupportedShardingError: A tensor's placement can't be described, or a rank knows only part of it.
@@ -127,6 +141,9 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
         for fqn, tensor in flat.tensors.items()
     ]
     _check_known_whole(layouts, ranks)
+    rules = CopyRules(flat, first, all_first=all_first)
+    if ranks.world_size > 1:
+        layouts = list(map(rules.restrict, layouts))
     plan = plan_save(layouts, value_bytes, ranks)
     orders, tensor_bytes = _place_tensors(plan)
     shardings = collect_shardings(flat.tensors)
@@ -151,9 +168,8 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
         ordinary_tensors=frozenset(
             fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)
         ),
-        integer_tensors=tuple(
-            fqn for fqn, tensor in flat.tensors.items() if is_integer_tensor_on_host(tensor)
-        ),
+        exact=rules.exact if ranks.world_size > 1 else frozenset(),
+        copies=find_copies(device_pieces.select_compared(layouts, clones), ranks.rank, clones),
     )
 
 

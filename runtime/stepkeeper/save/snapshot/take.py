@@ -16,13 +16,17 @@ from stepkeeper.save.snapshot.copying import copy_host_tensors, copy_tensors
 from stepkeeper.save.snapshot.plan import SnapshotPlan, place_values, plan_snapshot
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.time_limits import TimeLimits
+from stepkeeper_planners import adapters
 from stepkeeper_planners.adapters.open_shardings import keep_shardings_open
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
-from stepkeeper_planners.saving.fingerprints import digest_integer_tensor, digest_names, digest_value
+from stepkeeper_planners.saving.copies import CopyDigests
+from stepkeeper_planners.saving.copy_comparison import HeldDigests
+from stepkeeper_planners.saving.differing_copies import CopyRules, CopyVerdict
+from stepkeeper_planners.saving.fingerprints import digest_names, digest_value
 from stepkeeper_planners.state.per_rank import stored_name
-from stepkeeper_planners.state.structure import LookUpResult, StructureCache
+from stepkeeper_planners.state.structure import StructureCache
 from stepkeeper_planners.state.tree import FlatState
 from stepkeeper_planners.state.values import encode_value
 
@@ -30,7 +34,11 @@ if TYPE_CHECKING:
     # At run time it would import torch_xla.
     from stepkeeper_planners.adapters.xla_pieces import DevicePiece, HostPart
 
-__all__ = ["Snapshot", "SnapshotTaker"]
+__all__ = ["Compare", "Snapshot", "SnapshotTaker"]
+
+
+Compare = Callable[[HeldDigests, Callable[[], Callable[[], dict[str, str]]] | None], CopyVerdict | None]
+"""Compares the ranks' copies. It gets the digests of this rank's, and the function that starts those of XLA devices."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +62,12 @@ class Snapshot:
     copies: device.DeviceCopies
     """The object that made the copies, and counts them."""
 
+    copies_held: HeldDigests | None = None
+    """The digests of what this rank and others hold copies of, as of the snapshot."""
+
+    read_digests: Callable[[], dict[str, str]] = dict
+    """Waits for the digests that XLA devices make."""
+
     moved_bytes: int = 0
     """Number of bytes that have come from the devices so far."""
 
@@ -69,12 +83,16 @@ class Snapshot:
         return device.sum_device_bytes(self.plan.clones, self.copied)
 
     def move_copies(self, region: Region) -> None:
-        """Move all device copies into the region, and drop each as soon as it has arrived.
+        """Move all device copies into the region, and drop each as soon as it has arrived. Read the devices' digests.
 
         A background thread calls this. It holds the GIL while a piece moves, but not while it waits for a copy.
         """
-        if not self.copied:
-            return
+        if self.copied:
+            self._move_pieces(region)
+        if self.copies_held is not None:
+            self.copies_held.digests.add_digests(self.read_digests())
+
+    def _move_pieces(self, region: Region) -> None:
         batches: list[list[DevicePiece]] = []
         try:
             from stepkeeper_planners.adapters import xla_pieces
@@ -113,6 +131,7 @@ class SnapshotTaker:
         ranks: Ranks,
         *,
         device_budget_bytes: int | None = None,
+        all_first: bool = False,
         waits: Waits | None = None,
         limits: TimeLimits | None = None,
     ) -> None:
@@ -121,6 +140,7 @@ class SnapshotTaker:
         Args:
             ranks: This rank, and how many there are.
             device_budget_bytes: Bytes that copies may take on this process's devices; None: as many as there are.
+            all_first: True if the first rank writes all that it holds, and copies are not compared.
             waits: Ends the waits for earlier copies.
             limits: How long copies may take to leave the devices.
 
@@ -129,11 +149,15 @@ class SnapshotTaker:
         # A rank alone writes all values, however large they are.
         large_value_bytes = None if ranks.world_size == 1 else LARGE_VALUE_BYTES
         self._structures: Final[StructureCache[SnapshotPlan]] = StructureCache(
-            partial(plan_snapshot, ranks=ranks), large_value_bytes=large_value_bytes
+            self._plan, large_value_bytes=large_value_bytes
         )
+        self._all_first: Final = all_first
+        self._first: frozenset[str] = frozenset()
+        """The modules, optimizers and entries of the state that the first rank writes, because copies have differed."""
+
         self._copies = device.DeviceCopies(device_budget_bytes, waits, limits)
 
-    def prepare(self, state: Mapping[str, object]) -> int:
+    def prepare(self, state: FlatState) -> int:
         """Compile the programs for a snapshot of `state`, and return how many bytes of a region it takes.
 
         Raises:
@@ -141,8 +165,9 @@ class SnapshotTaker:
             UnsupportedShardingError: See `take_snapshot`.
 
         """
-        found = self._look_up(state)
+        found = self._structures.look_up_again(state)
         flat, plan = found.flat, found.derived
+        check_not_empty(flat.tensors, flat.values, flat.per_rank)
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
             made, rest = self._copies.make_copies(
                 flat.tensors, plan.clones, device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
@@ -150,6 +175,7 @@ class SnapshotTaker:
             if made:
                 self._copies.release_copies()
             device_pieces.compile_moves(flat.tensors, plan.clones, rest)
+        self._start_digests(flat, plan)
         return place_values(plan, self._encode_values(flat, plan))[1]
 
     def take_snapshot(
@@ -159,12 +185,21 @@ class SnapshotTaker:
         *,
         timeout_s: float | None = None,
         on_tensors: Callable[[Mapping[str, torch.Tensor]], None] | None = None,
+        compare: Compare | None = None,
     ) -> Snapshot:
         """Take a snapshot of `state`, which may change afterwards without affecting the snapshot.
 
         XLA tensors are copied on their devices, and this waits only for the dispatch. Tensors that the devices have
         no room for are moved into the region, and CPU tensors are copied there. Pending computations are started
         first, by the same program that the loop's own `torch_xla.sync()` would start.
+
+        Args:
+            state: The state.
+            region: Gets what this rank writes.
+            timeout_s: Seconds to wait for room on the devices.
+            on_tensors: Called with the state's tensors once they were copied.
+            compare: Compares the copies that ranks hold before they are copied here. If they differ, the first rank
+                writes them, now and from now on.
 
         Raises:
             ValueError: `state` is empty.
@@ -174,13 +209,44 @@ class SnapshotTaker:
             SaveError: The devices have no room, and the limit can't be lowered.
 
         """
-        found = self._look_up(state)
+        found = self._structures.look_up(state)
         flat, plan = found.flat, found.derived
+        check_not_empty(flat.tensors, flat.values, flat.per_rank)
+        digests = CopyDigests(flat.tensors, plan.copies)
+        if compare is not None:
+            rules = CopyRules(flat, self._first, all_first=self._all_first)
+            on_devices = any(each.on_devices for each in plan.copies)
+            verdict = compare(
+                HeldDigests(digests=digests, exact=plan.exact, rules=rules),
+                partial(self._start_digests, flat, plan) if on_devices else None,
+            )
+            if verdict is not None:
+                self._first = self._first.union(verdict.first)
+                plan = self._structures.derive_again(flat)
+                digests = CopyDigests(flat.tensors, plan.copies)
+        read_digests = self._start_digests(flat, plan)
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
             snapshot = self._copy_state(flat, plan, region, timeout_s)
+        snapshot.copies_held, snapshot.read_digests = (
+            HeldDigests(digests=digests, exact=plan.exact),
+            read_digests,
+        )
         if on_tensors is not None:
             on_tensors(flat.tensors)
         return snapshot
+
+    def _plan(self, flat: FlatState, value_bytes: Mapping[str, int]) -> SnapshotPlan:
+        return plan_snapshot(
+            flat, value_bytes, ranks=self._ranks, first=self._first, all_first=self._all_first
+        )
+
+    @staticmethod
+    def _start_digests(flat: FlatState, plan: SnapshotPlan) -> Callable[[], dict[str, str]]:
+        """Start the digests of copies on XLA devices, and return the function that waits for them."""
+        names = [name for each in plan.copies for name in each.on_devices]
+        with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
+            read = adapters.digest_on_devices([flat.tensors[name] for name in names])
+        return lambda: dict(zip(names, read(), strict=True))
 
     def _copy_state(
         self, flat: FlatState, plan: SnapshotPlan, region: Region, timeout_s: float | None
@@ -209,11 +275,6 @@ class SnapshotTaker:
                 self._copies.release_copies()
             raise
 
-    def _look_up(self, state: Mapping[str, object]) -> LookUpResult[SnapshotPlan]:
-        found = self._structures.look_up(state)
-        check_not_empty(found.flat.tensors, found.flat.values, found.flat.per_rank)
-        return found
-
     def _move_tensors(self, flat: FlatState, plan: SnapshotPlan, fqns: Sequence[str], region: Region) -> None:
         filler = _RegionFiller(plan, region, fqns)
         for moved in device_pieces.move_tensors(flat.tensors, plan.clones, fqns):
@@ -230,15 +291,12 @@ class SnapshotTaker:
 def _prepare_digest(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> Callable[[], dict[str, bytes]]:
     if ranks.world_size == 1:
         return dict
-    numbers = {fqn: digest_integer_tensor(flat.tensors[fqn]) for fqn in plan.integer_tensors}
     values = {fqn: digest_value(fqn, value) for fqn, value in flat.values.items()}
-    contents = {fqn: digest for fqn, digest in numbers.items() if digest is not None}
     aliases, per_rank = dict(flat.aliases), tuple(flat.per_rank)
     return lambda: digest_names(
         plan.layouts,
         layout_digests=plan.layout_digests,
         values=values,
-        contents=contents,
         aliases=aliases,
         per_rank_keys=per_rank,
     )

@@ -1,0 +1,90 @@
+"""Digests of copies: equal for equal bits only, as of the moment at which they were read."""
+
+import pytest
+import torch
+
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.saving.copies import CopyDigests, find_copies
+from stepkeeper_planners.saving.copy_comparison import group_ranks
+
+BOTH = Ranks(rank=0, world_size=2)
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+KINDS = [
+    torch.bool,
+    torch.float8_e4m3fn,
+    torch.bfloat16,
+    torch.uint16,
+    torch.float32,
+    torch.int64,
+    torch.complex64,
+]
+
+
+def digest_of(*tensors: torch.Tensor) -> str:
+    named = {f"t{i}": tensor for i, tensor in enumerate(tensors)}
+    layouts = [
+        whole_tensor(name, str(tensor.dtype).removeprefix("torch."), tensor.shape, BOTH)
+        for name, tensor in named.items()
+    ]
+    return CopyDigests(named, find_copies(layouts, 0)).combine()["0,1"]
+
+
+def numbers(n: int, dtype: torch.dtype) -> torch.Tensor:
+    torch.manual_seed(n)
+    return torch.randint(0, 100, (n,)).to(torch.float32).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("n", [3, 200_001])
+def test_an_element_that_differs_is_found_wherever_it_is(dtype: torch.dtype, n: int) -> None:
+    one = numbers(n, dtype)
+    assert digest_of(one) == digest_of(one.clone())
+    for place in (0, n // 2, n - 1):
+        other = one.clone()
+        other[place] = 1 if not one[place] else 0
+        assert digest_of(other) != digest_of(one)
+
+
+@pytest.mark.parametrize("n", [300, 200_000])
+def test_elements_and_tensors_that_swap_are_found(n: int) -> None:
+    one, other = numbers(n, torch.float32), numbers(n + 1, torch.float32)[:n]
+    assert digest_of(one, other) != digest_of(other, one)
+    for stretch in (1, 7, n // 3):
+        assert digest_of(one.roll(stretch)) != digest_of(one)
+
+
+def test_payloads_of_nans_count_and_nans_are_equal_to_themselves() -> None:
+    nan, other = (
+        torch.tensor([bits], dtype=torch.int32).view(torch.float32) for bits in (0x7FC00000, 0x7FC00001)
+    )
+    assert digest_of(nan) == digest_of(nan.clone()) != digest_of(other)
+
+
+@pytest.mark.parametrize("shape", [(7,), (300, 500)])
+def test_a_digest_is_of_the_moment_at_which_it_was_read(shape: tuple[int, ...]) -> None:
+    tensor = torch.ones(shape)
+    found = find_copies([whole_tensor("t", "float32", shape, BOTH)], 0)
+    digests = CopyDigests({"t": tensor}, found)
+    tensor.zero_()
+    assert digests.combine() == CopyDigests({"t": torch.ones(shape)}, found).combine()
+    assert digests.list_names("0,1") == CopyDigests({"t": torch.ones(shape)}, found).list_names("0,1")
+
+
+def test_a_tensor_in_another_order_of_memory_has_the_same_digest() -> None:
+    tensor = torch.arange(90_000.0).reshape(300, 300)
+    assert digest_of(tensor) == digest_of(tensor.T.contiguous().T)
+    whole = torch.arange(90_001.0)
+    assert digest_of(whole[1:]) == digest_of(whole[1:].clone())
+
+
+def test_copies_are_compared_among_the_ranks_that_hold_them() -> None:
+    halves = [Box(offsets=(start,), sizes=(2,)) for start in (0, 2)]
+    chunks = tuple(
+        Chunk(box=box, owners=tuple(Owner(rank=rank, local_index=0) for rank in (part, part + 2)))
+        for part, box in enumerate(halves)
+    )
+    layout = TensorLayout(fqn="w", dtype="float32", global_shape=(4,), chunks=chunks)
+    assert [each.key for each in find_copies([layout], 3)] == ["1,3"]
+    assert find_copies([layout], 4) == ()
+    assert group_ranks([{"0,2": "a"}, {"1,3": "b"}, {"0,2": "a"}, {"1,3": "c"}]) == {"1,3": [[1], [3]]}

@@ -1,0 +1,148 @@
+"""Copies of one tensor on several ranks: they are divided only where they are equal, else one rank's is saved."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
+
+from stepkeeper.coordination.rank_group import StoreRankGroup
+from stepkeeper.save.consistency import check_same_state
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
+from stepkeeper_planners.errors import RanksDifferError
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.saving.copy_comparison import HeldDigests
+from stepkeeper_planners.saving.differing_copies import CopyVerdict
+
+State = dict[str, Any]
+Saved = tuple[dict[str, torch.Tensor], CopyVerdict | None, CopyVerdict | None]
+"""What one rank wrote by name, and the verdicts before and after it was copied."""
+
+
+def save(states: Sequence[State], *, compare: bool = True, all_first: bool = False) -> list[Saved]:
+    """Take each rank's snapshot in a thread of its own, and return what each wrote."""
+    store, n = HashStore(), len(states)
+
+    def take(rank: int) -> Saved:
+        group, region = StoreRankGroup(store, rank, n), Region()
+        verdicts: list[CopyVerdict | None] = []
+
+        def ask(held: HeldDigests, _: object) -> CopyVerdict | None:
+            verdicts.append(check_same_state("first", 7, None, group, copies=held))
+            if verdicts[0] is not None:
+                verdicts[0].raise_refusal()
+            return verdicts[0]
+
+        taker = SnapshotTaker(Ranks(rank=rank, world_size=n), all_first=all_first)
+        snapshot = taker.take_snapshot(states[rank], region, compare=ask if compare else None)
+        after = check_same_state("save", 7, snapshot.digest, group, copies=snapshot.copies_held)
+        return parts_of(snapshot, region), (verdicts or [None])[0], after
+
+    with ThreadPoolExecutor(n) as ranks:
+        return [each.result() for each in [ranks.submit(take, rank) for rank in range(n)]]
+
+
+def parts_of(snapshot: Snapshot, region: Region) -> dict[str, torch.Tensor]:
+    views = region.view_orders(snapshot.plan.orders)
+    return {order.fqn: view.clone() for order, view in zip(snapshot.tensors, views, strict=True)}
+
+
+def test_equal_copies_are_divided() -> None:
+    torch.manual_seed(0)
+    state = {"a": torch.randn(9, 70_001), "b": torch.randn(300, 300), "c": torch.tensor(float("nan"))}
+    written = save([state] * 3)
+    assert [before or after for _, before, after in written] == [None] * 3
+    assert all(parts for parts, _, _ in written[:2])
+    assert sum(part.numel() for parts, _, _ in written for part in parts.values()) == 9 * 70_001 + 90_001
+
+
+def test_of_entries_of_dicts_the_first_ranks_copies_are_written() -> None:
+    states = [{"experts": {str(i): torch.full((4,), 10.0 * i + rank) for i in range(2)}} for rank in range(3)]
+    written = save(states)
+    assert {name: part[0].item() for name, part in written[0][0].items()} == {"experts.0": 0, "experts.1": 10}
+    assert not written[1][0]
+    assert not written[2][0]
+    for _, before, after in written:
+        assert before is not None
+        assert before.ranks == {"experts.0": [1, 2], "experts.1": [1, 2]}
+        assert before.first == ("experts",)
+        assert after is None, "they are not compared any more"
+
+
+def test_copies_that_differ_after_the_first_save_are_named() -> None:
+    states = [{"w": torch.ones(40_000), "b": torch.ones(3)} for _ in range(2)]
+    states[1]["w"][39_999] = 2.0
+    for _, _, after in save(states, compare=False):
+        assert after is not None
+        assert after.ranks == {"w": [1]}
+
+
+def modules(seeds: Sequence[int], make: Callable[[], nn.Module] = lambda: nn.Linear(30, 30)) -> list[State]:
+    states = []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        states.append({"model": make()})
+    return states
+
+
+def test_parameters_of_other_seeds_are_refused_by_name() -> None:
+    with pytest.raises(RanksDifferError) as raised:
+        save(modules([1, 2, 1]))
+    assert raised.value.ranks == {"model.bias": (1,), "model.weight": (1,)}
+    for advice in ("PerRank", "DTensor", "process group", 'Options(replicas="first")'):
+        assert advice in str(raised.value)
+
+
+def test_parameters_that_drifted_are_written_by_the_first_rank() -> None:
+    states = modules([1, 1])
+    with torch.no_grad():
+        states[1]["model"].weight.mul_(1.001)
+    (first, before, _), (second, _, _) = save(states)
+    assert before is not None
+    assert before.first == ("model",)
+    assert torch.equal(first["model.weight"], states[0]["model"].weight)
+    assert torch.equal(first["model.bias"], states[0]["model"].bias)
+    assert not second
+
+
+def test_buffers_are_the_first_ranks_silently() -> None:
+    states = modules([1, 1], lambda: nn.Sequential(nn.Linear(40, 40), nn.BatchNorm1d(40)))
+    for rank, state in enumerate(states):
+        state["model"](torch.full((3, 40), float(rank)))
+    written = save(states)
+    assert [before or after for _, before, after in written] == [None] * 2
+    names = {f"model.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    assert names <= written[0][0].keys()
+    assert not names & written[1][0].keys()
+
+
+def test_optimizer_state_by_number_is_no_entry_of_a_dict() -> None:
+    states: list[State] = [
+        {"opt": {"state": {0: {"exp_avg": torch.full((4,), rank)}}, "param_groups": [{"params": [0]}]}}
+        for rank in (1.0, 2.0)
+    ]
+    with pytest.raises(RanksDifferError, match=r"opt\.state\.0\.exp_avg \(on rank 1\)"):
+        save(states)
+
+
+def test_integers_that_differ_are_refused_at_every_save() -> None:
+    states = [{"rng": torch.tensor([rank], dtype=torch.uint8)} for rank in (3, 4)]
+    refusal = r"rng \(on rank 1\): another value than on the other ranks"
+    with pytest.raises(RanksDifferError, match=refusal):
+        save(states)
+    for _, _, after in save(states, compare=False):
+        assert after is not None
+        with pytest.raises(RanksDifferError, match=refusal):
+            after.raise_refusal()
+
+
+def test_with_replicas_first_nothing_is_compared() -> None:
+    states = modules([1, 2])
+    (first, *verdicts), (second, *_) = save(states, all_first=True)
+    assert verdicts == [None, None]
+    assert torch.equal(first["model.weight"], states[0]["model"].weight)
+    assert not second
