@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from stepkeeper_planners.errors import RanksDifferError, format_ranks, shorten
 from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
-from stepkeeper_planners.loading.differences import find_optimizers
 from stepkeeper_planners.saving.copies import sample_copy
+from stepkeeper_planners.state.parameter_names import find_optimizers
 from stepkeeper_planners.state.tree import FlatState, join_path
 
 __all__ = ["OWN_VALUE", "CopyRules", "CopyVerdict", "Groups"]

@@ -34,7 +34,8 @@ from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Compare, Snapshot, SnapshotTaker
 from stepkeeper.save.snapshot.transfer import transfer_snapshot
 from stepkeeper.save.worker import Worker
-from stepkeeper_planners.loading.differences import find_optimizers, list_with_state
+from stepkeeper_planners.loading.differences import list_with_state
+from stepkeeper_planners.state.parameter_names import find_optimizers
 from stepkeeper_planners.state.tree import FlatState
 
 __all__ = ["SavePipeline"]
