@@ -104,6 +104,7 @@ mutants: setup ## Change the pure cores in small ways, and count what their unit
 bench: build ## Run the benchmarks, and write their figures into benchmarks/results/
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.planning.steady
+	$(BIN)/python -m benchmarks.planning.many
 	$(BIN)/python -m benchmarks.saving
 	$(BIN)/python -m benchmarks.loading
 	$(BIN)/python -m benchmarks.storage

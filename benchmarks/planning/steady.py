@@ -24,7 +24,6 @@ from stepkeeper import CheckpointManager
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import SnapshotTaker
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.state.tree import flatten_state
 
 OUT: Final = Path(__file__).parents[1] / "results" / "steady.json"
 WORLD_SIZE: Final = 1024
@@ -73,7 +72,7 @@ def _nothing_due() -> dict[str, Any]:
 def _measured(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     snapshots, region = SnapshotTaker(Ranks(rank=0, world_size=WORLD_SIZE)), Region()
     began_s = time.perf_counter()
-    snapshots.prepare(flatten_state(state))
+    snapshots.prepare(state, region)
     prepared_s = time.perf_counter() - began_s
     taken_s = []
     for _ in range(_SAVES):

@@ -24,7 +24,7 @@ class _NoDigests(CopyDigests):
     """Read nothing."""
 
     def __init__(self, *_: object) -> None:
-        super().__init__({}, ())
+        super().__init__(())
 
 
 def measure(way: str, shape: str, size_mib: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from stepkeeper_operator.cluster import connect
+from stepkeeper_operator.cluster.client import connect
 from stepkeeper_operator.errors import LeaseLostError
 from stepkeeper_operator.queued_resources.uninstall import check_uninstall
 from stepkeeper_operator.settings import OperatorSettings

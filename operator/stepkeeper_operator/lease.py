@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from stepkeeper_operator.cluster import LEASES, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import LEASES
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError, LeaseLostError
 from stepkeeper_operator.facts.raw import RawObject
 
@@ -98,7 +99,10 @@ class LeaseGuard:
                 version = None if lease is None else lease["metadata"]["resourceVersion"]
                 if version != seen:
                     seen, unchanged_since = version, time.monotonic()
-                if _is_free(lease, self._identity) or time.monotonic() - unchanged_since > self._duration_s:
+                if (
+                    _holder(lease) in {"", self._identity}
+                    or time.monotonic() - unchanged_since > self._duration_s
+                ):
                     await self._write(lease)
                     _log.info("acquired lease", extra={"lease": self._name, "identity": self._identity})
                     return
@@ -111,11 +115,7 @@ class LeaseGuard:
             await asyncio.sleep(self._pause_s)
 
     async def keep_renewing(self) -> None:
-        """Renew the Lease until cancelled.
-
-        Raises:
-            LeaseLostError: Another operator may act.
-        """
+        """Renew the Lease until cancelled. Raises LeaseLostError once another operator may act."""
         while True:
             await asyncio.sleep(self._pause_s)
             # A process that was frozen must stop as well: another operator may have taken over.
@@ -244,7 +244,3 @@ class LeaseGuard:
 
 def _holder(lease: RawObject | None) -> str:
     return "" if lease is None else str(lease.get("spec", {}).get("holderIdentity") or "")
-
-
-def _is_free(lease: RawObject | None, identity: str) -> bool:
-    return _holder(lease) in {"", identity}

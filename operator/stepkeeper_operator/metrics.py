@@ -9,32 +9,22 @@ class QueuedResourceMetrics:
     """Hold the metrics of QueuedResources and of the requests to the cloud. Those of an object are removed with it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        one, place = ["namespace", "queued_resource"], ["project", "zone"]
+        place = ["project", "zone"]
 
         def gauge(name: str, text: str, labels: list[str]) -> Gauge:
             return Gauge(f"stepkeeper_{name}", text, labels, registry=registry)
 
-        self._state = gauge(
-            "queued_resource_state", "1 for the state that a QueuedResource is in.", [*one, "state"]
-        )
-        self._hosts = gauge(
-            "queued_resource_hosts",
-            "Hosts of a QueuedResource's machines; absent while the cloud doesn't report them.",
-            one,
-        )
-        self._joined_hosts = gauge(
-            "queued_resource_joined_hosts",
-            "Hosts of a QueuedResource that are Ready nodes of the cluster and not cordoned.",
-            one,
-        )
-        self._recreations = gauge(
-            "queued_resource_recreations", "Times that a QueuedResource was recreated in the cloud.", one
-        )
-        self._quota_exhausted = gauge(
-            "queued_resource_quota_exhausted",
-            "1 while the project's quota is insufficient for a QueuedResource.",
-            one,
-        )
+        def of_one(name: str, text: str, *more: str) -> Gauge:
+            return gauge(f"queued_resource_{name}", text, ["namespace", "queued_resource", *more])
+
+        self._state = of_one("state", "1 for the state that a QueuedResource is in.", "state")
+        text = "Hosts of a QueuedResource's machines; absent while the cloud doesn't report them."
+        self._hosts = of_one("hosts", text)
+        text = "Hosts of a QueuedResource that are Ready nodes of the cluster and not cordoned."
+        self._joined_hosts = of_one("joined_hosts", text)
+        self._recreations = of_one("recreations", "Times that a QueuedResource was recreated in the cloud.")
+        text = "1 while the project's quota is insufficient for a QueuedResource."
+        self._quota_exhausted = of_one("quota_exhausted", text)
         self._requests = Counter(
             "stepkeeper_cloud_tpu_requests",
             "Requests to the Cloud TPU API, by method and by gRPC code.",
@@ -44,11 +34,8 @@ class QueuedResourceMetrics:
         self._list_age_seconds = gauge(
             "cloud_tpu_list_age_seconds", "Seconds since a project's zone was last listed.", place
         )
-        self._orphans = gauge(
-            "queued_resource_orphans",
-            "Cloud resources of this cluster in a project's zone without a QueuedResource.",
-            place,
-        )
+        text = "Cloud resources of this cluster in a project's zone without a QueuedResource."
+        self._orphans = gauge("queued_resource_orphans", text, place)
         self._states: dict[tuple[str, str], str] = {}
         self._listed_at: dict[tuple[str, str], float] = {}
 
@@ -80,8 +67,7 @@ class QueuedResourceMetrics:
     def forget(self, namespace: str, name: str) -> None:
         """Remove the metrics of an object that no longer exists."""
         self._states.pop((namespace, name), None)
-        gauges = (self._state, self._hosts, self._joined_hosts, self._recreations, self._quota_exhausted)
-        for gauge in gauges:
+        for gauge in (self._state, self._hosts, self._joined_hosts, self._recreations, self._quota_exhausted):
             gauge.remove_by_labels({"namespace": namespace, "queued_resource": name})
 
     def count_request(self, method: str, code: str) -> None:

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
 from stepkeeper_operator.cache.kinds import WatchedKind
-from stepkeeper_operator.cluster import WORKLOADS, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import WORKLOADS
 from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.errors import ApiError, CertificateError
 from stepkeeper_operator.lease import LeaseGuard
@@ -19,34 +20,27 @@ _log = logging.getLogger(__name__)
 _CHECK_S: Final = 5.0
 
 
+@dataclass(slots=True, kw_only=True)
 class Readiness:
     """Wait for the CRDs, the Lease and a certificate, in this order, then keep the Lease."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        kinds: Iterable[WatchedKind],
-        lease: LeaseGuard,
-        certificate: ServingCertificate,
-    ) -> None:
-        self._cluster = cluster
-        self._kinds = tuple(kinds)
-        self._lease = lease
-        self._certificate = certificate
-        self._renewing: asyncio.Task[None] | None = None
-        self._waits_for = ""
+    cluster: Cluster
+    kinds: tuple[WatchedKind, ...]
+    lease: LeaseGuard
+    certificate: ServingCertificate
+    _renewing: asyncio.Task[None] | None = field(default=None, init=False)
+    _waits_for: str = field(default="", init=False)
 
     @property
     def waits_for(self) -> str:
         """Description of the obstacle to the operator's start; empty if there is none."""
-        return self._lease.waits_for or self._waits_for
+        return self.lease.waits_for or self._waits_for
 
     async def get_ready(self) -> None:
         """Wait until the operator may work. Raises LeaseLostError."""
         await self._wait_for_crds()
-        await self._lease.acquire()
-        self._renewing = asyncio.create_task(self._lease.keep_renewing())
+        await self.lease.acquire()
+        self._renewing = asyncio.create_task(self.lease.keep_renewing())
         certificate = asyncio.create_task(self._wait_for_certificate())
         try:
             done, _ = await asyncio.wait({self._renewing, certificate}, return_when=asyncio.FIRST_COMPLETED)
@@ -66,14 +60,14 @@ class Readiness:
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
-        await self._lease.release()
+        await self.lease.release()
 
     async def _wait_for_crds(self) -> None:
         """Wait until the API server knows the kinds: kopf doesn't watch a kind that is installed later."""
-        for kind in (kind for kind in self._kinds if kind.custom):
+        for kind in (kind for kind in self.kinds if kind.custom):
             while True:
                 try:
-                    await self._cluster.list_uids(kind.resource, kind.label_selector)
+                    await self.cluster.list_uids(kind.resource, kind.label_selector)
                     break
                 except ApiError as error:
                     extra = {"kind": kind.resource.kind, "error": str(error)}
@@ -86,7 +80,7 @@ class Readiness:
         """Wait until there is a certificate to serve. Jobs' ConfigMaps need its CA."""
         while True:
             try:
-                await self._certificate.renew()
+                await self.certificate.renew()
             except (ApiError, CertificateError) as error:
                 if str(error) != self._waits_for:
                     _log.error("no certificate to serve", extra={"error": str(error)})

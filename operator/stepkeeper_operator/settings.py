@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 __all__ = ["OperatorSettings"]
 
 _SLOWEST_POLL: Final = Fraction(6, 5)
-"""Share of the poll interval within which a loss is seen: it includes a tenth of jitter, and the list itself."""
+"""The longest time until a loss is seen, in poll intervals: one, plus a tenth for jitter and a tenth for the list."""
 
 
 class OperatorSettings(BaseSettings):
@@ -49,10 +49,14 @@ class OperatorSettings(BaseSettings):
     """Seconds after which another operator can take over from a dead one. The Lease is renewed five times as often."""
 
     workers: int = Field(default=8, ge=1)
+    """Number of jobs that are reconciled at once."""
+
     resync_s: int = Field(default=600, ge=10)
     """Seconds between two reconciles of a job without events."""
 
     report_interval_s: int = Field(default=10, ge=1)
+    """Seconds between two reports of a running job."""
+
     unreachable_toleration_s: int = Field(default=30, ge=0)
     """Seconds that a pod stays on a node that is not ready or unreachable."""
 
@@ -86,7 +90,8 @@ class OperatorSettings(BaseSettings):
     cloud_tpu_idle_poll_s: int = Field(default=60, ge=1, le=100)
     """Seconds between two polls of an active queued resource; twice as long while it waits for machines.
 
-    A loss has to be seen within `reattribution_s`, including the time of a list.
+    A loss has to be seen within `reattribution_s`, including the time of a list: 100 is the most that the default of
+    `reattribution_s` allows.
     """
 
     cloud_tpu_quota_retry_s: int = Field(default=300, ge=1)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 
 from aiohttp import web
 
@@ -12,13 +12,9 @@ from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import connect_cloud
-from stepkeeper_operator.cluster import (
-    QUEUED_RESOURCES,
-    TRAINING_JOBS,
-    Cluster,
-    connect,
-    guard_writes,
-)
+from stepkeeper_operator.cluster.client import connect
+from stepkeeper_operator.cluster.protocol import Cluster, guard_writes
+from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES, TRAINING_JOBS
 from stepkeeper_operator.endpoint.app import ReportEndpoint
 from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.endpoint.health import make_health_app
@@ -27,8 +23,8 @@ from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.endpoint.tokens import KubernetesTokens
 from stepkeeper_operator.handlers.resync import Resync
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry, run_watches
-from stepkeeper_operator.kinds.reconcile import Controller, Reconciler
-from stepkeeper_operator.kinds.work_queue import KindQueues
+from stepkeeper_operator.kinds.shared import Shared
+from stepkeeper_operator.kinds.work_queue import KindQueues, Reconcile
 from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.queued_resources.controller import QueuedResourceController
@@ -90,7 +86,7 @@ class Operator:
             duration_s=settings.lease_duration_s,
         )
         self._readiness = Readiness(
-            self._cluster, kinds=self._kinds, lease=self._lease, certificate=self._certificate
+            cluster=self._cluster, kinds=self._kinds, lease=self._lease, certificate=self._certificate
         )
 
     async def run(self) -> None:
@@ -125,7 +121,7 @@ class Operator:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
 
-    async def _run_parts(self, controllers: Mapping[str, Controller]) -> None:
+    async def _run_parts(self, work: Mapping[str, Reconcile]) -> None:
         end_watches = asyncio.Event()
         registry = make_registry(
             self._cache, self._kinds, self._queues.add, synced=self._synced, relisted=self._relisted
@@ -137,8 +133,8 @@ class Operator:
         parts = (
             self._stop.wait(),
             self._readiness.wait_until_lost(),
-            self._reconcile_objects(controllers),
-            self._resync_objects(controllers),
+            self._reconcile_objects(work),
+            self._resync_objects(work.keys()),
             self._certificate.keep_renewing(),
         )
         tasks = [asyncio.create_task(part) for part in parts]
@@ -155,41 +151,32 @@ class Operator:
             end_watches.set()
             await asyncio.gather(watches, return_exceptions=True)
 
-    def _make_controllers(self, cloud: CloudTPU | None) -> dict[str, Controller]:
-        """Make the controllers, by the kind that each reconciles. Add the controller of a new kind here."""
-        jobs = JobController(
+    def _make_controllers(self, cloud: CloudTPU | None) -> dict[str, Reconcile]:
+        """Make the controllers, and return their work by kind. Add the controller of a new kind here."""
+        shared = Shared(
             cluster=self._cluster,
             cache=self._cache,
-            reports=self._reports,
-            settings=self._settings,
             metrics=self._metrics,
-            ca_pem=lambda: self._certificate.ca_pem,
+            identity=self._settings.identity,
             acting=lambda: self._lease.held,
         )
-        controllers: list[Controller] = [jobs]
+        settings, ca_pem = self._settings, lambda: self._certificate.ca_pem
+        jobs = JobController(shared, reports=self._reports, settings=settings, ca_pem=ca_pem)
+        work: dict[str, Reconcile] = {TRAINING_JOBS.kind: jobs.reconcile}
         if cloud is not None:
-            resources = QueuedResourceController(
-                cluster=self._cluster,
-                cache=self._cache,
-                cloud=cloud,
-                settings=self._cloud_settings,
-                metrics=self._metrics,
-                identity=self._settings.identity,
-                acting=lambda: self._lease.held,
-            )
-            controllers.append(resources)
-        return {controller.resource.kind: controller for controller in controllers}
+            resources = QueuedResourceController(shared, cloud=cloud, settings=self._cloud_settings)
+            work[QUEUED_RESOURCES.kind] = resources.reconcile
+        return work
 
-    async def _reconcile_objects(self, controllers: Mapping[str, Controller]) -> None:
+    async def _reconcile_objects(self, work: Mapping[str, Reconcile]) -> None:
         await self._synced.wait()
-        counts = {kind: len(self._cache.list_keys(kind)) for kind in controllers}
+        counts = {kind: len(self._cache.list_keys(kind)) for kind in work}
         _log.info("all kinds are listed", extra=counts)
-        reconciler = Reconciler(controllers=controllers, cache=self._cache, metrics=self._metrics)
-        await self._queues.run(reconciler.reconcile)
+        await self._queues.run(work)
 
-    async def _resync_objects(self, controllers: Mapping[str, Controller]) -> None:
+    async def _resync_objects(self, kinds: Collection[str]) -> None:
         """Reconcile every object periodically. Run until cancelled, or until there is one more kind to watch."""
-        await self._make_resync().run(controllers, until=self._look_for_kueue)
+        await self._make_resync().run(kinds, until=self._look_for_kueue)
         # kopf can't add a watch while it runs: the next start has it.
         _log.info("Kueue was installed: stopping, so that the next start watches its Workloads")
         self._stop.set()

@@ -3,22 +3,22 @@
 A name is "float32", not "torch.float32".
 """
 
+from functools import cache
+
 import torch
 
 from stepkeeper_planners.errors import CastError, LayoutError
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the dtype's name without torch's prefix."""
     return str(dtype).removeprefix("torch.")
 
 
+@cache
 def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype with this name.
-
-    Raises:
-        LayoutError: this torch has no such dtype.
-    """
+    """Return the dtype with this name. Raises LayoutError if this torch has no such dtype."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise LayoutError(f"torch {torch.__version__} has no dtype named {name!r}")
@@ -38,13 +38,7 @@ def itemsize_bytes(name: str) -> int:
 def cast_elements(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the same numbers in another dtype; floats and complex numbers are rounded to the nearest.
 
-    Args:
-        fqn: the tensor's name, for the error.
-        elements: the stored elements, of any shape.
-        dtype: the dtype to convert them to.
-
-    Raises:
-        CastError: a number is out of the dtype's range.
+    Raises CastError, with the tensor's name `fqn`, if a number is out of the dtype's range.
     """
     if elements.dtype == dtype:
         return elements

@@ -15,20 +15,13 @@ _MARK: Final = "\0flat"
 def mark_groups(groups: str, parameters: Iterable[Sequence[str]]) -> dict[str, tuple[str, ...]]:
     """Return the marks of an optimizer's groups for a checkpoint's planner data, under names that no entry has.
 
-    Args:
-        groups: the groups' name.
-        parameters: the names of the parameters, by group.
+    `groups` is the groups' name, and `parameters` has the names of the parameters, by group.
     """
     return {f"{groups}.{number}{_MARK}": (_MARK, *names) for number, names in enumerate(parameters)}
 
 
 def make_flat_names(planner_data: object, names: Collection[str]) -> dict[str, str]:
-    """Return the further names to give to a checkpoint's entries, each with the name that its group has.
-
-    Args:
-        planner_data: that of the checkpoint.
-        names: the names of the entries.
-    """
+    """Return the further names to give to a checkpoint's entries, each with the name that its group has."""
     options: dict[str, list[str]] = {}
     for name in names:
         group, _, option = name.rpartition(".")

@@ -21,20 +21,14 @@ def single_rank() -> Ranks:
 
 
 def broadcast_object(rank: int, value: object, group: dist.ProcessGroup | None) -> object:
-    """Return the `value` that the given rank of the group passed.
-
-    Ranks: collective; all ranks of the group call it with the same `rank`.
-    """
+    """Return the `value` that this rank passed. All ranks of the group call this with the same `rank`."""
     holder = [value]
     dist.broadcast_object_list(holder, group_src=rank, group=group)
     return holder[0]
 
 
 def all_gather_object(value: object, group: dist.ProcessGroup | None) -> list[object]:
-    """Return the `value` of each rank of the group, by rank.
-
-    Ranks: collective; all ranks of the group call it.
-    """
+    """Return the `value` of each rank of the group, by rank. All of them call this."""
     values: list[object] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values

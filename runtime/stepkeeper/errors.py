@@ -330,16 +330,7 @@ def text_with_notes(error: BaseException) -> str:
 
 
 def encode_error(error: BaseException, *, with_traceback: bool = False) -> dict[str, str]:
-    """Encode `error` so that another process can raise it.
-
-    Args:
-        error: The error to encode.
-        with_traceback: Also encode its traceback as text.
-
-    Returns:
-        A JSON object with `kind` (the class's name), `message`, and `traceback` if asked for.
-
-    """
+    """Encode `error` as a JSON object, so that another process can raise it."""
     raw = {"kind": type(error).__name__, "message": str(error)}
     if with_traceback:
         raw["traceback"] = "".join(traceback.format_exception(error))
@@ -347,16 +338,7 @@ def encode_error(error: BaseException, *, with_traceback: bool = False) -> dict[
 
 
 def decode_error(raw: dict[str, Any]) -> Exception:
-    """Rebuild the error that another process encoded.
-
-    Args:
-        raw: A JSON object that `encode_error` made.
-
-    Returns:
-        An error of the same class if the class is in `stepkeeper.errors`, else a CompanionError that names the
-            class.
-
-    """
+    """Rebuild an error that another process encoded: one of this module's classes, else a CompanionError."""
     kind = globals().get(raw["kind"])
     if isinstance(kind, type) and issubclass(kind, StepkeeperError):
         return kind(raw["message"])

@@ -85,7 +85,6 @@ class FollowedCommit:
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
             TypeError: `state` isn't a state, or is a function.
             ValueError: `state` is empty.
-
         """
         check_target(state)
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
@@ -165,7 +164,6 @@ class Follower:
         Raises:
             StopIteration: `close` was called, or no commit came within the timeout.
             StorageError: The store refuses.
-
         """
         self._release_current()
         waited_s = 0.0
@@ -223,7 +221,7 @@ class Follower:
 
     def _find_next(self) -> FollowedCommit | None:
         try:
-            state = self._log.refresh() if self._log.state.tail >= 0 else self._log.open()
+            state = self._log.refresh()
             self._warn_of_empty_root(state)
             if self._next_commit(state) is None:
                 return None
@@ -301,6 +299,5 @@ def follow(
 
     Ranks:
         One process on its own, without a process group.
-
     """
     return Follower(uri, poll_s=poll_s, timeout_s=timeout_s, after=after, every=every)

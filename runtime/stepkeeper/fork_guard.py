@@ -72,7 +72,7 @@ _guard: Final = _Guard()
 
 @contextmanager
 def forks_held_back() -> Iterator[None]:
-    """Hold back forks by other threads during the few system calls that create a descriptor and store it in its owner.
+    """Hold back forks by other threads during the system calls that create a descriptor and store it.
 
     The block must not take a lock, log, or import: the thread that waits to fork may hold any lock.
     """

@@ -35,10 +35,7 @@ class KernelRecord:
         return fields is None or fields[_STARTED] != self.started or fields[_STATE] in _GONE
 
     def read_end_signal(self) -> int | None:
-        """Return the number of the signal that ended the process.
-
-        None if it runs or ended otherwise, if its parent has reaped it already, or if /proc can't be read.
-        """
+        """Return the number of the signal that ended the process; None if none did, or it is unknown."""
         fields = self._read()
         if fields is None or fields[_STARTED] != self.started or fields[_STATE] in _STOPPED:
             return None

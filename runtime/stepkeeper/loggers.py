@@ -28,14 +28,9 @@ def logger(name: str) -> logging.Logger:
 
 
 def identify(*, rank: int, attempt: str | None) -> None:
-    """Set the rank and the attempt that this process's log records carry from now on.
+    """Set the rank, and the operator's number of this start, that this process's log records carry.
 
-    A manager beside the job's own, for evaluation for example, has no attempt and changes nothing.
-
-    Args:
-        rank: This process's rank.
-        attempt: The operator's number of this start of the job; None outside an operator's pod.
-
+    A manager beside the job's own, for evaluation for example, has no such number and changes nothing.
     """
     if attempt is not None or _identity["attempt"] is None:
         _identity.update(attempt=attempt, rank=rank)

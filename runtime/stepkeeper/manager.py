@@ -49,7 +49,6 @@ class CheckpointManager(ManagerInspection):
 
     Ranks:
         All ranks call every method at the same steps, except where noted.
-
     """
 
     _arguments: ManagerArguments
@@ -81,7 +80,6 @@ class CheckpointManager(ManagerInspection):
 
         Ranks:
             All ranks call this with the same arguments.
-
         """
         arguments = build_arguments(
             path,
@@ -131,7 +129,6 @@ class CheckpointManager(ManagerInspection):
 
         Ranks:
             All ranks call this with the same arguments.
-
         """
         environment = read_environment(_places)
         show_by_default()
@@ -195,7 +192,6 @@ class CheckpointManager(ManagerInspection):
 
         Ranks:
             All ranks call this with the same arguments.
-
         """
         check_target(state)
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
@@ -267,7 +263,6 @@ class CheckpointManager(ManagerInspection):
 
         Ranks:
             All ranks call this with the same steps.
-
         """
         self._parts.ending.check_open()
         request = build_request(step, state, metrics)
@@ -316,7 +311,6 @@ class CheckpointManager(ManagerInspection):
 
         Ranks:
             All ranks call this with the same arguments.
-
         """
         request = self._record_request(step, state, metrics)
         self._parts.ending.warn_of_stop(request.step)
@@ -349,7 +343,6 @@ class CheckpointManager(ManagerInspection):
 
         Ranks:
             Any rank, on its own.
-
         """
         ended = self._parts.saver.wait_until_idle(timeout_s)
         self._parts.ending.raise_failure(newest=True)
@@ -362,7 +355,6 @@ class CheckpointManager(ManagerInspection):
 
         Ranks:
             Any rank, on its own, from any thread.
-
         """
         self._parts.ending.notices.record(NoticeSource.CALL, kills=False)
 
@@ -384,7 +376,6 @@ class CheckpointManager(ManagerInspection):
 
         Ranks:
             All ranks call this.
-
         """
         self._parts.ending.close()
 

@@ -31,7 +31,6 @@ class Options:
     Raises:
         TypeError: A value has the wrong type.
         ValueError: A number is out of its range.
-
     """
 
     max_pending: int = 1
@@ -126,14 +125,7 @@ def build_arguments(
     options: Options,
     environment: Environment | None = None,
 ) -> ManagerArguments:
-    """Check and convert a manager's arguments, and add a job's settings. `CheckpointManager` documents the arguments.
-
-    Raises:
-        BadUriError: The path names no store, or the local tier isn't a folder.
-        TypeError: An argument is neither a number nor a policy, or `options` isn't Options.
-        ValueError: A number is out of its range.
-
-    """
+    """Check and convert a manager's arguments, and add a job's settings; see `CheckpointManager`."""
     if not isinstance(options, Options):
         raise TypeError(f"options must be an Options value, not a value of type {type(options).__name__}")
     saves = [_convert_save(save)] if save is not None or environment is None else []
@@ -142,15 +134,19 @@ def build_arguments(
     keeps = [] if keep is None else [keep]
     if environment is not None:
         settings = environment.settings
+        # `from_env` takes no total_steps: the job has it.
         saves, total_steps = [from_interval(settings.interval), *saves], settings.total_steps
         keeps = [from_retention(settings.retention), *keeps]
         tier = environment.local_tier if options.local_tier is None else options.local_tier
+        # In a pod without the volume, a limit for the tier is no error.
         tier_bytes = None if tier is None else options.local_tier_bytes
         options = replace(options, local_tier=tier, local_tier_bytes=tier_bytes)
+    if len(keeps) > 1:
+        keeps = [KeepAnyOf(tuple(keeps))]
     return ManagerArguments(
         path=expand_home(_check_path("path must be a URI or the path of a folder", path)),
         save=saves[0] if len(saves) == 1 else AnyOf(tuple(saves)),
-        keep=keeps[0] if len(keeps) == 1 else KeepAnyOf(tuple(keeps)) if keeps else None,
+        keep=keeps[0] if keeps else None,
         total_steps=None if total_steps is None else check_whole("total_steps", total_steps, 1),
         process_group=process_group,
         options=options,
@@ -180,13 +176,7 @@ def _convert_save(given: Any) -> SavePolicy:
 
 
 def _build_tier_place(folder: str | os.PathLike[str] | None, most_bytes: int | None) -> TierPlace | None:
-    """Build the place of the local tier from `local_tier` and `local_tier_bytes`; None if there is no local tier.
-
-    Raises:
-        BadUriError: `folder` is a URI, or in a home folder that doesn't exist.
-        ValueError: `most_bytes` is given without a folder.
-
-    """
+    """Build the place of the local tier, if there is one. Raises BadUriError and ValueError."""
     if folder is None:
         if most_bytes is not None:
             raise ValueError("local_tier_bytes needs a local_tier: pass its folder too")
@@ -199,7 +189,7 @@ def _build_tier_place(folder: str | os.PathLike[str] | None, most_bytes: int | N
 
 
 def build_claim_request(policy: SavePolicy, take_over: str | bool) -> ClaimRequest:
-    """Build the companion's first request for the root. Only the policy `Auto` needs to know of earlier attempts."""
+    """Build the companion's first request for the root. It asks for earlier attempts only for the policy `Auto`."""
     return ClaimRequest(
         take_over=take_over if isinstance(take_over, str) else None,
         take_over_any=take_over is True,

@@ -30,7 +30,6 @@ class ManagerInspection:
 
         Ranks:
             Any rank, on its own.
-
         """
         return self._parts.waits.run(partial(list_steps, self._parts.store))
 
@@ -47,7 +46,6 @@ class ManagerInspection:
 
         Ranks:
             Any rank, on its own.
-
         """
         return self._parts.waits.run(partial(describe_step, self._parts.store, check_whole("step", step)))
 
@@ -73,7 +71,6 @@ class ManagerInspection:
 
         Ranks:
             All ranks call this with the same step.
-
         """
         # A later commit may delete the one that is read. It can't while training waits for this call.
         self._parts.saver.wait_until_idle()
@@ -84,7 +81,6 @@ class ManagerInspection:
 
         Ranks:
             Any rank, on its own, from any thread.
-
         """
         parts, in_flight = self._parts, self.in_flight
         notice, committed = parts.ending.notices.first, parts.saver.lineage.own_commit
@@ -112,6 +108,5 @@ class ManagerInspection:
 
         Ranks:
             Any rank, on its own.
-
         """
         return self._parts.save_hooks.on_save(hook)

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
-from weakref import WeakMethod
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive
 from stepkeeper.coordination.rank_group import RankGroup, open_rank_group
-from stepkeeper.coordination.waits import Waits
+from stepkeeper.coordination.waits import Waits, call_weakly
 from stepkeeper.ending.parts import EndingParts
 from stepkeeper.ending.shell import EndingShell
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
@@ -29,7 +28,6 @@ from stepkeeper_planners.loading.load_request import LoadTarget
 
 __all__ = ["ManagerParts", "training_call"]
 
-Given = TypeVar("Given")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -41,12 +39,7 @@ class ManagerParts:
     """Hold the parts of one manager. Only the manager keeps this object alive; no thread or part does."""
 
     def __init__(self, given: ManagerArguments) -> None:
-        """Construct the parts. Nothing is read or written yet, and outside an operator's pod nothing is started.
-
-        Args:
-            given: The manager's arguments.
-
-        """
+        """Construct the parts. Nothing is read or written yet, and outside an operator's pod nothing runs."""
         self.store: Final = open_store(
             root_uri(given.path), unsafe_single_writer=given.options.unsafe_single_writer
         )
@@ -86,7 +79,7 @@ class ManagerParts:
                 tier=given.tier,
                 unsafe_single_writer=given.options.unsafe_single_writer,
             ),
-            _call_weakly(self.follow_directive),
+            call_weakly(self.follow_directive),
             claiming=build_claim_request(given.policy, given.options.take_over),
             stack_meeting=meeting,
             stacks_after_s=given.options.stacks_after_s,
@@ -117,7 +110,7 @@ class ManagerParts:
         )
 
     def _build_steps(self, given: ManagerArguments, meeting: StackMeeting) -> TrainSteps:
-        link = _call_weakly(self.companion.link_stacks)
+        link = call_weakly(self.companion.link_stacks)
         return TrainSteps(
             given.policy,
             self.rank_group,
@@ -144,20 +137,12 @@ class ManagerParts:
         return ", ".join(summary)
 
     def prepare_saves(self, target: LoadTarget, *, is_restored: bool) -> None:
-        """Compile the programs that saves need, and mark the state as it was before the restore.
+        """Compile the programs that saves need, plan the first save, and mark the state from before the restore.
 
-        This uses the state from before: another call of state_dict() could disturb the loaded state. The compiled
-        programs are the same.
-
-        Args:
-            target: The restore's target.
-            is_restored: Whether there was a commit to restore.
-
-        Raises:
-            UnsupportedValueError: A value in the state can't be saved, and no restore has replaced it.
-
-        Ranks: all ranks call this.
-
+        After a restore, another thread plans; where nothing was restored, this one does, so that errors come early.
+        This uses the state from before: another call of state_dict() could disturb the loaded state. The
+        compiled programs are the same. Raises UnsupportedValueError if a value can't be saved, and no restore
+        has replaced it.
         """
         try:
             flat = target.flat
@@ -169,7 +154,7 @@ class ManagerParts:
                 )
             return
         try:
-            self.saver.prepare(flat)
+            self.saver.prepare(flat, in_background=is_restored)
         except (UnsupportedValueError, ValueError) as error:
             if isinstance(error, UnsupportedValueError) and not is_restored:
                 raise
@@ -206,31 +191,10 @@ def training_call(call: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[
     return noted
 
 
-def _call_weakly(act: Callable[[Given], None]) -> Callable[[Given], None]:
-    """Return a function that calls the method `act` as long as its object lives, without keeping it alive."""
-    held = WeakMethod(act)
-
-    def call(given: Given) -> None:
-        alive = held()
-        if alive is not None:
-            alive(given)
-
-    return call
-
-
 def _link_companions(
     group: RankGroup, meeting: StackMeeting, link: Callable[[Mapping[str, Any]], None]
 ) -> None:
-    """Pass this rank's companion the address of rank 0's. A failure is logged, and training continues without.
-
-    Ranks: all ranks call this once all have met.
-
-    Args:
-        group: The ranks that train together.
-        meeting: Where the companions meet.
-        link: Connects this rank's companion. Rank 0's accepts connections and doesn't need it.
-
-    """
+    """Pass this rank's companion the address of rank 0's, once all ranks have met. A failure is logged."""
     # An empty dict means that there is no address, so that no rank waits for one.
     own = (meeting.describe(group.store_host) or {}) if group.rank == 0 else None
     try:

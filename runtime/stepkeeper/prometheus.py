@@ -35,7 +35,6 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
 
     Ranks:
         Any rank, on its own. Each rank exports its own saves.
-
     """
     try:
         from prometheus_client import REGISTRY
@@ -54,7 +53,7 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
 
 
 class _SaveMetrics:
-    """The metrics of saves. They are created unregistered, so that all or none of them can be registered."""
+    """The metrics of saves, created unregistered, so that all or none of them can be registered."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter, Gauge, Histogram

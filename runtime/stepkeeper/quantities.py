@@ -9,10 +9,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def check_whole(name: str, number: object, least: int | None = None) -> int:
-    """Return the argument `name`, an integer of any library, as Python's int.
-
-    Raises TypeError if it isn't whole, or is a bool, and ValueError if it is less than `least`.
-    """
+    """Return the argument `name`, an integer of any library, as int. Raises TypeError and ValueError."""
     if isinstance(number, bool) or not isinstance(number, SupportsIndex):
         raise TypeError(f"{name} must be a whole number, not a value of type {type(number).__name__}")
     whole = operator.index(number)

@@ -40,12 +40,7 @@ class TimeLimits:
     """The limits of one rank's waits. Any thread may call it."""
 
     def __init__(self, group_timeout_s: float = GROUP_TIMEOUT_S) -> None:
-        """Start with ranks that haven't met yet.
-
-        Args:
-            group_timeout_s: The process group's timeout, by which the training limits waits in a collective.
-
-        """
+        """Start with ranks that haven't met. The group's timeout is the training's limit for collectives."""
         self._group_s: Final = group_timeout_s
         self._have_met = False
 

@@ -30,7 +30,6 @@ class CheckpointManager(manager.CheckpointManager):
 
     Ranks:
         All ranks call every method with the same arguments.
-
     """
 
     num_of_threads: SupportsIndex = 1
@@ -64,7 +63,6 @@ class CheckpointManager(manager.CheckpointManager):
         Raises:
             BadUriError: `path` names no store.
             ValueError: A number is out of its range.
-
         """
         self.num_of_threads = num_of_threads
         max_pending = check_whole("max_pending_async", max_pending_async, 1)
@@ -110,7 +108,6 @@ class CheckpointManager(manager.CheckpointManager):
 
         Args:
             step: The finished step, at least 0.
-
         """
         return self._parts.steps.should_save(step, stopping=self._parts.ending.should_stop_at(step))
 
@@ -123,7 +120,6 @@ class CheckpointManager(manager.CheckpointManager):
 
         Raises:
             ValueError: The manager was constructed with chkpt_on_preemption=False.
-
         """
         if not self._parts.ending.saves_on_notice:
             raise ValueError("preemption is not watched: construct the manager with chkpt_on_preemption=True")
@@ -147,7 +143,6 @@ class CheckpointManager(manager.CheckpointManager):
         Raises:
             PartlyRestoredError: A restore failed halfway, and none has succeeded since. Nothing was saved.
             StepkeeperError: This save or an earlier background save failed.
-
         """
         in_flight = self._start_save(step, state_dict, force)
         if in_flight is None:
@@ -171,7 +166,6 @@ class CheckpointManager(manager.CheckpointManager):
         Raises:
             PartlyRestoredError: A restore failed halfway, and none has succeeded since. Nothing was saved.
             StepkeeperError: A background save failed since the last call.
-
         """
         return self._start_save(step, state_dict, force) is not None
 
@@ -199,7 +193,6 @@ class CheckpointManager(manager.CheckpointManager):
                 succeeds.
             RestoreError: There is no such commit. The message lists the existing ones.
             TornCheckpointError: Bytes of the commit are bad.
-
         """
         try:
             super().restore(state_dict, check_whole("step", step))
@@ -220,7 +213,6 @@ class CheckpointManager(manager.CheckpointManager):
 
         Raises:
             StepkeeperError: One of the saves failed.
-
         """
         self._parts.saver.wait_until_idle()
         self._parts.saver.await_upkeep()

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -70,24 +68,3 @@ def test_a_second_cluster_runs_beside_replaces_a_crashed_one_and_goes_without_a_
         layout = state.read("second").layout()
     assert_nothing_left(layout)
     assert machine() == before
-
-
-@pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_a_cluster_whose_start_is_interrupted(number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "stepcluster", "up", "--name", "starting", "--tpu-nodes", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            assert process.stderr is not None
-            while "API server ready" not in process.stderr.readline():
-                assert process.poll() is None
-            layout = state.read("starting").layout()
-            process.send_signal(number)
-            assert process.wait(200) == (130 if number == signal.SIGINT else -number)
-            if number == signal.SIGKILL:
-                lifecycle.stop("starting")
-            assert_nothing_left(layout)
-        finally:
-            process.kill()
-            if state.cluster_folder("starting").exists():
-                lifecycle.stop("starting")

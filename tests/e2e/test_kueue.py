@@ -176,7 +176,7 @@ def suspensions(cluster: Cluster) -> list[str]:
     """Return the operator's writes to the JobSets of these jobs other than to make and delete them."""
     found = []
     for entry in cluster.audit_entries():
-        ours = entry["user"]["username"].endswith(":stepkeeper-operator")
+        ours = entry["user"].get("username", "").endswith(":stepkeeper-operator")
         if ours and entry["verb"] == "patch" and f"/{PREFIX}" in entry["requestURI"]:
             found += [entry["requestURI"]] if "/jobsets/" in entry["requestURI"] else []
     return found

@@ -14,13 +14,7 @@ from stepcluster.faults import OPERATOR_SELECTOR
 from stepcluster.product import NAMESPACE
 from stepcluster.shelljobs import PATIENCE_S, until
 from stepcluster.vms.cloud_user import CloudUser
-from stepcluster.vms.queued_resources import (
-    PAIR,
-    V5P,
-    V6E,
-    QueuedResources,
-    queued_resource,
-)
+from stepcluster.vms.queued_resources import PAIR, V5P, V6E, QueuedResources, queued_resource
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 

@@ -17,11 +17,7 @@ from demo_tpu.undisturbed import UndisturbedRun
 from stepcluster.api import Cluster
 from stepcluster.overlay import for_test_cluster
 from stepcluster.shelljobs import PATIENCE_S, until
-from stepcluster.vms.queued_resources import (
-    V5E,
-    ClusterObject,
-    QueuedResources,
-)
+from stepcluster.vms.queued_resources import V5E, ClusterObject, QueuedResources
 from stepcluster.vms.tpu_cloud import TIMINGS
 from stepkeeper.log import Log, LogState
 from stepkeeper.storage import open_store

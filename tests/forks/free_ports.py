@@ -5,8 +5,6 @@ import socket
 from pathlib import Path
 from typing import Final
 
-__all__ = ["free_port"]
-
 _GIVEN: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LEAST: Final = 12_000
 

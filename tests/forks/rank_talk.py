@@ -8,16 +8,6 @@ from typing import Any, Final
 
 from fork_server import ForkedProcess
 
-__all__ = [
-    "GRACE_S",
-    "SILENCE_S",
-    "Ranks",
-    "all_end_in_time",
-    "ended_at_last",
-    "hear",
-    "hear_rest",
-]
-
 GRACE_S: Final = 5
 SILENCE_S: Final = 2.0
 """What a notice leaves where it isn't known how long the grace period is; in a training 22 s, of 30."""

@@ -12,8 +12,6 @@ from typing_extensions import override
 from stepkeeper.contract import Directive, Report
 from stepkeeper_operator.endpoint.certificates import make_tls
 
-__all__ = ["Operator"]
-
 PATH = "/v1/namespaces/default/jobs/lm/report"
 
 

@@ -20,6 +20,7 @@ from stepkeeper import SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper.dcp import StorageReader, StorageWriter
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.storage.retry import Patience
+from stepkeeper_testing.damage import flip
 
 FOLDER = Path(__file__).parent / "dcp_storage"
 pytestmark = [
@@ -79,12 +80,6 @@ def test_what_one_writes_the_other_reads(tmp_path: Path, writer: str, reader: st
             planner=load_planner,
         )
         check_state(found, 5.0)
-
-
-def flip(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 16
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])

@@ -1,10 +1,14 @@
 """`python -m stepkeeper.launch` ends with the code that the training meant, with a real torchrun and real signals."""
 
+import json
+import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import pytest
 from launched_pods import PATIENCE_S, launched, lose, pods, torchrun, until_running
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
+from stepkeeper.contract import ExitCode
 from stepkeeper_testing.left_behind import head_of, last_word
 
 
@@ -100,27 +105,6 @@ def test_what_loads_the_data_isnt_told_before_the_save_is_done(tmp_path: Path, m
     assert word.committed.step == word.step
 
 
-def test_a_torchrun_that_starts_its_workers_anew_is_left_alone(tmp_path: Path) -> None:
-    ((folder, env),) = pods(tmp_path, 1)
-    output = folder / "output"
-    with launched(*torchrun(folder, "fails-once", "--max-restarts", "1"), env=env, output=output) as process:
-        assert process.wait(PATIENCE_S) == 0, output.read_text()
-    assert "the loss is no number" in output.read_text()
-    word = last_word(folder)
-    assert (word.code, word.step, word.restart) == (0, 3, 1)
-
-
-def test_a_failure_is_the_pods_own_although_torchrun_stops_the_other_worker(tmp_path: Path) -> None:
-    ((folder, env),) = pods(tmp_path, 1)
-    output = folder / "output"
-    with launched(*torchrun(folder, "fails"), env=env, output=output) as process:
-        assert process.wait(PATIENCE_S) == 1, output.read_text()
-    assert (folder / "told-0").exists(), "torchrun has told the other one"
-    word = last_word(folder)
-    assert (word.code, word.rank, word.notice) == (1, 1, None)
-    assert "ValueError: the loss is no number" in (word.error or "")
-
-
 @pytest.mark.smoke
 def test_a_crash_is_the_pods_own_and_its_rank_and_signal_are_told(tmp_path: Path) -> None:
     """The other rank of the pod only knows that it has lost one, which is no failure of its own."""
@@ -176,3 +160,52 @@ def until_started(process: subprocess.Popen[str], port: int | None) -> None:
         time.sleep(0.01)
     if port is not None:
         TCPStore("127.0.0.1", port, wait_for_workers=False)
+
+
+SCRIPT = Path(__file__).parent / "launching" / "spawning.py"
+
+
+def hear(process: subprocess.Popen[str], event: str) -> list[dict[str, object]]:
+    """What both ranks say of that event."""
+    assert process.stdout is not None
+    said = (json.loads(line) for line in process.stdout if line.startswith("{"))
+    return list(islice((each for each in said if each["event"] == event), 2))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("method", "starter"),
+    [
+        ("spawn", ["-m", "stepkeeper.launch", sys.executable]),
+        ("fork", []),
+        pytest.param("spawn", [], marks=pytest.mark.long),
+        pytest.param("forkserver", ["-m", "stepkeeper.launch", sys.executable], marks=pytest.mark.long),
+    ],
+)
+def test_processes_whose_parent_dies_of_sigterm_save_one_step(
+    tmp_path: Path, method: str, starter: list[str]
+) -> None:
+    """torch.multiprocessing has SIGINT sent to them then."""
+    ((folder, env),) = pods(tmp_path, 1)
+    process = subprocess.Popen(
+        [sys.executable, *starter, str(SCRIPT), str(folder), method],
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert len(hear(process, "runs")) == 2
+        process.send_signal(signal.SIGTERM)
+        stops = {said["step"] for said in hear(process, "stops")}
+        # Its end of the pipe is closed when the last of them has ended.
+        assert process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == (ExitCode.SAVED if starter else -signal.SIGTERM)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert stops == {head_of(tmp_path).step}
+    word = last_word(folder)
+    assert word.code == ExitCode.SAVED
+    assert word.notice in {"sigterm", "peer"}, "both ranks are told, and either may leave the last word"

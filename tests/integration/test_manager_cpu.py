@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load as stock_load
 
-from stepkeeper.errors import (
-    RestoreError,
-)
+from stepkeeper.errors import RestoreError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import UnsupportedValueError
+from stepkeeper_testing.damage import flip
 from stepkeeper_testing.trainer import open_manager
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.bool)
@@ -122,11 +121,7 @@ def test_what_was_condemned_is_not_taken_for_nothing(uri: str) -> None:
 
 def flip_a_byte(uri: str, step: int) -> None:
     folder = next(Path(uri.removeprefix("file://"), str(step)).iterdir())
-    path = next(folder.glob("*.distcp"))
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.chmod(0o644)
-    path.write_bytes(data)
+    flip(next(folder.glob("*.distcp")))
 
 
 def test_a_value_that_cannot_be_stored_is_refused_by_name(uri: str) -> None:

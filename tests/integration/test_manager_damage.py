@@ -13,6 +13,7 @@ from stepkeeper.errors import LogFormatError, LogGapError, SaveError
 from stepkeeper.log import Log
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage import open_store
+from stepkeeper_testing.damage import flip
 from stepkeeper_testing.trainer import open_manager
 
 
@@ -31,13 +32,10 @@ def state_at(step: int) -> dict[str, Any]:
 
 
 def damage(path: Path, how: str) -> None:
-    data = path.read_bytes()
     if how == "flipped":
-        path.write_bytes(
-            data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
-        )
+        flip(path, path.stat().st_size // 2)
     elif how == "cut":
-        path.write_bytes(data[:-100])
+        path.write_bytes(path.read_bytes()[:-100])
     elif how == "gone":
         path.unlink()
     else:

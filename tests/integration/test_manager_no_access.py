@@ -42,7 +42,7 @@ def test_a_training_is_told_what_to_do(status: int, told: str, monkeypatch: pyte
 
     state = {"w": torch.zeros(2)}
     with faulty("http://no-emulator") as proxy:
-        proxy.break_by(refuse)
+        proxy.rule = refuse
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.address)
         manager = open_manager(URI)
         with pytest.raises(NoAccessError, match=told):

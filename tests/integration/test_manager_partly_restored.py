@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-import stepkeeper.torch_xla as xc
 from stepkeeper import PartlyRestoredError
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES
 from stepkeeper.errors import RestoreError, StorageError
 from stepkeeper_planners.errors import LoadMismatchError
+from stepkeeper_testing.damage import flip
 from stepkeeper_testing.trainer import open_manager
 
 RESTORING = Path(__file__).parent / "manager_trainer" / "restoring.py"
@@ -65,43 +65,22 @@ def find_data(root: Path) -> Path:
     return min(root.glob("2/*/*.distcp"))
 
 
-def flip_last_byte(root: Path) -> None:
-    data = bytearray(find_data(root).read_bytes())
-    data[-1] ^= 1
-    find_data(root).write_bytes(data)
-
-
-def remove_data(root: Path) -> None:
-    find_data(root).unlink()
-
-
-def leave(_root: Path) -> None:
+def leave(_data: Path) -> None:
     """Change nothing."""
-
-
-@pytest.mark.parametrize("step", [2, None], ids=["a step", "the latest"])
-@pytest.mark.parametrize("error", [ValueError("not this"), torch.OutOfMemoryError("no room")])
-def test_what_an_object_refuses_is_raised_with_its_name_and_condemns_nothing(
-    tmp_path: Path, error: Exception, step: int | None
-) -> None:
-    save_numbered(tmp_path)
-    said = rf"step 2 .*{error}, .*Picky.load_state_dict\(\) for 'part.picky'"
-    with open_manager(tmp_path) as manager:
-        with pytest.raises(PartlyRestoredError, match=said) as raised:
-            manager.restore(numbered(0, Picky(error)), step)
-        assert raised.value.__cause__ is error
-        assert manager.steps() == [1, 2]
-    with open_manager(tmp_path) as manager:
-        assert manager.restore(numbered(0))
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(
     ("spoil", "error", "said"),
     [
-        pytest.param(flip_last_byte, None, "__0_0.distcp is not what was", id="one of the files is bad"),
-        pytest.param(remove_data, None, "__0_0.distcp is missing", id="one of the files is missing"),
-        pytest.param(leave, ValueError("not this"), "ValueError: not this", id="an object refuses"),
+        pytest.param(flip, None, "__0_0.distcp is not what was", id="one of the files is bad"),
+        pytest.param(Path.unlink, None, "__0_0.distcp is missing", id="one of the files is missing"),
+        pytest.param(
+            leave,
+            ValueError("not this"),
+            r"ValueError: not this, .*Picky.load_state_dict\(\) for 'part.picky'",
+            id="an object refuses",
+        ),
     ],
 )
 def test_nothing_is_saved_of_a_state_that_a_failed_restore_has_left_mixed(
@@ -109,7 +88,7 @@ def test_nothing_is_saved_of_a_state_that_a_failed_restore_has_left_mixed(
 ) -> None:
     n_elements = BLOCK_BYTES // 8 + 2
     save_numbered(tmp_path, n_elements)
-    spoil(tmp_path)
+    spoil(find_data(tmp_path))
     picky = Picky()
     state = numbered(3, picky, n_elements)
     with open_manager(tmp_path, save=1000) as manager:
@@ -135,22 +114,6 @@ def test_nothing_is_saved_of_a_state_that_a_failed_restore_has_left_mixed(
         manager.restore(state, 1)
         assert numbers_in(state) == [1] * 4
         assert manager.save(4, state).result().step == 4
-
-
-def test_a_restore_that_succeeds_makes_good_for_one_that_failed(tmp_path: Path) -> None:
-    save_numbered(tmp_path)
-    picky = Picky(ValueError("not this"))
-    state = numbered(0, picky)
-    with open_manager(tmp_path) as manager:
-        with pytest.raises(PartlyRestoredError):
-            manager.restore(state)
-        picky.error = None
-        assert manager.restore(state) is not None
-        assert numbers_in(state) == [2] * 4
-        outcome = manager.step(3, state)
-        assert outcome.in_flight is not None
-        outcome.in_flight.result()
-    assert manager.steps() == [1, 2, 3]
 
 
 def test_what_a_step_does_not_have_keeps_a_state_mixed_also_without_strict(tmp_path: Path) -> None:
@@ -199,7 +162,7 @@ def test_a_torn_commit_whose_parent_does_not_fit_leaves_a_mixed_state(tmp_path: 
     with open_manager(tmp_path) as manager:
         for step in (1, 2):
             manager.save(step, {"w": torch.full((2 + step,), float(step))}).result()
-    flip_last_byte(tmp_path)
+    flip(find_data(tmp_path))
     state = {"w": torch.zeros(4)}
     with open_manager(tmp_path) as manager:
         with pytest.raises(PartlyRestoredError, match=r"shape \(3,\) in the checkpoint") as raised:
@@ -230,20 +193,3 @@ def test_after_a_refused_restore_the_training_saves(
         assert not isinstance(raised.value, PartlyRestoredError)
         assert numbers_in(arguments[0]) == [0] * 4
     assert manager.steps() == [1, 2, 3], "the last step was finished, and nothing was changed"
-
-
-def test_torch_xlas_manager_never_saves_a_mixed_state(tmp_path: Path) -> None:
-    save_numbered(tmp_path)
-    picky = Picky(ValueError("not this"))
-    state = numbered(3, picky)
-    manager = xc.CheckpointManager(tmp_path, 1, chkpt_on_preemption=False)
-    with pytest.raises(PartlyRestoredError):
-        manager.restore(2, state)
-    for save_it in (manager.save, manager.save_async):
-        with pytest.raises(PartlyRestoredError, match="parts of step 2 "):
-            save_it(4, state, force=True)
-    picky.error = None
-    manager.restore(1, state)
-    assert manager.save(4, state)
-    manager.close()
-    assert manager.all_steps() == [1, 4]

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -76,11 +77,14 @@ def pod(
 
 
 def gone(pid: int, timeout_s: float = 60.0) -> bool:
+    """A zombie, which nobody in this container may reap, is as gone."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if stat.rpartition(")")[2].split()[0] == "Z":
             return True
         time.sleep(0.02)
     return False
@@ -131,17 +135,6 @@ def test_the_notice_file_stops_and_skip_saves_nothing(
     word, head = last_word(tmp_path / "pod"), head_of(tmp_path)
     assert (word.notice, word.committed) == ("file", CommitPoint(sequence=head.slot, step=head.step))
     assert head.step % 5 == 0
-
-
-def test_an_exception_is_the_last_word(tmp_path: Path, uri: str, trainer: StartTrainer) -> None:
-    env = pod(tmp_path / "pod", uri)
-    with trainer(uri, 100, env, pod=str(tmp_path / "pod"), raise_at=7) as failing:
-        assert end(failing) == 1
-    word, head = last_word(tmp_path / "pod"), head_of(tmp_path)
-    assert (word.code, word.step, word.notice) == (1, 6, None)
-    assert (word.error or "").rstrip().endswith("ValueError: the loss is no number")
-    assert head.step == 5, "the save that was in flight was finished"
-    assert word.committed == CommitPoint(sequence=head.slot, step=5)
 
 
 @pytest.mark.smoke
@@ -206,3 +199,22 @@ def test_a_training_that_configures_logging_decides(
     said = shown(trainer, tmp_path, uri, 1, ExitCode.DONE, logging=configured)
     assert "stepkeeper (rank" not in said
     assert said.count("own step 1 is committed") == (1 if configured == "after" else 0)
+
+
+def test_a_companion_is_gone_with_its_trainer_though_a_forked_child_has_its_socket() -> None:
+    with subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "companion_process" / "forked.py")],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as trainer:
+        assert trainer.stdout is not None
+        said = json.loads(trainer.stdout.readline())
+        try:
+            assert not gone(said["companion"], 0.3)
+            trainer.kill()
+            trainer.wait()
+            assert gone(said["companion"], 60)
+            assert not gone(said["child"], 0.1), "it still has the socket"
+        finally:
+            trainer.kill()
+            os.kill(said["child"], signal.SIGKILL)

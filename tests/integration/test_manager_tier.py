@@ -17,6 +17,7 @@ from stepkeeper.contract import ExitCode
 from stepkeeper.log import CommitEntry, Log, QuarantineEntry, RestoredEntry
 from stepkeeper.storage import open_store
 from stepkeeper.storage.posix import PosixStore
+from stepkeeper_testing.damage import flip
 from stepkeeper_testing.trainer import open_manager
 
 HERE: Final = Path(__file__).parent / "manager_tier"
@@ -85,11 +86,6 @@ def test_a_restore_reads_none_of_the_roots_data(root: Path, disk: Path, reads: l
     check_restored(root, disk, 3)
     assert reads == []
     assert RestoredEntry not in kinds(root), "nobody has seen that the root's bytes are right"
-
-
-def flip(copy: Path) -> None:
-    data = copy.read_bytes()
-    copy.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
 
 
 def cut(copy: Path) -> None:

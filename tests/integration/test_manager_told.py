@@ -41,10 +41,7 @@ def test_what_a_trainer_that_is_told_leaves_behind(
         "lightning",
         "lightning+first",
         "transformers",
-        "transformers+first",
-        "loader-fork",
         "loader-spawn",
-        "loader-forkserver",
     ],
 )
 def test_other_code_that_minds_sigterm_is_no_obstacle_and_no_worker_is_left(

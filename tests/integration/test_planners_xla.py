@@ -10,7 +10,7 @@ import pytest
 SCRIPTS = Path(__file__).parent / "planners_xla"
 
 
-@pytest.mark.parametrize("name", ["placements", "moves", "changes"])
+@pytest.mark.parametrize("name", ["moves", "changes"])
 def test_script(run_on_devices: Callable[..., str], name: str) -> None:
     run_on_devices(SCRIPTS / f"{name}.py")
 

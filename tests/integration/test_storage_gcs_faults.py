@@ -67,6 +67,16 @@ def test_a_bulk_write_gets_through(
     assert store.read("1/x") == data
 
 
+def test_a_write_that_gets_stuck_is_sent_again(
+    proxy: Proxy, make_store: Callable[..., GcsStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepkeeper.storage.gcs_upload.CALL_TIMEOUT_S", (10.0, 2.0))
+    store = make_store(retry_s=20.0)
+    proxy.faults = ["stuck"]
+    store.write("1/x", [b"elements"])
+    assert store.read("1/x") == b"elements"
+
+
 def test_a_large_upload_that_was_cut_off_goes_on_from_there(
     proxy: Proxy, make_store: Callable[..., GcsStore]
 ) -> None:

@@ -74,12 +74,17 @@ class Block:
         return tuple(_shown(self.text) if self.language == "console" else _typed(self.text))
 
 
+def tracked_files(*patterns: str) -> tuple[str, ...]:
+    """Return the names of git's files that are there."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", *patterns]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
+    return tuple(name for name in names if name and (ROOT / name).is_file())
+
+
 def page_names() -> tuple[str, ...]:
     """Return the pages whose blocks run: README, the documentation, the examples' own."""
     folders = ("README.md", "docs/user", "docs/operations", "docs/design", "examples")
-    command = ["git", "-C", str(ROOT), "ls-files", *folders]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return tuple(name for name in shown if name.endswith(".md") and (ROOT / name).is_file())
+    return tuple(name for name in tracked_files(*folders) if name.endswith(".md"))
 
 
 def asks_cluster(page: str) -> bool:

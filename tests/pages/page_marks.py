@@ -18,7 +18,7 @@ MARKS: Final = {
         "the repository's own targets: CI runs each by itself, and one of them is these tests", 1
     ),
 }
-"""By mark. Such a block is still checked for its syntax (tests/unit/repository/test_page_blocks.py)."""
+"""By mark. Such a block is still checked for its syntax (tests/unit/repository/test_pages.py)."""
 
 STORIES: Final = {
     "docs/operations/damaged-log.md": "tests/integration/test_damaged_log_page.py",

@@ -14,12 +14,10 @@ from stepkeeper.retention.pins import Pin, put_pin
 from stepkeeper.storage import open_store
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.training_jobs.build import build_config_map
+from stepkeeper_operator.training_jobs.build.objects import build_config_map
 from stepkeeper_operator.training_jobs.build.pod import build_pod_template
 from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.pod import pod_identity
-
-__all__ = ["BUCKETS", "CHECKS", "OWN_NETWORK", "WORLDS"]
 
 BUCKETS: Final = ("bucket", "my-bucket")
 """Buckets of which pages speak."""

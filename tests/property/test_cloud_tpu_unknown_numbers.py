@@ -8,16 +8,7 @@ import pytest
 from google.cloud import tpu_v2, tpu_v2alpha1
 from google.protobuf import json_format
 
-from fake_cluster.queued_resources import (
-    CLUSTER_ID,
-    PLACE,
-    created,
-    decide,
-    deleting,
-    find,
-    kinds,
-    observe,
-)
+from fake_cluster.queued_resources import CLUSTER_ID, PLACE, created, decide, deleting, find, kinds, observe
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion

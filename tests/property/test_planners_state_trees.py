@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from stepkeeper_planners.errors import DuplicateNameError
+from stepkeeper_planners.saving.fingerprints import digest_value
 from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.per_rank import PerRank
@@ -155,3 +156,37 @@ def test_what_was_saved_is_loaded(tree: dict[Any, Any], own: dict[Any, Any]) -> 
     assert same(loaded["object"].tree, tree)
     assert same(loaded["own"].value, own)
     assert same(loaded["mine"].value.tree, own)
+
+
+NAMES = st.sampled_from("abcdef")
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 2),
+    st.sampled_from([0.0, -0.0, 1.0, 0.5]),
+    st.text(max_size=2),
+    st.binary(max_size=2),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.tuples(inner, inner), st.dictionaries(NAMES, inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def kinds(value: object) -> object:
+    """The value with its types: Python finds True, 1 and 1.0 equal, and 0.0 and -0.0."""
+    if isinstance(value, dict):
+        return ("dict", frozenset((kinds(key), kinds(item)) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, tuple(map(kinds, value)))
+    return (type(value).__name__, repr(value))
+
+
+@given(VALUES, VALUES)
+def test_values_have_one_digest_exactly_if_they_are_equal(one: object, other: object) -> None:
+    assert (digest_value("v", one) == digest_value("v", other)) == (kinds(one) == kinds(other))
+    if isinstance(one, dict):
+        assert digest_value("v", dict(reversed(one.items()))) == digest_value("v", one)

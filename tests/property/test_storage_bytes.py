@@ -7,11 +7,7 @@ import pytest
 
 from stepkeeper.checkpoint.reading import BlockReader, read_manifests
 from stepkeeper.cli.blocks import verify_commit
-from stepkeeper.errors import (
-    LogFormatError,
-    PinFormatError,
-    TornCheckpointError,
-)
+from stepkeeper.errors import LogFormatError, PinFormatError, TornCheckpointError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.log.tail import slot_path
 from stepkeeper.retention.garbage import gc

@@ -2,8 +2,6 @@
 
 from hypothesis import settings
 
-__all__ = ["scaled"]
-
 _ALL = 100
 """Examples of a property that names no number, in the profile that tries all."""
 

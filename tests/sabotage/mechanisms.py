@@ -26,8 +26,6 @@ from replacements import (
     without_fsync,
 )
 
-__all__ = ["MECHANISMS", "Mechanism"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mechanism:
@@ -195,7 +193,7 @@ MECHANISMS: Final = {
         without="States that differ between ranks are saved as one.",
         symbol="stepkeeper.save.persist:check_same_state",
         instead=answer(None),
-        test="tests/integration/test_manager_states.py::"
+        test="tests/integration/test_manager_ranks.py::"
         "test_states_that_differ_are_refused_in_all_ranks_before_anything_is_written",
     ),
     "one save": Mechanism(
@@ -329,7 +327,7 @@ MECHANISMS: Final = {
         without="A companion outlives its trainer while a forked child holds the socket.",
         symbol="stepkeeper.companion.channel:Channel.receive",
         instead=lambda receive: lambda channel, _=None: receive(channel),
-        test="tests/integration/test_companion_process.py::"
+        test="tests/integration/test_manager_process.py::"
         "test_a_companion_is_gone_with_its_trainer_though_a_forked_child_has_its_socket",
         hangs=True,
     ),

@@ -47,10 +47,7 @@ class ApiModel(BaseModel):
 
 
 class SpecPart(ApiModel):
-    """Base of the types that users write.
-
-    Unknown fields are kept so that they can be reported. They are neither written nor compared.
-    """
+    """Base of the types that users write. Unknown fields are kept to be reported, and neither written nor compared."""
 
     model_config = _CONFIG | ConfigDict(extra="allow")
 
@@ -117,10 +114,7 @@ class SpecPart(ApiModel):
 
 
 class StatusPart(ApiModel):
-    """Base of the types that the operator writes.
-
-    Unknown fields are dropped: a newer operator may have written them.
-    """
+    """Base of the types that the operator writes. Unknown fields, of a newer operator, are dropped."""
 
     model_config = _CONFIG | ConfigDict(extra="ignore")
 

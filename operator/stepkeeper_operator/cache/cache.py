@@ -10,7 +10,7 @@ from typing import Any, Final
 from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceCache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cache.objects import Change, Objects
-from stepkeeper_operator.cluster import (
+from stepkeeper_operator.cluster.resources import (
     BATCH_JOBS,
     JOBSETS,
     NODES,
@@ -20,20 +20,17 @@ from stepkeeper_operator.cluster import (
     WORKLOADS,
     Resource,
 )
-from stepkeeper_operator.facts import (
+from stepkeeper_operator.facts.checkpoint_root import JobRoot, read_job_root
+from stepkeeper_operator.facts.jobset import (
     BatchJob,
-    JobRoot,
     JobSet,
-    Node,
-    Pod,
     Workload,
     read_batch_job,
-    read_job_root,
     read_jobset,
-    read_node,
-    read_pod,
     read_workload,
 )
+from stepkeeper_operator.facts.node import Node, read_node
+from stepkeeper_operator.facts.pod import Pod, read_pod
 from stepkeeper_operator.facts.raw import RawObject, get_nested
 from stepkeeper_operator.labels import WORKER_JOB
 
@@ -116,10 +113,6 @@ class Cache:
         jobset = self.get_jobset(key)
         if jobset is not None:
             self.forget_objects(frozenset({jobset.uid}))
-
-    def knows(self, key: ObjectKey) -> bool:
-        """Return True if the object with that key exists, as far as the cache knows."""
-        return self._get_objects(key.kind).get(key.namespace, key.name) is not None
 
     def list_keys(self, kind: str) -> tuple[ObjectKey, ...]:
         """List the keys of all CheckpointedTrainingJobs or QueuedResources."""

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass, field, replace
 
-from stepkeeper_operator.facts import BatchJob, Pod
+from stepkeeper_operator.facts.jobset import BatchJob
+from stepkeeper_operator.facts.pod import Pod
 
 __all__ = ["AttemptEvidence", "EvidenceCache"]
 
 _KEPT_ATTEMPTS = 4
 
 Ordinal = tuple[int, int]
+"""Names an attempt: the number of its JobSet, and the restarts of that JobSet before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +80,7 @@ class EvidenceCache:
 
 
 def _merge_pod(known: Pod, seen: Pod) -> Pod:
-    """Return `seen`, with the evidence of the pod's end that only `known` has.
-
-    Kubernetes resets conditions, and exit codes are lost with a kubelet.
-    """
+    """Return `seen` with what only `known` shows of its end: Kubernetes resets conditions, and loses exit codes."""
     if known.exit_code is not None and seen.exit_code is None:
         return known
     if known.terminal and known.deadline is None:

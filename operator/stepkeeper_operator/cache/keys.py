@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from stepkeeper_operator.cluster import QUEUED_RESOURCES, TRAINING_JOBS
+from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES, TRAINING_JOBS
 
 __all__ = ["ObjectKey", "job_key", "queued_resource_key"]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from stepkeeper_operator.cluster import (
+from stepkeeper_operator.cluster.resources import (
     BATCH_JOBS,
     JOBSETS,
     NODES,

@@ -57,10 +57,8 @@ class GoogleCloudTPU:
         self._authorization = None if insecure else Authorization(self._endpoint)
         self._clients: dict[ApiVersion, Any] = {}
         if insecure:
-            _log.warning(
-                "requests to the Cloud TPU API are sent in plaintext without credentials",
-                extra={"endpoint": endpoint},
-            )
+            text = "requests to the Cloud TPU API are sent in plaintext without credentials"
+            _log.warning(text, extra={"endpoint": endpoint})
 
     async def close(self) -> None:
         """Close all connections."""
@@ -71,14 +69,12 @@ class GoogleCloudTPU:
     async def list_queued_resources(
         self, place: Place, version: ApiVersion
     ) -> tuple[CloudQueuedResource, ...]:
-        """List all queued resources of the place."""
         client, types = await self._connect(version)
         request = types.ListQueuedResourcesRequest(parent=place.parent, page_size=_PAGE_SIZE)
         pages = await self._list(client.list_queued_resources, request, place)
         return tuple(read_queued_resource(item) for page in pages for item in page.queued_resources)
 
     async def list_nodes(self, place: Place, version: ApiVersion) -> tuple[CloudNode, ...]:
-        """List all nodes of the place."""
         client, types = await self._connect(version)
         request = types.ListNodesRequest(parent=place.parent, page_size=_PAGE_SIZE)
         pages = await self._list(client.list_nodes, request, place)
@@ -87,21 +83,18 @@ class GoogleCloudTPU:
     async def get_queued_resource(
         self, place: Place, queued_resource_id: str, version: ApiVersion
     ) -> CloudQueuedResource | None:
-        """Read one queued resource. Return None if there is none."""
         client, types = await self._connect(version)
         request = types.GetQueuedResourceRequest(name=f"{place.parent}/queuedResources/{queued_resource_id}")
         answer = await _get(client.get_queued_resource(request, retry=None, timeout=_GET_TIMEOUT_S))
         return None if answer is None else read_queued_resource(type(answer).pb(answer))
 
     async def get_node(self, place: Place, node_id: str, version: ApiVersion) -> CloudNode | None:
-        """Read one node. Return None if there is none."""
         client, types = await self._connect(version)
         request = types.GetNodeRequest(name=f"{place.parent}/nodes/{node_id}")
         answer = await _get(client.get_node(request, retry=None, timeout=_GET_TIMEOUT_S))
         return None if answer is None else read_node(type(answer).pb(answer), version)
 
     async def create_queued_resource(self, request: CloudRequest) -> str:
-        """Begin to create a queued resource. Return the name of the operation."""
         client, types = await self._connect(request.api_version)
         message = types.CreateQueuedResourceRequest(
             parent=request.place.parent, queued_resource_id=request.id, request_id=request.request_id
@@ -116,7 +109,6 @@ class GoogleCloudTPU:
     async def delete_queued_resource(
         self, place: Place, queued_resource_id: str, *, request_id: str, version: ApiVersion
     ) -> str | None:
-        """Begin to delete a queued resource and its nodes (force). Return the operation's name; None: not found."""
         client, types = await self._connect(version)
         request = types.DeleteQueuedResourceRequest(
             name=f"{place.parent}/queuedResources/{queued_resource_id}", request_id=request_id, force=True
@@ -127,14 +119,12 @@ class GoogleCloudTPU:
     async def set_node_labels(
         self, place: Place, node_id: str, labels: Mapping[str, str], version: ApiVersion
     ) -> None:
-        """Begin to replace all labels of a node. A missing node is not an error."""
         client, types = await self._connect(version)
         node = types.Node(name=f"{place.parent}/nodes/{node_id}", labels=dict(labels))
         request = types.UpdateNodeRequest(node=node, update_mask=field_mask_pb2.FieldMask(paths=["labels"]))
         await _get(client.update_node(request, retry=None, timeout=_TIMEOUT_S))
 
     async def get_operation(self, name: str, version: ApiVersion) -> CloudOperationState | None:
-        """Read an operation. Return None if the API no longer knows it."""
         client, _ = await self._connect(version)
         request = operations_pb2.GetOperationRequest(name=name)
         answer = await _get(client.get_operation(request, retry=None, timeout=_GET_TIMEOUT_S))

@@ -6,10 +6,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
-from stepkeeper_operator.cloud_tpu.states import to_state
 from stepkeeper_operator.errors import OperatorError
 
 __all__ = [
@@ -23,7 +22,23 @@ __all__ = [
     "CloudTPUError",
     "ErrorKind",
     "Place",
+    "to_camel_case",
 ]
+
+
+_STATES: Final = {
+    state.value: state
+    for state in QueuedResourceState
+    if state not in {QueuedResourceState.PENDING, QueuedResourceState.GONE}  # without a cloud resource
+}
+
+
+def to_camel_case(name: str) -> str:
+    """Convert a name of the API to CamelCase: UNHEALTHY_MAINTENANCE to UnhealthyMaintenance.
+
+    UNKNOWN(77) stays unchanged.
+    """
+    return name if "(" in name else "".join(part.capitalize() for part in name.split("_"))
 
 
 class ApiVersion(StrEnum):
@@ -225,7 +240,7 @@ class CloudQueuedResource:
     @property
     def phase(self) -> QueuedResourceState:
         """Its state as status.state of a QueuedResource has it."""
-        return to_state(self.state)
+        return _STATES.get(to_camel_case(self.state), QueuedResourceState.UNKNOWN)
 
     @property
     def lacks_quota(self) -> bool:

@@ -1,6 +1,6 @@
-"""Connect to the Cloud TPU API if the kind is enabled, and count the requests to it.
+"""Connect to the Cloud TPU API if QueuedResources are enabled, and count the requests to it.
 
-Google's client is imported only then.
+Google's client is imported only if they are.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +29,7 @@ async def connect_cloud(settings: OperatorSettings) -> AsyncIterator[CloudTPU | 
 
 
 def count_requests(cloud: CloudTPU, count: Callable[[str, str], None]) -> CloudTPU:
-    """Return `cloud`, with each request reported to `count`: its method, and the gRPC code of the answer.
+    """Report each request of `cloud` to `count`: the API's name of its method, and the answer's gRPC code.
 
     A list counts once, however many pages it has.
     """
@@ -43,6 +43,7 @@ class _Counting:
 
     def __getattr__(self, name: str) -> Any:
         request = getattr(self._cloud, name)
+        # The methods of CloudTPU have the API's names, except for one.
         words = "update_node" if name == "set_node_labels" else name
         method = "".join(word.capitalize() for word in words.split("_"))
 
@@ -52,6 +53,7 @@ class _Counting:
             except CloudTPUError as error:
                 self._count(method, error.code)
                 raise
+            # None means "not found", except from set_node_labels, which always returns None.
             found = answer is not None or name == "set_node_labels"
             self._count(method, "OK" if found else "NOT_FOUND")
             return answer

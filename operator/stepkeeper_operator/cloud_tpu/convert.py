@@ -24,11 +24,7 @@ _MAX_SYMPTOMS: Final = 8
 
 
 def build_queued_resource(request: CloudRequest, message: Any) -> Any:
-    """Fill an empty QueuedResource message of the request's version.
-
-    Raises:
-        json_format.ParseError: The request has a field or a value that this version of the API doesn't know.
-    """
+    """Fill an empty message of the request's version. Raises ParseError for a field or value unknown to it."""
     spec: dict[str, Any] = {"parent": request.place.parent, "node": dict(request.node)}
     if request.node_id_prefix is None:
         spec["node_id"] = request.node_ids[0]

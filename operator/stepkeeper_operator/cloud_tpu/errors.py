@@ -1,6 +1,7 @@
 """Convert errors of Google's client to `CloudTPUError`."""
 
 from collections.abc import Iterable, Iterator
+from http import HTTPStatus
 from typing import Any, Final
 
 import grpc
@@ -40,9 +41,7 @@ _RATE_LIMIT: Final = "RATE_LIMIT_EXCEEDED"
 """The reason for too many requests. Too many machines have the same code, RESOURCE_EXHAUSTED."""
 
 _NO_ANSWER: Final = "UNAVAILABLE"
-_TOO_LATE: Final = 408
-_TOO_MANY: Final = 429
-_SERVER_ERROR: Final = 500
+_PASSING: Final = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 
 
 def explain_error(error: Exception) -> CloudTPUError:
@@ -71,10 +70,9 @@ def explain_token_error(error: Exception, *, url: str, status: int | None) -> Cl
     if isinstance(error, auth_exceptions.DefaultCredentialsError):
         return CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", message)
     if url and status is None:  # its message contains memory addresses: it would differ each time
-        return CloudTPUError(
-            ErrorKind.TRANSIENT, _NO_ANSWER, f"no answer from {url} to a request for a token"
-        )
-    transient = status is not None and (status >= _SERVER_ERROR or status in {_TOO_LATE, _TOO_MANY})
+        text = f"no answer from {url} to a request for a token"
+        return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, text)
+    transient = status is not None and (status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING)
     if transient or getattr(error, "retryable", False):
         return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, f"no token from {url}: {message}")
     return CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", message)
@@ -109,9 +107,7 @@ def _describe_details(details: Iterable[Any]) -> Iterator[str]:
     for detail in details:
         match detail:
             case error_details_pb2.QuotaFailure() | error_details_pb2.PreconditionFailure():
-                yield from (
-                    f"{violation.subject}: {violation.description}" for violation in detail.violations
-                )
+                yield from (f"{each.subject}: {each.description}" for each in detail.violations)
             case error_details_pb2.BadRequest():
                 yield from (f"{wrong.field}: {wrong.description}" for wrong in detail.field_violations)
             case error_details_pb2.ErrorInfo():

@@ -1,13 +1,15 @@
 """Define the requests that the operator sends to an API server, and check the Lease before each write."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from stepkeeper_operator.cluster.resources import Resource
 from stepkeeper_operator.errors import LeaseLostError
 from stepkeeper_operator.facts.raw import RawObject
 
 __all__ = ["Cluster", "guard_writes"]
+
+T = TypeVar("T")
 
 
 class Cluster(Protocol):
@@ -51,10 +53,7 @@ class Cluster(Protocol):
         uid: str,
         resource_version: str,
     ) -> RawObject | None:
-        """Replace the object's finalizers. Return None if there is none with that name.
-
-        Raises ConflictError for another uid or version.
-        """
+        """Replace the finalizers. Return None if the object is gone. Raises ConflictError if it has changed."""
 
     async def change_node(
         self,
@@ -65,9 +64,7 @@ class Cluster(Protocol):
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str | None] | None = None,
     ) -> RawObject | None:
-        """Cordon, uncordon, label or annotate the node. Return None if there is none with that name.
-
-        An annotation with value None is removed.
+        """Cordon, uncordon, label or annotate the node; None removes an annotation. Return None if the node is gone.
 
         Raises ConflictError if another node has its name.
         """
@@ -94,25 +91,22 @@ class Cluster(Protocol):
         """
 
 
-_READS: Final = frozenset({"get", "list_uids", "list_all", "list_pods_on"})
-
-
-def guard_writes(cluster: Cluster, *, acting: Callable[[], bool]) -> Cluster:
-    """Return the cluster with a check of the Lease before each write, which raises LeaseLostError once it is lost.
+def guard_writes(api: T, *, acting: Callable[[], bool]) -> T:
+    """Return the cluster's or the cloud's API with a check of the Lease before each write. It raises LeaseLostError.
 
     Seconds can pass between two writes of one reconcile, and another operator may take over in that time.
     """
-    return cast("Cluster", _Guarded(cluster, acting))
+    return cast(T, _Guarded(api, acting))
 
 
 class _Guarded:
-    def __init__(self, cluster: Cluster, acting: Callable[[], bool]) -> None:
-        self._cluster = cluster
+    def __init__(self, api: object, acting: Callable[[], bool]) -> None:
+        self._api = api
         self._acting = acting
 
     def __getattr__(self, name: str) -> Any:
-        request = getattr(self._cluster, name)
-        if name in _READS:
+        request = getattr(self._api, name)
+        if name.startswith(("get", "list")):
             return request
 
         async def send(*place: Any, **options: Any) -> Any:

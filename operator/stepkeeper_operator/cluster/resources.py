@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """A kind of objects in the Kubernetes API, and the path to them."""
+    """A kind of object in the Kubernetes API, and the path to such objects."""
 
     api_version: str
     plural: str

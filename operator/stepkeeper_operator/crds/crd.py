@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from stepkeeper_operator.api.base import ApiModel
 from stepkeeper_operator.api.cel import CelRule
@@ -25,8 +25,7 @@ _DIGEST_ANNOTATION: Final = "stepkeeper.dev/crd-digest"
 """Lets the chart check whether the cluster's CRD is its own: Helm installs CRDs, but never upgrades them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(NamedTuple):
     """A column that `kubectl get` prints."""
 
     name: str
@@ -55,8 +54,8 @@ class ResourceDefinition:
     page: Path
     """Page of the docs that lists the fields."""
 
-    introduction: str
-    """First paragraph of that page."""
+    note: str = ""
+    """Follows the description of the kind on that page."""
 
     @property
     def full_name(self) -> str:

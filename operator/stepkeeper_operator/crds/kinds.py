@@ -10,7 +10,7 @@ from stepkeeper_operator.crds.schema import Schema, replace_at
 
 __all__ = ["KINDS", "QUEUED_RESOURCE", "TRAINING_JOB"]
 
-_AGE: Final = Column(name="Age", type="date", path=".metadata.creationTimestamp")
+_AGE: Final = Column("Age", "date", ".metadata.creationTimestamp")
 
 
 def _with_pod_template(schema: Schema) -> Schema:
@@ -22,27 +22,21 @@ TRAINING_JOB: Final = ResourceDefinition(
     short_names=trainingjob.SHORT_NAMES,
     model=trainingjob.CheckpointedTrainingJob,
     columns=(
-        Column(name="Phase", type="string", path=".status.phase", description="One word for the conditions."),
-        Column(name="Step", type="integer", path=".status.progress.step", description="Last finished step."),
+        Column("Phase", "string", ".status.phase", "One word for the conditions."),
+        Column("Step", "integer", ".status.progress.step", "Last finished step."),
         Column(
-            name="Committed",
-            type="integer",
-            path=".status.checkpoint.latest.step",
-            description="Step that the next attempt resumes from.",
+            "Committed",
+            "integer",
+            ".status.checkpoint.latest.step",
+            "Step that the next attempt resumes from.",
         ),
-        Column(
-            name="Restarts",
-            type="integer",
-            path=".status.restarts.total",
-            description="Restarts of the job, for any cause.",
-        ),
+        Column("Restarts", "integer", ".status.restarts.total", "Restarts of the job, for any cause."),
         _AGE,
     ),
     rules=rules.RULES,
     edit=_with_pod_template,
     opaque=frozenset({"spec.template"}),
     page=Path("docs/user/job-reference.md"),
-    introduction="A training job that is restarted from its latest committed checkpoint, whatever interrupts it.",
 )
 
 QUEUED_RESOURCE: Final = ResourceDefinition(
@@ -50,31 +44,19 @@ QUEUED_RESOURCE: Final = ResourceDefinition(
     short_names=queuedresource.SHORT_NAMES,
     model=queuedresource.QueuedResource,
     columns=(
-        Column(name="State", type="string", path=".status.state", description="State of the cloud resource."),
+        Column("State", "string", ".status.state", "State of the cloud resource."),
         Column(
-            name="Nodes",
-            type="string",
-            path=".status.joined",
-            description="Hosts that are Ready nodes of this cluster, of the total.",
+            "Nodes", "string", ".status.joined", "Hosts that are Ready nodes of this cluster, of the total."
         ),
+        Column("Autockpt", "string", ".status.autocheckpoint", "Autocheckpoint as set in the cloud."),
         Column(
-            name="Autockpt",
-            type="string",
-            path=".status.autocheckpoint",
-            description="Autocheckpoint as set in the cloud.",
-        ),
-        Column(
-            name="Maintenance",
-            type="string",
-            path=".status.nextMaintenanceTime",
-            description="Earliest start of announced maintenance.",
+            "Maintenance", "string", ".status.nextMaintenanceTime", "Earliest start of announced maintenance."
         ),
         _AGE,
     ),
     rules=queuedresource_rules.RULES,
     page=Path("docs/operations/queued-resource-reference.md"),
-    introduction="Cloud TPU VMs, requested through the Cloud TPU queue, that join this cluster as nodes. The"
-    " operator manages this kind only if the chart's `cloudTPU.enabled` is true.",
+    note=" The operator manages this kind only if the chart's `cloudTPU.enabled` is true.",
 )
 
 KINDS: Final = (TRAINING_JOB, QUEUED_RESOURCE)

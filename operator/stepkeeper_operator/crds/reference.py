@@ -20,23 +20,15 @@ _INTRODUCTION: Final = """\
 def build_reference(definition: ResourceDefinition, crd: Mapping[str, Any]) -> str:
     """Return the page in Markdown."""
     properties = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
-    parts = [
-        _INTRODUCTION.format(
-            kind=definition.kind,
-            introduction=definition.introduction,
-            short=definition.short_names[0],
-        )
-    ]
+    introduction = f"{definition.model.__doc__}{definition.note}"
+    kind, short = definition.kind, definition.short_names[0]
+    parts = [_INTRODUCTION.format(kind=kind, introduction=introduction, short=short)]
     for name in ("spec", "status"):
         parts += [f"## {name}", "", "| Field | Type | Default | |", "| --- | --- | --- | --- |"]
         parts += list(_rows(properties[name], name, definition.opaque))
         parts.append("")
-    parts += [
-        "## Rules",
-        "",
-        "The API server rejects an object that breaks one of these, with the message:",
-        "",
-    ]
+    text = "The API server rejects an object that breaks one of these, with the message:"
+    parts += ["## Rules", "", text, ""]
     parts += [f"- {_escaped(rule.message)}" for rule in definition.rules]
     return "\n".join(parts) + "\n"
 

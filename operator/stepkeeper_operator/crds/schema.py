@@ -113,7 +113,7 @@ def without_defaults(schema: Schema) -> Schema:
 
 
 def keep_unknown_fields(schema: Schema) -> Schema:
-    """Return `schema` with unknown fields preserved at every depth.
+    """Return `schema` with unknown fields preserved at every depth, except within maps.
 
     The API server rejects a whole apply for one field that the schema neither has nor preserves.
     """
@@ -126,11 +126,7 @@ def keep_unknown_fields(schema: Schema) -> Schema:
 
 
 def replace_at(schema: Schema, path: str, new: Schema) -> Schema:
-    """Return `schema` with the field at `path` replaced by `new`. The field keeps its description.
-
-    Raises:
-        GenerationError: There is no such field.
-    """
+    """Replace the field at `path`, except its description, by `new`. Raises GenerationError if there is none."""
     if not path:
         kept = {"description": schema["description"]} if "description" in schema else {}
         return kept | new
@@ -142,11 +138,7 @@ def replace_at(schema: Schema, path: str, new: Schema) -> Schema:
 
 
 def add_rules(schema: Schema, rules: Iterable[CelRule]) -> Schema:
-    """Return `schema` with each rule added at its field.
-
-    Raises:
-        GenerationError: A rule names a field that doesn't exist.
-    """
+    """Return `schema` with each rule added at its field. Raises GenerationError if there is no such field."""
     for rule in rules:
         found = schema
         for name in rule.at.split(".") if rule.at else ():

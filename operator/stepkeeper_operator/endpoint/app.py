@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
@@ -26,25 +27,16 @@ _BODY_S: Final = 5.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportEndpoint:
     """Accept the reports of pods. `acting` returns whether this operator holds the Lease."""
 
-    def __init__(
-        self,
-        *,
-        authenticator: ReportAuthenticator,
-        reports: ReportCache,
-        enqueue: Callable[[ObjectKey], None],
-        acting: Callable[[], bool],
-        metrics: Metrics,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._authenticator = authenticator
-        self._reports = reports
-        self._enqueue = enqueue
-        self._acting = acting
-        self._metrics = metrics
-        self._clock = clock
+    authenticator: ReportAuthenticator
+    reports: ReportCache
+    enqueue: Callable[[ObjectKey], None]
+    acting: Callable[[], bool]
+    metrics: Metrics
+    clock: Callable[[], float] = time.time
 
     def make_app(self) -> web.Application:
         """Return the application. Serve it with TLS."""
@@ -58,26 +50,23 @@ class ReportEndpoint:
         try:
             directive = await self._accept_report(key, request)
         except ReportRefusedError as refusal:
-            self._metrics.reports.labels(code=str(refusal.status)).inc()
-            _log.info(
-                "refused report",
-                extra={**key.log_fields, "status": refusal.status, "error": str(refusal)},
-            )
+            self.metrics.reports.labels(code=str(refusal.status)).inc()
+            extra = {**key.log_fields, "status": refusal.status, "error": str(refusal)}
+            _log.info("refused report", extra=extra)
             return web.json_response({"error": str(refusal)}, status=refusal.status)
-        self._metrics.reports.labels(code="200").inc()
+        self.metrics.reports.labels(code="200").inc()
         return web.Response(body=directive.to_json(), content_type="application/json")
 
     async def _accept_report(self, key: ObjectKey, request: web.Request) -> Directive:
-        if not self._acting():
-            raise ReportRefusedError(
-                503, "this operator is not the acting one, or not yet: report again later"
-            )
+        if not self.acting():
+            text = "this operator is not the acting one, or not yet: report again later"
+            raise ReportRefusedError(503, text)
         token = _read_token(request)
         # Anyone can send a body. Read it before the TokenReview, for which the sender may not wait.
-        self._authenticator.check_claims(key, token)
+        self.authenticator.check_claims(key, token)
         body = await _read_body(request)
         try:
-            attempt = await self._authenticator.authenticate(key, token)
+            attempt = await self.authenticator.authenticate(key, token)
         except (ApiError, OSError, TimeoutError) as error:
             raise ReportRefusedError(503, f"the API server doesn't answer: {error}") from error
         try:
@@ -85,11 +74,11 @@ class ReportEndpoint:
         except ContractError as error:
             raise ReportRefusedError(400, str(error)) from error
         last = LastReport(
-            report=report, ordinal=attempt.ordinal, received_at=self._clock(), pod_uid=attempt.pod_uid
+            report=report, ordinal=attempt.ordinal, received_at=self.clock(), pod_uid=attempt.pod_uid
         )
-        self._reports.add_report(attempt.job_uid, last)
-        self._enqueue(key)
-        return self._reports.get_directive(attempt.job_uid)
+        self.reports.add_report(attempt.job_uid, last)
+        self.enqueue(key)
+        return self.reports.get_directive(attempt.job_uid)
 
 
 def _read_token(request: web.Request) -> str:

@@ -7,7 +7,8 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.endpoint.tokens import TokenPod, TokenVerifier
 from stepkeeper_operator.errors import ReportRefusedError
-from stepkeeper_operator.facts import JobSet, Pod
+from stepkeeper_operator.facts.jobset import JobSet
+from stepkeeper_operator.facts.pod import Pod
 
 __all__ = ["ReportAuthenticator", "ReportingAttempt"]
 
@@ -33,21 +34,12 @@ class ReportAuthenticator:
         self._tokens = tokens
 
     def check_claims(self, key: ObjectKey, token: str) -> None:
-        """Check, without the API server, that the job exists and that the token claims to be for it.
-
-        Raises:
-            ReportRefusedError: 404 if there is no such job, 401 if the token isn't for it.
-        """
+        """Check, without the API server, that the token claims to be for this job. Raises ReportRefusedError."""
         if not self._tokens.claims(token, token_audience(self._find_job_uid(key))):
             raise _not_of_this_job()
 
     async def authenticate(self, key: ObjectKey, token: str) -> ReportingAttempt:
-        """Find out which attempt of the job reports.
-
-        Raises:
-            ReportRefusedError: The token doesn't belong to a pod of the current attempt. The error has the HTTP
-                status of the answer.
-        """
+        """Find out which attempt of the job reports. Raises ReportRefusedError for a pod of another one."""
         uid = self._find_job_uid(key)
         bound = await self._tokens.verify(token, token_audience(uid))
         if bound is None:

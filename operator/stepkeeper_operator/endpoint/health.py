@@ -25,13 +25,8 @@ def make_health_app(
 ) -> web.Application:
     """Make the application. Any answer shows that the event loop runs.
 
-    Args:
-        cache: Has the time of the last event.
-        metrics: The metrics that /metrics shows.
-        acting: Returns True while the operator holds the Lease.
-        queue_lengths: Returns the number of objects that wait for a worker, by kind.
-        waits_for: Returns a description of the obstacle to the operator's start; empty if there is none.
-
+    `queue_lengths` returns the number of objects that wait for a worker, by kind; `waits_for` the obstacle to the
+    operator's start, empty if there is none.
     """
 
     async def healthz(_: web.Request) -> web.Response:

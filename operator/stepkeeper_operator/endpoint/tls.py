@@ -1,20 +1,42 @@
-"""Renew the endpoint's certificate in time, and store it in a Secret, so that pods trust the next operator too."""
+"""Renew the endpoint's certificate in time, and store it in a Secret, so that pods trust the next operator too.
+
+Only a Secret that the operator has made is read.
+"""
 
 import asyncio
+import base64
 import logging
 import ssl
+from collections.abc import Mapping
+from typing import Final
 
-from stepkeeper_operator.cluster import SECRETS, Cluster
-from stepkeeper_operator.endpoint.certificates import TlsMaterial, make_tls, renew_tls
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import SECRETS
+from stepkeeper_operator.endpoint.certificates import KeyPair, TlsMaterial, make_tls, renew_tls
 from stepkeeper_operator.endpoint.serving import load_certificate, server_tls
-from stepkeeper_operator.endpoint.tls_secret import read_secret, secret_manifest
 from stepkeeper_operator.errors import ApiError, CertificateError
+from stepkeeper_operator.facts.raw import RawObject
 
-__all__ = ["ServingCertificate"]
+__all__ = ["ServingCertificate", "read_secret", "secret_manifest"]
 
 _log = logging.getLogger(__name__)
 
 _CHECK_S = 3600.0
+_MADE_BY: Final = {"app.kubernetes.io/managed-by": "stepkeeper-operator"}
+_CA_CERT, _CA_KEY, _CERT, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
+_NOT_OURS: Final = (
+    "was not made by this operator, and is left unchanged. Delete it, or recreate it under another name for its users: "
+    "the operator then makes its own"
+)
+_ADVICE: Final = (
+    "Nothing was changed. Restore the Secret, or delete it: the operator then makes a new CA, and accepts reports "
+    "again once the pods' ConfigMaps have it, within minutes"
+)
 
 
 class ServingCertificate:
@@ -35,14 +57,9 @@ class ServingCertificate:
         return self._tls.ca.certificate_pem.decode()
 
     async def renew(self) -> None:
-        """Load the stored certificates, and replace those that expire soon.
+        """Load the stored certificates, and replace those that expire soon. Without the Secret, the CA is new too.
 
-        Without the Secret, the CA is new too.
-
-        Raises:
-            ApiError: The API server rejected a request.
-            CertificateError: The Secret is damaged, or not the operator's own. The previous certificate stays in use.
-
+        Raises ApiError, and CertificateError if the Secret isn't usable: the previous certificate stays in use then.
         """
         secret = await self._cluster.get(SECRETS, self._namespace, self._secret_name)
         known = None if secret is None else read_secret(secret)
@@ -54,10 +71,7 @@ class ServingCertificate:
         load_certificate(self.context, tls.serving)
 
     async def keep_renewing(self) -> None:
-        """Renew in time until cancelled.
-
-        A failed renewal is retried every hour; the certificate is still valid for a month then.
-        """
+        """Renew in time until cancelled: a month before the end, or else every hour from then on."""
         while True:
             await asyncio.sleep(_CHECK_S)
             try:
@@ -72,3 +86,47 @@ class ServingCertificate:
         else:
             body["metadata"] = body["metadata"] | {"resourceVersion": version}
             await self._cluster.replace(SECRETS, self._namespace, body)
+
+
+def read_secret(secret: RawObject) -> TlsMaterial:
+    """Read the certificates. Raises CertificateError if the operator didn't make them, or they don't match."""
+    meta, data = secret["metadata"], secret.get("data") or {}
+    where = f"Secret {meta['namespace']}/{meta['name']}"
+    if not (meta.get("labels") or {}).items() >= _MADE_BY.items():
+        raise CertificateError(f"{where} {_NOT_OURS}")
+    try:
+        tls = TlsMaterial(ca=_read_pair(data, _CA_CERT, _CA_KEY), serving=_read_pair(data, _CERT, _KEY))
+        serving = x509.load_pem_x509_certificate(tls.serving.certificate_pem)
+        serving.verify_directly_issued_by(x509.load_pem_x509_certificate(tls.ca.certificate_pem))
+        return tls
+    except (KeyError, ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+        raise CertificateError(f"{where} is damaged ({error!r}). {_ADVICE}") from error
+
+
+def secret_manifest(tls: TlsMaterial, *, namespace: str, name: str) -> RawObject:
+    """Build the Secret that `read_secret` reads."""
+    parts = {
+        _CA_CERT: tls.ca.certificate_pem,
+        _CA_KEY: tls.ca.key_pem,
+        _CERT: tls.serving.certificate_pem,
+        _KEY: tls.serving.key_pem,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "namespace": namespace, "labels": dict(_MADE_BY)},
+        "type": "kubernetes.io/tls",
+        "data": {key: base64.b64encode(data).decode() for key, data in parts.items()},
+    }
+
+
+def _read_pair(data: Mapping[str, str], certificate_key: str, private_key: str) -> KeyPair:
+    """Read a certificate and its key. Raises KeyError, ValueError, TypeError or UnsupportedAlgorithm."""
+    pair = KeyPair(
+        certificate_pem=base64.b64decode(data[certificate_key]), key_pem=base64.b64decode(data[private_key])
+    )
+    key = serialization.load_pem_private_key(pair.key_pem, password=None)
+    certificate = x509.load_pem_x509_certificate(pair.certificate_pem)
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise ValueError(f"{private_key} isn't the key of {certificate_key}")
+    return pair

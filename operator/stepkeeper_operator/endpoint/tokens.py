@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from stepkeeper_operator.cluster import TOKEN_REVIEWS, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import TOKEN_REVIEWS
 
 __all__ = ["KubernetesTokens", "TokenPod", "TokenVerifier"]
 
@@ -37,10 +38,7 @@ class TokenVerifier(Protocol):
         """Return whether the token claims to be for the audience, without a review."""
 
     async def verify(self, token: str, audience: str) -> TokenPod | None:
-        """Return the pod that the token is bound to.
-
-        Return None for a token that is invalid, for another audience, or not bound to a pod.
-        """
+        """Return the pod that the token is bound to; None if it is invalid, for another audience, or for no pod."""
 
 
 class KubernetesTokens:

@@ -3,19 +3,17 @@
 import posixpath
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 from stepkeeper.contract import CONTAINER_NAME
-from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS
+from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS, Phase
 from stepkeeper_operator.facts.raw import RawObject, condition_of, get_nested, parse_time
 
 __all__ = ["CheckpointRoot", "JobRoot", "read_job_root"]
 
 CheckpointRoot = tuple[str, ...]
 """The place of a root: its bucket or volume, then its folders. A root inside another one begins with that one."""
-
-_SUSPENDED: Final = "Suspended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +42,7 @@ def read_job_root(raw: RawObject) -> JobRoot | None:
         return None
     status = raw.get("status") or {}
     ended = any(condition_of(raw, kind).get("status") == "True" for kind in END_CONDITIONS)
-    suspended = get_nested(spec, "suspend") is True and status.get("phase") == _SUSPENDED
+    suspended = get_nested(spec, "suspend") is True and status.get("phase") == Phase.SUSPENDED
     return JobRoot(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -87,12 +85,10 @@ def _find_on_volume(path: str, pod: Mapping[str, Any], namespace: str) -> Checkp
 
 
 def _find_source(volume: Mapping[str, Any], namespace: str) -> CheckpointRoot | None:
-    claim, path = (
-        get_nested(volume, "persistentVolumeClaim", "claimName"),
-        get_nested(volume, "hostPath", "path"),
-    )
+    claim = get_nested(volume, "persistentVolumeClaim", "claimName")
     if isinstance(claim, str):
         return ("claim", namespace, claim)
+    path = get_nested(volume, "hostPath", "path")
     if isinstance(path, str):
         return ("host", *_split(path))
     server, export = get_nested(volume, "nfs", "server"), get_nested(volume, "nfs", "path")

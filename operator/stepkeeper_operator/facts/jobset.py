@@ -90,11 +90,7 @@ class JobSet:
 
     @property
     def is_queued(self) -> bool:
-        """True if the JobSet itself shows that Kueue manages it.
-
-        If Kueue is configured to manage JobSets without a queue label too, it suspends them at creation. The
-        Workload comes later.
-        """
+        """True if the JobSet itself shows that Kueue manages it, which also suspends JobSets without a queue label."""
         named = QUEUE_LABEL in self.queue_labels or self.managed_by.startswith(KUEUE_PREFIX)
         return named or self.created_suspended
 

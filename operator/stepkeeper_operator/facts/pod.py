@@ -164,10 +164,8 @@ def read_pod(raw: RawObject) -> Pod:
 def _disruption(raw: RawObject) -> str | None:
     """Read the reason of its disruption. Ignore one that came after the pod was already being deleted."""
     meta, condition = raw["metadata"], condition_of(raw, "DisruptionTarget")
-    deadline, disrupted_at = (
-        parse_time(meta.get("deletionTimestamp")),
-        parse_time(condition.get("lastTransitionTime")),
-    )
+    deadline = parse_time(meta.get("deletionTimestamp"))
+    disrupted_at = parse_time(condition.get("lastTransitionTime"))
     reason: str | None = condition.get("reason") if condition.get("status") == "True" else None
     if reason not in _DELETING_DISRUPTIONS or deadline is None or disrupted_at is None:
         return reason
@@ -183,10 +181,7 @@ def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _other_failure(spec: Mapping[str, Any], status: Mapping[str, Any]) -> ContainerEnd | None:
-    """Find the first other container that failed.
-
-    Restartable init containers are left out: they don't end a pod.
-    """
+    """Find the first other container that failed. Restartable init containers don't end a pod, and are left out."""
     restarted = {c["name"] for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"}
     containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     for container in containers:

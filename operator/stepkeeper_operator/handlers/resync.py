@@ -5,17 +5,17 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.kinds import WatchedKind
-from stepkeeper_operator.cluster import Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
 from stepkeeper_operator.errors import ApiError
 
 __all__ = ["Resync", "forget_deleted_objects"]
-
 
 _log = logging.getLogger(__name__)
 
@@ -23,84 +23,65 @@ _RELIST_BURST_S: Final = 2.0
 """Listed objects arrive one by one, and one kind after the other."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resync:
     """Queue all objects once per period, and look for deleted ones after each relist."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        cache: Cache,
-        kinds: Iterable[WatchedKind],
-        enqueue: Callable[[ObjectKey, float], None],
-        relisted: asyncio.Event,
-        period_s: float,
-    ) -> None:
-        self._cluster = cluster
-        self._cache = cache
-        self._kinds = tuple(kinds)
-        self._enqueue = enqueue
-        self._relisted = relisted
-        self._period_s = period_s
+    cluster: Cluster
+    cache: Cache
+    kinds: tuple[WatchedKind, ...]
+    enqueue: Callable[[ObjectKey, float], None]
+    relisted: asyncio.Event
+    period_s: float
 
     async def run(self, reconciled: Collection[str], *, until: Callable[[], Awaitable[bool]]) -> None:
-        """Resync until `until`, which is called once per period, returns True.
-
-        Args:
-            reconciled: The kinds whose objects are queued, spread over the period.
-            until: Returns True if the watches have to be restarted.
-
-        """
+        """Queue the objects of the `reconciled` kinds once per period, until `until`, called as often, returns True."""
         while True:
             try:
-                async with asyncio.timeout(self._period_s):
+                async with asyncio.timeout(self.period_s):
                     await self._sweep_after_relists()
             except TimeoutError:
                 _log.debug("resync")
                 if await until():
                     return
             await self.sweep()
-            for key in (key for kind in reconciled for key in self._cache.list_keys(kind)):
-                self._enqueue(key, random.uniform(0, self._period_s / 2))  # noqa: S311  # no secret
+            for key in (key for kind in reconciled for key in self.cache.list_keys(kind)):
+                self.enqueue(key, random.uniform(0, self.period_s / 2))  # noqa: S311  # no secret
 
     async def _sweep_after_relists(self) -> None:
         """Sweep after each relist, and retry kinds that could not be listed, with back-off."""
         while True:
-            await self._relisted.wait()
+            await self.relisted.wait()
             await asyncio.sleep(_RELIST_BURST_S)
-            self._relisted.clear()
+            self.relisted.clear()
             failed, pause_s = await self.sweep(), _RELIST_BURST_S
-            while failed and not self._relisted.is_set():
+            while failed and not self.relisted.is_set():
                 pause_s *= 2
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._relisted.wait(), pause_s)
+                    await asyncio.wait_for(self.relisted.wait(), pause_s)
                     break
                 failed = await self.sweep(failed)
 
     async def sweep(self, kinds: Iterable[WatchedKind] | None = None) -> tuple[WatchedKind, ...]:
         """Forget the deleted objects of these kinds; None: of all. Return the kinds that can't be listed now."""
         failed: list[WatchedKind] = []
-        for kind in self._kinds if kinds is None else kinds:
+        for kind in self.kinds if kinds is None else kinds:
             try:
-                concerned = await forget_deleted_objects(self._cluster, self._cache, kind)
+                concerned = await forget_deleted_objects(self.cluster, self.cache, kind)
             except ApiError as error:
                 extra = {"kind": kind.resource.kind, "error": str(error)}
                 _log.warning("cannot look for deleted objects", extra=extra)
                 failed.append(kind)
                 continue
             for key in concerned:
-                self._enqueue(key, 0.0)
+                self.enqueue(key, 0.0)
         return tuple(failed)
 
 
 async def forget_deleted_objects(cluster: Cluster, cache: Cache, kind: WatchedKind) -> tuple[ObjectKey, ...]:
-    """Remove from the cache every object of the kind that was deleted before this call.
+    """Forget every object of the kind that was deleted before this call. Return the keys that this concerns.
 
-    Returns:
-        The keys of the jobs and QueuedResources that this concerns.
-
-    Raises:
-        ApiError: The kind can't be listed.
+    Raises ApiError if the kind can't be listed.
     """
     # Take the known uids first: an object created during the list is then in neither set.
     known = cache.list_uids(kind.resource)

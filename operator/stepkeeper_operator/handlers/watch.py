@@ -14,7 +14,7 @@ import kopf
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.kinds import WatchedKind
-from stepkeeper_operator.cluster import Resource
+from stepkeeper_operator.cluster.resources import Resource
 
 __all__ = ["make_kopf_settings", "make_registry", "run_watches"]
 

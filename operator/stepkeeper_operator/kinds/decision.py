@@ -1,16 +1,23 @@
-"""Define the decision about one object of any kind, and its waits. The kind's applier carries it out. Pure."""
+"""Define the decision about one object of any kind, its events and its waits. The kind's applier carries it out."""
 
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from stepkeeper_operator.events import ObjectEvent
-
-__all__ = ["KindDecision", "compute_write_wait_s", "find_soonest"]
+__all__ = ["KindDecision", "ObjectEvent", "compute_write_wait_s", "find_soonest"]
 
 _SHORTEST_WAIT_S: Final = 0.05
 
 StatusT = TypeVar("StatusT")
 ActionT = TypeVar("ActionT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectEvent:
+    """A Kubernetes event about an object, for people."""
+
+    warning: bool
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +42,6 @@ def find_soonest(*waits_s: float | None) -> float | None:
 
 
 def compute_write_wait_s(interval_s: float, *, last_write_at: float, now: float) -> float:
-    """Compute the seconds until the status may be written, at most once in `interval_s`; 0: now.
-
-    After the clock was set back, the age of the last write is unknown, and the status may be written.
-    """
+    """Compute the seconds until the next write, at most one in `interval_s`; 0: now, also if the clock was set back."""
     since_s = now - last_write_at
     return interval_s - since_s if 0 <= since_s < interval_s else 0.0

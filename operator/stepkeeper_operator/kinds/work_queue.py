@@ -3,13 +3,16 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from stepkeeper_operator.cache.keys import ObjectKey
 
-__all__ = ["KindQueues", "WorkQueue"]
+__all__ = ["KindQueues", "Reconcile", "WorkQueue"]
 
 K = TypeVar("K", bound=Hashable)
+
+Reconcile: TypeAlias = Callable[[ObjectKey], Awaitable[float | None]]
+"""Reconciles an object, and returns the seconds until it is due again, or None."""
 
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 120.0
@@ -120,8 +123,8 @@ class KindQueues:
         """Count the keys that wait for a worker, by kind."""
         return {kind: len(queue) for kind, queue in self._queues.items()}
 
-    async def run(self, work: Callable[[ObjectKey], Awaitable[float | None]]) -> None:
-        """Work on all kinds until cancelled, each as `WorkQueue.run` does."""
+    async def run(self, work: Mapping[str, Reconcile]) -> None:
+        """Work on all kinds until cancelled, each with its own `work`, as `WorkQueue.run` does."""
         async with asyncio.TaskGroup() as group:
             for kind, queue in self._queues.items():
-                group.create_task(queue.run(self._n_workers[kind], work))
+                group.create_task(queue.run(self._n_workers[kind], work[kind]))

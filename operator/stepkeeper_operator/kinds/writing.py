@@ -2,7 +2,8 @@
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,11 +17,11 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cache.keys import ObjectKey
-from stepkeeper_operator.cluster import EVENTS, Cluster, Resource
+from stepkeeper_operator.cluster.resources import EVENTS, Resource
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
-from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import RawObject, condition_of
-from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.kinds.decision import ObjectEvent
+from stepkeeper_operator.kinds.shared import Shared
 
 __all__ = ["ObjectWriter", "renew_condition"]
 
@@ -30,38 +31,21 @@ _EVENT_LIMIT = 1024
 """Longest note of an event that Kubernetes accepts, in bytes."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectWriter:
-    """Write to the objects of one kind, and count the writes of their controller.
+    """Write to the objects of one kind, and count the writes of their controller."""
 
-    `identity` names this operator in events.
-    """
-
-    def __init__(
-        self,
-        resource: Resource,
-        *,
-        cluster: Cluster,
-        metrics: Metrics,
-        identity: str,
-        clock: Callable[[], float],
-    ) -> None:
-        self._resource = resource
-        self._cluster = cluster
-        self._metrics = metrics
-        self._identity = identity
-        self._clock = clock
+    resource: Resource
+    shared: Shared
 
     async def write_status(self, meta: ObjectMeta, status: RawObject) -> RawObject:
         """Replace the whole status of the object. Return the updated object.
 
-        Raises:
-            InvalidObjectError: The API server rejects this status, or any status of an object with this spec.
-            ConflictError: The object was changed since it was read, or another one has its name.
-            ApiError: The write failed.
+        Raises InvalidObjectError if no status is accepted with this spec, ConflictError if it has changed, ApiError.
         """
         body = {
-            "apiVersion": self._resource.api_version,
-            "kind": self._resource.kind,
+            "apiVersion": self.resource.api_version,
+            "kind": self.resource.kind,
             "metadata": {
                 "name": meta.name,
                 "namespace": meta.namespace,
@@ -70,19 +54,17 @@ class ObjectWriter:
             },
             "status": status,
         }
-        raw = await self._cluster.apply(self._resource, meta.namespace, body, subresource="status")
+        raw = await self.shared.cluster.apply(self.resource, meta.namespace, body, subresource="status")
         self.count_write("status", meta)
         return raw
 
     async def set_finalizers(self, meta: ObjectMeta, finalizers: Sequence[str]) -> RawObject | None:
         """Replace the object's finalizers. Return the updated object, or None if it no longer exists.
 
-        Raises:
-            ConflictError: The object was changed since it was read, or another one has its name.
-            ApiError: The write failed.
+        Raises ConflictError if the object has changed, ApiError.
         """
-        raw = await self._cluster.set_finalizers(
-            self._resource,
+        raw = await self.shared.cluster.set_finalizers(
+            self.resource,
             meta.namespace,
             meta.name,
             finalizers,
@@ -96,9 +78,11 @@ class ObjectWriter:
         """Create a Kubernetes event regarding the object, and log it."""
         fields = self._key_of(meta).log_fields
         _log.info(event.message, extra={**fields, "reason": event.reason})
-        body = _event_manifest(self._resource, meta, event, identity=self._identity, now=self._clock())
+        body = _event_manifest(
+            self.resource, meta, event, identity=self.shared.identity, now=self.shared.clock()
+        )
         try:
-            await self._cluster.create(EVENTS, meta.namespace, body)
+            await self.shared.cluster.create(EVENTS, meta.namespace, body)
         except ApiError as error:
             # The status has the same text, so a lost event is not worth repeating the other writes.
             _log.warning("cannot write event", extra={**fields, "error": str(error)})
@@ -119,15 +103,17 @@ class ObjectWriter:
             The updated object. None if nothing was written: it has that condition, or the status was rejected.
 
         Raises:
-            ConflictError: The object was changed since it was read, or another one has its name.
             ApiError: The write failed.
         """
         meta = ObjectMeta.model_validate(raw["metadata"])
-        condition = _refuse(raw, problems, generation=meta.generation, now=self._clock())
-        if condition is None:
+        text, accepted = describe_problems(problems), ConditionType.ACCEPTED
+        update = ConditionUpdate(accepted, Reason.UNREADABLE_SPEC, text, status=False)
+        known = condition_of(raw, accepted)
+        condition = renew_condition(known, update, generation=meta.generation, now=self.shared.clock())
+        if condition is known:
             return None
         status = raw.get("status") or {}
-        others = [c for c in status.get("conditions") or () if c.get("type") != ConditionType.ACCEPTED]
+        others = [c for c in status.get("conditions") or () if c.get("type") != accepted]
         status = {**initial, **status, "conditions": [condition, *others][:MAX_CONDITIONS]}
         try:
             written = await self.write_status(meta, status)
@@ -141,11 +127,11 @@ class ObjectWriter:
 
     def count_write(self, what: str, meta: ObjectMeta) -> None:
         """Count and log a write that was made for the object."""
-        self._metrics.writes.labels(kind=self._resource.kind, what=what).inc()
+        self.shared.metrics.writes.labels(kind=self.resource.kind, what=what).inc()
         _log.debug("wrote", extra={"what": what, **self._key_of(meta).log_fields})
 
     def _key_of(self, meta: ObjectMeta) -> ObjectKey:
-        return ObjectKey(self._resource.kind, meta.namespace, meta.name)
+        return ObjectKey(self.resource.kind, meta.namespace, meta.name)
 
 
 def renew_condition(known: RawObject, update: ConditionUpdate, *, generation: int, now: float) -> RawObject:
@@ -154,17 +140,6 @@ def renew_condition(known: RawObject, update: ConditionUpdate, *, generation: in
     after = update.apply_to(before, generation=generation, now=now)
     same = before is not None and before.model_copy(update={"observed_generation": generation}) == after
     return known if same else after.to_raw()
-
-
-def _refuse(raw: RawObject, problems: Sequence[str], *, generation: int, now: float) -> RawObject | None:
-    """Return condition Accepted that names the problems, or None if the object has it already."""
-    text = describe_problems(problems)
-    known = condition_of(raw, ConditionType.ACCEPTED)
-    update = ConditionUpdate(
-        type=ConditionType.ACCEPTED, status=False, reason=Reason.UNREADABLE_SPEC, message=text
-    )
-    condition = renew_condition(known, update, generation=generation, now=now)
-    return None if condition is known else condition
 
 
 def _event_manifest(

@@ -16,8 +16,8 @@ from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPU, Place
 from stepkeeper_operator.cloud_tpu.naming import CLUSTER_LABEL, UID_LABEL, make_cloud_id
 from stepkeeper_operator.cloud_tpu.polling import Listing
-from stepkeeper_operator.cluster import QUEUED_RESOURCES
-from stepkeeper_operator.facts import Node
+from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES
+from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.metrics import QueuedResourceMetrics
 from stepkeeper_operator.queued_resources.cloud_view import find_labels
 from stepkeeper_operator.queued_resources.subject import Subject

@@ -1,17 +1,18 @@
 """Apply a decision about a QueuedResource to the cloud and the cluster: all writes of a reconcile."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 from typing import Any, assert_never
 
 from stepkeeper_operator.api.base import ObjectMeta
-from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU, CloudTPUError, ErrorKind
 from stepkeeper_operator.cloud_tpu.naming import FINALIZER, UID_LABEL, make_node_labels
-from stepkeeper_operator.cluster import NODES, Cluster
-from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostError
-from stepkeeper_operator.facts import Node
+from stepkeeper_operator.cluster.resources import NODES
+from stepkeeper_operator.errors import ApiError, InvalidObjectError
+from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.kinds.writing import ObjectWriter
 from stepkeeper_operator.labels import CORDONED_BY_ANNOTATION
 from stepkeeper_operator.queued_resources.absence import read_by_name
@@ -36,60 +37,41 @@ __all__ = ["Applier"]
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Applier:
     """Carry out a decision in this order: status, events, actions.
 
     The cloud's answer is remembered, and the next decision adds it to the status.
     """
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        cache: Cache,
-        cloud: CloudTPU,
-        memory: Memory,
-        writer: ObjectWriter,
-        acting: Callable[[], bool],
-        clock: Callable[[], float],
-    ) -> None:
-        self._cluster = cluster
-        self._cache = cache
-        self._cloud = cloud
-        self._memory = memory
-        self._writer = writer
-        self._acting = acting
-        self._clock = clock
+    shared: Shared
+    cloud: CloudTPU
+    memory: Memory
+    writer: ObjectWriter
 
     async def apply_decision(self, subject: Subject, observed: Observed, decision: Decision) -> None:
-        """Carry out `decision`.
-
-        Raises:
-            ApiError: A write to the cluster failed. The writes before it are done.
-            LeaseLostError: Another operator may act now. The writes before it are done.
-        """
-        meta, memory = subject.meta, self._memory.get(subject.meta.uid)
+        """Carry out `decision`. Raises ApiError or LeaseLostError; the writes before it are done."""
+        meta, memory = subject.meta, self.memory.get(subject.meta.uid)
         if decision.write_status:
             await self._write_status(subject, decision)
         if memory.outcome is observed.outcome:
             memory.outcome = None  # it is in the status now
         for event in decision.events:
-            await self._writer.create_event(meta, event)
+            await self.writer.create_event(meta, event)
         for action in decision.actions:
-            self._check_acting()
             await self._do_action(meta, action)
-            self._writer.count_write(type(action).__name__, meta)
+            self.writer.count_write(type(action).__name__, meta)
 
     async def report_unreadable(self, raw: RawObject, problems: Sequence[str]) -> None:
         """Report the unreadable parts in condition Accepted. Raises ApiError."""
-        changed = await self._writer.report_unreadable(raw, problems, initial={"state": "Pending"})
+        changed = await self.writer.report_unreadable(raw, problems, initial={"state": "Pending"})
         if changed is not None:
-            self._cache.record_queued_resource(changed)
+            self.shared.cache.record_queued_resource(changed)
 
     async def _write_status(self, subject: Subject, decision: Decision) -> None:
-        memory = self._memory.get(subject.meta.uid)
+        memory = self.memory.get(subject.meta.uid)
         try:
-            raw = await self._writer.write_status(subject.meta, decision.status.to_raw())
+            raw = await self.writer.write_status(subject.meta, decision.status.to_raw())
         except InvalidObjectError as error:
             if subject.resource is not None:
                 raise
@@ -98,21 +80,14 @@ class Applier:
             memory.unwritten = decision.status
         else:
             memory.unwritten = None
-            self._cache.record_queued_resource(raw)
-
-    def _check_acting(self) -> None:
-        """Check the Lease before a write to the cloud, as `guard_writes` does for the cluster."""
-        if not self._acting():
-            raise LeaseLostError(
-                "the lease has expired: another operator may act, and this one sends no more requests to the cloud"
-            )
+            self.shared.cache.record_queued_resource(raw)
 
     async def _do_action(self, meta: ObjectMeta, action: Action) -> None:
         match action:
             case SetFinalizer():
                 await self._set_finalizer(meta, present=action.present)
             case CreateCloudResource():
-                creation = self._cloud.create_queued_resource(action.request)
+                creation = self.cloud.create_queued_resource(action.request)
                 await self._ask_cloud(meta, Verb.CREATE, creation)
             case DeleteCloudResource():
                 await self._ask_cloud(meta, Verb.DELETE, self._delete(meta, action))
@@ -127,7 +102,7 @@ class Applier:
             case EvictPod(pod=pod):
                 # Also evict the other pods if a disruption budget or a webhook refuses this one. It is retried, and
                 # the time for the drain is bounded.
-                eviction = self._cluster.evict_pod(pod.namespace, pod.name, uid=pod.uid)
+                eviction = self.shared.cluster.evict_pod(pod.namespace, pod.name, uid=pod.uid)
                 await _try(eviction, "evict pod", f"{pod.namespace}/{pod.name}")
             case DeleteNode():
                 await self._delete_node(meta, action.member)
@@ -135,7 +110,7 @@ class Applier:
                 assert_never(action)
 
     async def _ask_cloud(self, meta: ObjectMeta, verb: Verb, request: Awaitable[str | None]) -> None:
-        memory, at = self._memory.get(meta.uid), self._clock()
+        memory, at = self.memory.get(meta.uid), self.shared.clock()
         memory.last_cloud_write_at = at
         try:
             operation = await request
@@ -144,43 +119,41 @@ class Applier:
         else:
             memory.outcome = Outcome(verb=verb, at=at, operation=operation or "")
         finally:
-            memory.last_cloud_write_at = self._clock()
+            memory.last_cloud_write_at = self.shared.clock()
             memory.operation_read_at = 0.0
 
     async def _delete(self, meta: ObjectMeta, action: DeleteCloudResource) -> str | None:
         """Delete it after another check: another object may have taken it over since the list."""
         place, cloud_id, version = action.place, action.cloud_id, action.version
-        listing = await read_by_name(self._cloud, place, cloud_id, version)
+        listing = await read_by_name(self.cloud, place, cloud_id, version)
         found = listing.resources.get(cloud_id)
         if found is None:
             return None
         if not is_ours(found, listing, meta, action.operator):
             text = f"{cloud_id} no longer has this object's label, so it isn't deleted"
             raise CloudTPUError(ErrorKind.BUSY, "ABORTED", text)
-        self._check_acting()
-        return await self._cloud.delete_queued_resource(
+        return await self.cloud.delete_queued_resource(
             place, cloud_id, request_id=action.request_id, version=version
         )
 
     async def _label(self, action: LabelNodes) -> None:
         """Label the nodes, each after another check: another operator may have labeled it since the list."""
         for node_id, owner in action.owners.items():
-            node = await self._cloud.get_node(action.place, node_id, action.version)
+            node = await self.cloud.get_node(action.place, node_id, action.version)
             if node is None or node.labels.get(UID_LABEL, "") != owner:
                 return
-            self._check_acting()
             labels = {**node.labels, **action.labels}
-            await self._cloud.set_node_labels(action.place, node_id, labels, action.version)
+            await self.cloud.set_node_labels(action.place, node_id, labels, action.version)
 
     async def _set_finalizer(self, meta: ObjectMeta, *, present: bool) -> None:
         others = [name for name in meta.finalizers if name != FINALIZER]
-        raw = await self._writer.set_finalizers(meta, [*others, FINALIZER] if present else others)
+        raw = await self.writer.set_finalizers(meta, [*others, FINALIZER] if present else others)
         if raw is not None and present:  # without the finalizer, the watch reports the deletion
-            self._cache.record_queued_resource(raw)
+            self.shared.cache.record_queued_resource(raw)
 
     async def _cordon_for_removal(self, meta: ObjectMeta, member: Node) -> None:
         """Cordon a node. A refusal doesn't block the removal, since machines cost money. Retry after a minute."""
-        memory, now = self._memory.get(meta.uid), self._clock()
+        memory, now = self.memory.get(meta.uid), self.shared.clock()
         known = memory.cordon_refused_at is not None and now < memory.cordon_refused_at + CORDON_RETRY_S
         level = logging.DEBUG if known else logging.INFO  # one message for hundreds of nodes is enough
         if not await _try(self._cordon(member, by=meta.uid), "cordon node", member.name, level=level):
@@ -191,15 +164,15 @@ class Applier:
         await self._change(member, unschedulable=by is not None, annotations={CORDONED_BY_ANNOTATION: by})
 
     async def _change(self, member: Node, **changes: Any) -> None:
-        raw = await self._cluster.change_node(member.name, uid=member.uid, **changes)
+        raw = await self.shared.cluster.change_node(member.name, uid=member.uid, **changes)
         if raw is not None:
-            self._cache.record_node(raw)
+            self.shared.cache.record_node(raw)
 
     async def _delete_node(self, meta: ObjectMeta, member: Node) -> None:
         """Delete a Node object. A permanent error is shown in the next status, and doesn't stop the other deletions."""
-        refusals = self._memory.get(meta.uid).refusals
+        refusals = self.memory.get(meta.uid).refusals
         try:
-            await self._cluster.delete(NODES, None, member.name, uid=member.uid)
+            await self.shared.cluster.delete(NODES, None, member.name, uid=member.uid)
         except ApiError as error:
             if not error.is_permanent:
                 raise

@@ -16,7 +16,11 @@ __all__ = ["CloudView", "View", "classify", "find_labels", "identify", "is_ours"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudView:
-    """One object's part of a listing. "Own" means that it has the object's label."""
+    """One object's part of a listing.
+
+    A queued resource or node is the object's own if it has the object's label. The current id is the id of the object's
+    newest resource.
+    """
 
     known: bool = True
     """True if there is a listing."""
@@ -40,7 +44,7 @@ class CloudView:
     """Own resources under other ids: results of requests that were considered lost."""
 
     others: tuple[CloudQueuedResource, ...] = ()
-    """Resources of this name that aren't own: first `foreign`, then those of previous objects of the name."""
+    """First `foreign`, then the resources labeled for other objects of this cluster, namespace and name."""
 
     @property
     def absent(self) -> bool:
@@ -69,6 +73,7 @@ def classify(observed: Observed, meta: ObjectMeta, operator: ResourceOperatorSta
     foreign = found if resource is None else None
     live = () if found is None else list_live(found, listing)
     nodes = listing.nodes.values()
+    # Its nodes are those that it lists, and those that name it.
     present = (*live, *(n for n in nodes if _id_of(n.queued_resource) == cloud_id and n not in live))
     shown = present if foreign is None else ()
     return CloudView(
@@ -85,15 +90,15 @@ def classify(observed: Observed, meta: ObjectMeta, operator: ResourceOperatorSta
 def find_labels(found: CloudQueuedResource, listing: Listing) -> Mapping[str, str]:
     """Find the labels that name the owner of a resource.
 
-    The labels in its request can't be changed. So those of its first labeled node count, which adoption sets. Without
-    such a node, the request's count.
+    An adoption labels the resource's nodes, since the labels in its request can't be changed. So the labels of its
+    first labeled node count; without such a node, those in the request.
     """
     live = (node.labels for node in list_live(found, listing) if _uid_of(node.labels))
     return next(live, _labels_of(found))
 
 
 def list_live(found: CloudQueuedResource, listing: Listing) -> tuple[CloudNode, ...]:
-    """List the existing nodes of a resource, in the order of its request."""
+    """List the existing nodes of a resource, in the order of its request. One that names another resource isn't one."""
     listed = (listing.nodes.get(name) for name in found.node_ids)
     return tuple(n for n in listed if n is not None and _id_of(n.queued_resource) in {"", found.id})
 
@@ -108,7 +113,7 @@ def is_ours(
 ) -> bool:
     """Return True if the resource has the object's label.
 
-    After an adoption, the nodes have the label. While there are no nodes, `operator` counts.
+    Without nodes, a resource doesn't show an adoption. Then `operator`, the private status, has the answer.
     """
     if identify(found) == operator.identity and not list_live(found, listing):
         return operator.adopted

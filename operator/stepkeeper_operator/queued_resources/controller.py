@@ -1,7 +1,5 @@
 """Reconcile one QueuedResource: parse, observe, decide, apply."""
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from typing_extensions import override
@@ -11,15 +9,14 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceState,
     QueuedResourceStatus,
 )
-from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cloud_tpu.cloud import CloudTPU
 from stepkeeper_operator.cloud_tpu.connection import count_requests
-from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster
+from stepkeeper_operator.cluster.protocol import guard_writes
+from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.kinds.controller import KindController
-from stepkeeper_operator.kinds.writing import ObjectWriter
-from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.queued_resources.apply import Applier
 from stepkeeper_operator.queued_resources.decide.queued_resource import decide_queued_resource
 from stepkeeper_operator.queued_resources.decision import Decision
@@ -34,43 +31,14 @@ __all__ = ["QueuedResourceController"]
 class QueuedResourceController(KindController[Subject, Observed, Decision]):
     """Reconcile QueuedResources."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        cache: Cache,
-        cloud: CloudTPU,
-        settings: CloudSettings,
-        metrics: Metrics,
-        identity: str,
-        acting: Callable[[], bool],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        super().__init__(QUEUED_RESOURCES, cache=cache, acting=acting, clock=clock)
-        self._metrics = metrics.queued_resources
+    def __init__(self, shared: Shared, *, cloud: CloudTPU, settings: CloudSettings) -> None:
+        super().__init__(QUEUED_RESOURCES, shared)
+        self._metrics = shared.metrics.queued_resources
         self._settings = settings
-        self._memory = Memory(clock)
-        cloud = count_requests(cloud, self._metrics.count_request)
-        self._observer = Observer(
-            cluster=cluster,
-            cache=cache,
-            cloud=cloud,
-            memory=self._memory,
-            settings=settings,
-            metrics=self._metrics,
-            clock=clock,
-        )
-        self._applier = Applier(
-            cluster=cluster,
-            cache=cache,
-            cloud=cloud,
-            memory=self._memory,
-            writer=ObjectWriter(
-                QUEUED_RESOURCES, cluster=cluster, metrics=metrics, identity=identity, clock=clock
-            ),
-            acting=acting,
-            clock=clock,
-        )
+        self._memory = memory = Memory(shared.clock)
+        cloud = guard_writes(count_requests(cloud, self._metrics.count_request), acting=shared.acting)
+        self._observer = Observer(shared, cloud=cloud, memory=memory, settings=settings)
+        self._applier = Applier(shared=shared, cloud=cloud, memory=memory, writer=self._writer)
 
     @override
     def _read(self, key: ObjectKey, raw: RawObject) -> tuple[Subject | None, tuple[str, ...]]:
@@ -85,7 +53,7 @@ class QueuedResourceController(KindController[Subject, Observed, Decision]):
         await self._applier.report_unreadable(raw, problems)
 
     @override
-    async def _observe(self, key: ObjectKey, subject: Subject) -> Observed:
+    async def _observe(self, key: ObjectKey, subject: Subject, problems: tuple[str, ...]) -> Observed:
         return await self._observer.observe(subject)
 
     @override

@@ -13,9 +13,8 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
-from stepkeeper_operator.events import ObjectEvent
-from stepkeeper_operator.facts import Node
-from stepkeeper_operator.kinds.decision import KindDecision
+from stepkeeper_operator.facts.node import Node
+from stepkeeper_operator.kinds.decision import KindDecision, ObjectEvent
 from stepkeeper_operator.queued_resources.observed import MemberPod
 
 __all__ = [
@@ -56,16 +55,19 @@ class DeleteCloudResource:
     request_id: str
     version: ApiVersion
     operator: ResourceOperatorState = field(compare=False)
-    """Shows whether the object has adopted it."""
+    """The object's private status, by which `apply` checks again that the resource is still the object's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelNodes:
-    """Set this object's labels on existing cloud nodes, in this order."""
+    """Set this object's labels on nodes of the cloud that it adopts, in the order of `owners`."""
 
     place: Place
     owners: Mapping[str, str]
-    """The uid in each node's label at the time of the decision, by the node's id; empty: it had none."""
+    """By node id, the uid in the node's label at the time of the decision; empty if it had none.
+
+    `apply` stops at the first node whose label has another uid by then.
+    """
 
     labels: Mapping[str, str]
     version: ApiVersion
@@ -80,7 +82,7 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relabel:
-    """Set this object's labels on a node of machines that it has adopted from a deleted object."""
+    """Set this object's labels on the Kubernetes node of a machine that it has adopted from a deleted object."""
 
     member: Node
 
@@ -128,7 +130,7 @@ class Plan:
     """The next step with the cloud resource, before the status is filled in."""
 
     status: QueuedResourceStatus
-    """The new `operator`, operation and error. The mirror of the cloud is added later."""
+    """The status with a new `operator`, `operation` and `error`. The mirror of the cloud is added later."""
 
     actions: tuple[Action, ...] = ()
     requeue_after_s: float | None = None
@@ -137,7 +139,7 @@ class Plan:
 
     problems: tuple[Problem, ...] = ()
     waiting: str = ""
-    """Description of what it waits for, for condition Active."""
+    """The event that the object waits for, in words for condition Active; empty if it waits for none."""
 
     events: tuple[ObjectEvent, ...] = ()
     """Events to create once, together with the status."""

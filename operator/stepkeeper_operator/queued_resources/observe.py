@@ -3,21 +3,19 @@
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
-from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cloud_tpu.cloud import CloudOperationState, CloudTPU, CloudTPUError, Place
 from stepkeeper_operator.cloud_tpu.naming import FINALIZER, parse_cloud_name
 from stepkeeper_operator.cloud_tpu.polling import Poller
 from stepkeeper_operator.cloud_tpu.request import place_of, read_api_version
-from stepkeeper_operator.cluster import NAMESPACES, QUEUED_RESOURCES, SECRETS, Cluster
+from stepkeeper_operator.cluster.resources import NAMESPACES, QUEUED_RESOURCES, SECRETS
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.facts import Node
+from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.facts.raw import RawObject, controller_of
-from stepkeeper_operator.metrics import QueuedResourceMetrics
+from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.queued_resources.absence import OrphanWatch, complete_listing
 from stepkeeper_operator.queued_resources.observed import MemberPod, Memory, Observed, ResourceMemory
 from stepkeeper_operator.queued_resources.settings import CloudSettings
@@ -35,26 +33,16 @@ _MIRROR: Final = "kubernetes.io/config.mirror"
 class Observer:
     """Gather the `Observed` of a QueuedResource."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        cache: Cache,
-        cloud: CloudTPU,
-        memory: Memory,
-        settings: CloudSettings,
-        metrics: QueuedResourceMetrics,
-        clock: Callable[[], float],
-    ) -> None:
-        self._cluster = cluster
-        self._cache = cache
+    def __init__(self, shared: Shared, *, cloud: CloudTPU, memory: Memory, settings: CloudSettings) -> None:
+        self._cluster = shared.cluster
+        self._cache = shared.cache
+        self._clock = shared.clock
+        self._metrics = shared.metrics.queued_resources
         self._cloud = cloud
-        self._poller = Poller(cloud, clock=clock)
-        self._orphans = OrphanWatch(cache, metrics)
+        self._poller = Poller(cloud, clock=shared.clock)
+        self._orphans = OrphanWatch(shared.cache, self._metrics)
         self._memory = memory
-        self._metrics = metrics
         self._settings = settings
-        self._clock = clock
 
     async def observe(self, subject: Subject) -> Observed:
         """Gather the input of a decision, including errors of the cloud. Raises ApiError for the cluster's errors."""

@@ -11,7 +11,7 @@ from typing import Final
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cloud_tpu.cloud import CloudOperationState, CloudTPUError, Place
 from stepkeeper_operator.cloud_tpu.polling import Listing
-from stepkeeper_operator.facts import Node
+from stepkeeper_operator.facts.node import Node
 
 __all__ = ["CORDON_RETRY_S", "MemberPod", "Memory", "Observed", "Outcome", "ResourceMemory", "Verb"]
 

@@ -43,10 +43,8 @@ class _Remnant(ApiModel):
 def read_subject(raw: RawObject) -> Subject:
     """Read the object. Raises ValidationError if even its metadata is unreadable."""
     meta = ObjectMeta.model_validate(raw["metadata"])
-    retain, status = (
-        get_nested(raw, "spec", "deletionPolicy") == DeletionPolicy.RETAIN,
-        raw.get("status") or {},
-    )
+    retain = get_nested(raw, "spec", "deletionPolicy") == DeletionPolicy.RETAIN
+    status = raw.get("status") or {}
     if status.get("state") not in (None, *QueuedResourceState):  # without a state it would look new
         raw = {**raw, "status": {**status, "state": QueuedResourceState.UNKNOWN.value}}
     reading, unfindable = read_object(QueuedResource, raw), _find_status_problems(status)

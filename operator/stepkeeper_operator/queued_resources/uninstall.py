@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Final, TextIO
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import DeletionPolicy
 from stepkeeper_operator.cloud_tpu.naming import FINALIZER
-from stepkeeper_operator.cluster import QUEUED_RESOURCES, Cluster
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
@@ -14,36 +16,33 @@ from stepkeeper_operator.labels import ADOPT_ANNOTATION
 __all__ = ["OBSTACLE", "check_uninstall"]
 
 _MAX_LISTED: Final = 20
-_NOT_FOUND: Final = 404
 
 OBSTACLE: Final = 1
 """Exit status of a refusal. The chart's Job doesn't retry after it."""
 
 
 async def check_uninstall(cluster: Cluster, output: TextIO) -> int:
-    """Find QueuedResources that need the operator, and write them to `output`.
+    """Write the QueuedResources that need the operator to `output`. Return the exit status: 0, `OBSTACLE` or 75.
 
     Without it, the machines of those with deletionPolicy Delete stay. Objects with the operator's finalizer can't be
-    deleted, nor can their namespaces.
-
-    Returns:
-        The exit status: 0 if there are none, `OBSTACLE`, or 75 if the API server doesn't answer.
+    deleted, nor can their namespaces. 75 means that the API server didn't answer.
     """
     try:
         objects = await cluster.list_all(QUEUED_RESOURCES)
     except ApiError as error:
-        if error.status == _NOT_FOUND:  # without the CRD there are no objects
+        if error.status == HTTPStatus.NOT_FOUND:  # without the CRD there are no objects
             return os.EX_OK
         output.write(f"cannot list QueuedResources: {error}\n")
         return os.EX_TEMPFAIL
-    delete, key = DeletionPolicy.DELETE, "finalizers"
-    blocking = [
-        raw for raw in objects if _policy_of(raw) == delete or FINALIZER in raw["metadata"].get(key, ())
-    ]
+    blocking = [raw for raw in objects if _needs_operator(raw)]
     if not blocking:
         return os.EX_OK
     output.write(f"{_describe(blocking)}\n")
     return OBSTACLE
+
+
+def _needs_operator(raw: RawObject) -> bool:
+    return _policy_of(raw) == DeletionPolicy.DELETE or FINALIZER in raw["metadata"].get("finalizers", ())
 
 
 def _policy_of(raw: RawObject) -> str:

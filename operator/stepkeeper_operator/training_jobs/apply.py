@@ -2,22 +2,21 @@
 
 import logging
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, assert_never
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
-from stepkeeper_operator.cluster import CONFIG_MAPS, JOBSETS, PODS, TRAINING_JOBS, Cluster
+from stepkeeper_operator.cluster.resources import CONFIG_MAPS, JOBSETS, PODS, TRAINING_JOBS
 from stepkeeper_operator.errors import ApiError, ConflictError
-from stepkeeper_operator.events import ObjectEvent
-from stepkeeper_operator.facts import JobSet, read_config_map, read_jobset
+from stepkeeper_operator.facts.jobset import JobSet, read_config_map, read_jobset
 from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.kinds.decision import ObjectEvent
+from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.kinds.writing import ObjectWriter
 from stepkeeper_operator.labels import NODE_LOST_REASON
-from stepkeeper_operator.training_jobs.decide.refusals import is_refused
+from stepkeeper_operator.training_jobs.decide.acceptance import is_refused
 from stepkeeper_operator.training_jobs.decision import (
     RELYING_ON_STATUS,
     Action,
@@ -29,7 +28,7 @@ from stepkeeper_operator.training_jobs.decision import (
     GiveUpPod,
     SetSuspend,
 )
-from stepkeeper_operator.training_jobs.memory import Memory, Rejection
+from stepkeeper_operator.training_jobs.observed import Memory, Rejection
 
 __all__ = ["Applier", "Outcome", "suspend_manifest"]
 
@@ -55,34 +54,22 @@ class Outcome:
     """False if the refusals of writes may have changed, so that the status has to be derived again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Applier:
     """Apply a decision in this order: status, events, actions."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        cache: Cache,
-        memory: Memory,
-        writer: ObjectWriter,
-        clock: Callable[[], float],
-    ) -> None:
-        self._cluster = cluster
-        self._cache = cache
-        self._memory = memory
-        self._writer = writer
-        self._clock = clock
+    shared: Shared
+    memory: Memory
+    writer: ObjectWriter
 
     async def apply_decision(
         self, key: ObjectKey, job: CheckpointedTrainingJob, decision: Decision
     ) -> Outcome:
         """Apply `decision`. A failed write blocks only the writes that rely on it.
 
-        Raises:
-            ConflictError: The job was changed since it was read. Nothing is done.
-            ApiError: The job is gone. Nothing is done.
+        Raises ConflictError or ApiError if the job has changed or is gone; then nothing is done.
         """
-        memory = self._memory.get_job(job.metadata.uid)
+        memory = self.memory.get_job(job.metadata.uid)
         before, unwritten = memory.rejections, await self._write_status(job, decision)
         failures, refused = ([] if unwritten is None else [unwritten]), dict[str, Rejection]()
         held: tuple[type[Action], ...] = () if unwritten is None else RELYING_ON_STATUS
@@ -123,12 +110,12 @@ class Applier:
 
     async def _write_status(self, job: CheckpointedTrainingJob, decision: Decision) -> ApiError | None:
         """Write the status and then the events. Return the error, also reported as an event, if the write fails."""
-        memory = self._memory.get_job(job.metadata.uid)
+        memory = self.memory.get_job(job.metadata.uid)
         if not decision.write_status:
             memory.unwritten = None  # the last status was written, or is obsolete
             return None
         try:
-            raw = await self._writer.write_status(job.metadata, decision.status.to_raw())
+            raw = await self.writer.write_status(job.metadata, decision.status.to_raw())
         except ApiError as error:
             if isinstance(error, ConflictError) or error.status == HTTPStatus.NOT_FOUND:
                 raise  # the job has changed or is gone
@@ -137,13 +124,13 @@ class Applier:
             if refusal is not None and refusal.reportable and (known is None or not known.reportable):
                 text = f"cannot write the status; nothing starts or stops until it is written: {error}"
                 event = ObjectEvent(warning=True, reason="StatusNotWritten", message=text)
-                await self._writer.create_event(job.metadata, event)
+                await self.writer.create_event(job.metadata, event)
             return error
         memory.unwritten = None
-        self._cache.record_training_job(raw)
-        memory.last_write_at = self._clock()
+        self.shared.cache.record_training_job(raw)
+        memory.last_write_at = self.shared.clock()
         for event in decision.events:
-            await self._writer.create_event(job.metadata, event)
+            await self.writer.create_event(job.metadata, event)
         return None
 
     def _describe_refusal(
@@ -152,7 +139,7 @@ class Applier:
         """Describe the refusal of a write; `known` is the last one. None for a conflict: the job read was stale."""
         if error.status == HTTPStatus.CONFLICT:
             return None
-        now = self._clock()
+        now = self.shared.clock()
         since = now if known is None else known.since
         is_permanent = error.is_permanent and error.status < HTTPStatus.INTERNAL_SERVER_ERROR
         return Rejection(
@@ -167,39 +154,39 @@ class Applier:
     async def _do_action(self, key: ObjectKey, job: CheckpointedTrainingJob, action: Action) -> None:
         match action:
             case ApplyConfigMap():
-                raw = await self._cluster.apply(CONFIG_MAPS, key.namespace, action.manifest)
-                self._memory.get_job(job.metadata.uid).config_map = read_config_map(raw)
+                raw = await self.shared.cluster.apply(CONFIG_MAPS, key.namespace, action.manifest)
+                self.memory.get_job(job.metadata.uid).config_map = read_config_map(raw)
             case CreateJobSet():
-                raw = await self._cluster.create(JOBSETS, key.namespace, action.manifest)
-                self._memory.get_job(job.metadata.uid).note_holder(read_jobset(raw))
-                self._cache.record_jobset(raw)
+                raw = await self.shared.cluster.create(JOBSETS, key.namespace, action.manifest)
+                self.memory.get_job(job.metadata.uid).note_holder(read_jobset(raw))
+                self.shared.cache.record_jobset(raw)
             case SetSuspend():
                 body = suspend_manifest(action.jobset, suspend=action.suspend)
-                self._cache.record_jobset(await self._cluster.apply(JOBSETS, key.namespace, body))
+                self.shared.cache.record_jobset(await self.shared.cluster.apply(JOBSETS, key.namespace, body))
             case DeleteJobSet():
                 uid = action.jobset.uid
-                await self._cluster.delete(JOBSETS, key.namespace, key.name, uid=uid, foreground=True)
+                await self.shared.cluster.delete(JOBSETS, key.namespace, key.name, uid=uid, foreground=True)
             case GiveUpPod():
                 await self._give_up_pod(action)
             case DeleteTrainingJob():
-                await self._cluster.delete(TRAINING_JOBS, key.namespace, key.name, uid=job.metadata.uid)
+                await self.shared.cluster.delete(TRAINING_JOBS, key.namespace, key.name, uid=job.metadata.uid)
             case _:
                 assert_never(action)
-        self._writer.count_write(type(action).__name__, job.metadata)
+        self.writer.count_write(type(action).__name__, job.metadata)
 
     async def _give_up_pod(self, action: GiveUpPod) -> None:
         pod = action.pod
         if not pod.terminal:
-            body = _pod_failure_patch(action, now=self._clock())
+            body = _pod_failure_patch(action, now=self.shared.clock())
             try:
-                await self._cluster.patch_pod_status(pod.namespace, pod.name, body)
+                await self.shared.cluster.patch_pod_status(pod.namespace, pod.name, body)
             except ApiError as error:
                 if error.status != HTTPStatus.NOT_FOUND:
                     raise
-                self._cache.forget_objects(frozenset({pod.uid}))
+                self.shared.cache.forget_objects(frozenset({pod.uid}))
                 return
         # The Job's finalizer keeps the pod until the Job has counted it. Without this deletion it blocks the restart.
-        await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
+        await self.shared.cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
 
 
 def _starts_pods(action: Action) -> bool:
@@ -208,10 +195,7 @@ def _starts_pods(action: Action) -> bool:
 
 
 def _keep_message(known: Rejection | None, text: str, generation: int) -> str:
-    """Return the known message if only numbers differ, such as ports and times, to save a write and an event.
-
-    Numbers that differ after an edit of the spec are reported.
-    """
+    """Return the known message if only numbers such as ports differ, unless the spec was edited: this saves writes."""
     if known is None or known.generation != generation:
         return text
     return known.message if _NUMBER.sub("", known.message) == _NUMBER.sub("", text) else text
@@ -228,10 +212,7 @@ def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
 
 
 def _pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
-    """Build the patch that sets a pod's phase to Failed and its condition together.
-
-    A Failed pod without the condition would count as a failure of the application.
-    """
+    """Set a pod's phase and condition together: a Failed pod without it counts as the application's failure."""
     condition = {
         "type": "DisruptionTarget",
         "status": "True",

@@ -1,33 +1,27 @@
 """Reconcile one job: parse, observe, decide, apply."""
 
 import logging
-import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from typing_extensions import override
 
 from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.reports import ReportCache
-from stepkeeper_operator.cluster import TRAINING_JOBS, Cluster
+from stepkeeper_operator.cluster.resources import TRAINING_JOBS
 from stepkeeper_operator.facts.raw import RawObject
-from stepkeeper_operator.kinds.controller import KindController
-from stepkeeper_operator.kinds.reconcile import RETRY_SOON_S
-from stepkeeper_operator.kinds.writing import ObjectWriter
-from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.kinds.controller import RETRY_SOON_S, KindController
+from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.apply import Applier
 from stepkeeper_operator.training_jobs.decide.job import decide_job
 from stepkeeper_operator.training_jobs.decide.progressing import is_stalled
 from stepkeeper_operator.training_jobs.decide.save_requests import find_open_request
-from stepkeeper_operator.training_jobs.decide.stuck_pods import is_pod_stuck
+from stepkeeper_operator.training_jobs.decide.terminating_pods import is_pod_stuck
 from stepkeeper_operator.training_jobs.decision import Decision
-from stepkeeper_operator.training_jobs.memory import Memory
 from stepkeeper_operator.training_jobs.observe import Observer
-from stepkeeper_operator.training_jobs.observed import Observed
+from stepkeeper_operator.training_jobs.observed import Memory, Observed
 from stepkeeper_operator.training_jobs.unreadable import UnreadableJobs
 
 __all__ = ["JobController"]
@@ -35,57 +29,29 @@ __all__ = ["JobController"]
 _log = logging.getLogger(__name__)
 
 
-class JobReading(NamedTuple):
-    """The readable parts of a job, and the problems of the others."""
-
-    job: CheckpointedTrainingJob
-    problems: tuple[str, ...]
-
-
-class JobController(KindController[JobReading, Observed, Decision]):
+class JobController(KindController[CheckpointedTrainingJob, Observed, Decision]):
     """Reconcile CheckpointedTrainingJobs."""
 
     def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        cache: Cache,
-        reports: ReportCache,
-        settings: OperatorSettings,
-        metrics: Metrics,
-        ca_pem: Callable[[], str],
-        acting: Callable[[], bool],
-        clock: Callable[[], float] = time.time,
+        self, shared: Shared, *, reports: ReportCache, settings: OperatorSettings, ca_pem: Callable[[], str]
     ) -> None:
-        super().__init__(TRAINING_JOBS, cache=cache, acting=acting, clock=clock)
+        super().__init__(TRAINING_JOBS, shared)
         self._reports = reports
         self._settings = settings
-        self._metrics = metrics
-        self._memory = Memory(started_at=clock())
-        writer = ObjectWriter(
-            TRAINING_JOBS, cluster=cluster, metrics=metrics, identity=settings.identity, clock=clock
-        )
+        self._metrics = shared.metrics
+        self._memory = memory = Memory(started_at=shared.clock())
         self._observer = Observer(
-            cluster=cluster,
-            cache=cache,
-            reports=reports,
-            memory=self._memory,
-            ca_pem=ca_pem,
-            settings=settings,
-            clock=clock,
+            shared=shared, reports=reports, memory=memory, ca_pem=ca_pem, settings=settings
         )
-        self._applier = Applier(cluster=cluster, cache=cache, memory=self._memory, writer=writer, clock=clock)
-        self._unreadable = UnreadableJobs(
-            cluster=cluster, cache=cache, reports=reports, writer=writer, clock=clock
-        )
+        self._applier = Applier(shared=shared, memory=memory, writer=self._writer)
+        self._unreadable = UnreadableJobs(shared=shared, reports=reports, writer=self._writer)
 
     @override
-    def _read(self, key: ObjectKey, raw: RawObject) -> tuple[JobReading | None, tuple[str, ...]]:
+    def _read(self, key: ObjectKey, raw: RawObject) -> tuple[CheckpointedTrainingJob | None, tuple[str, ...]]:
         reading = read_object(CheckpointedTrainingJob, raw)
         if reading.problems:
             _log.warning("cannot read job", extra={**key.log_fields, "error": "; ".join(reading.problems)})
-        job, problems = reading.value, reading.problems
-        return None if job is None else JobReading(job, problems), problems
+        return reading.value, reading.problems
 
     @override
     async def _manage_unreadable(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
@@ -93,23 +59,25 @@ class JobController(KindController[JobReading, Observed, Decision]):
         await self._unreadable.manage(key, raw, problems)
 
     @override
-    async def _observe(self, key: ObjectKey, subject: JobReading) -> Observed:
-        return await self._observer.observe(key, subject.job, subject.problems)
+    async def _observe(
+        self, key: ObjectKey, subject: CheckpointedTrainingJob, problems: tuple[str, ...]
+    ) -> Observed:
+        return await self._observer.observe(key, subject, problems)
 
     @override
-    def _decide(self, subject: JobReading, observed: Observed, *, now: float) -> Decision:
-        return decide_job(subject.job, observed, self._settings, now=now)
+    def _decide(self, subject: CheckpointedTrainingJob, observed: Observed, *, now: float) -> Decision:
+        return decide_job(subject, observed, self._settings, now=now)
 
     @override
     async def _apply(
-        self, key: ObjectKey, subject: JobReading, observed: Observed, decision: Decision
+        self, key: ObjectKey, subject: CheckpointedTrainingJob, observed: Observed, decision: Decision
     ) -> float | None:
-        outcome = await self._applier.apply_decision(key, subject.job, decision)
+        outcome = await self._applier.apply_decision(key, subject, decision)
         if outcome.status_written:
             # Send only a request that the status records, so that a restarted operator sends the same one.
             request = find_open_request(decision.status)
-            self._reports.set_save_request(subject.job.metadata.uid, request)
-            self._update_metrics(key, subject.job, decision)
+            self._reports.set_save_request(subject.metadata.uid, request)
+            self._update_metrics(key, subject, decision)
         if outcome.failures:
             raise outcome.failures[0]
         return decision.requeue_after_s if outcome.settled else RETRY_SOON_S

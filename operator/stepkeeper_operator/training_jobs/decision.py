@@ -7,7 +7,8 @@ from typing import Any, Final, TypeAlias
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
-from stepkeeper_operator.facts import JobSet, Pod
+from stepkeeper_operator.facts.jobset import JobSet
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.kinds.decision import KindDecision
 
 __all__ = [

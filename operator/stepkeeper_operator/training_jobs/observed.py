@@ -1,4 +1,7 @@
-"""Define the input of a decision about one job, in addition to the job itself."""
+"""Define the observations that a decision about one job uses, and the memory of jobs that this process keeps.
+
+A restart loses the memory, which costs only a few requests.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,15 +11,21 @@ from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS, Conditio
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import ConfigMap, JobRoot, JobSet, Node, Pod, QueuedMachines, Workload
+from stepkeeper_operator.facts.checkpoint_root import JobRoot
+from stepkeeper_operator.facts.jobset import ConfigMap, JobSet, Workload
+from stepkeeper_operator.facts.node import Node
+from stepkeeper_operator.facts.pod import Pod
+from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.training_jobs.memory import Rejection
 
 __all__ = [
     "JOBSET_RECHECK_S",
     "REJECTION_RETRY_S",
+    "JobMemory",
     "Leftover",
+    "Memory",
     "Observed",
+    "Rejection",
     "View",
     "compute_recheck_s",
     "find_end",
@@ -29,9 +38,27 @@ _MAX_RECHECK_S: Final = 60.0
 _RECHECK_SHARE: Final = 0.25
 """The share of the time since the attempt's end for which that state is trusted later."""
 
-
 REJECTION_RETRY_S: Final = 60.0
 """Seconds until the creation of a refused JobSet is retried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """The API server's refusal of a write for a job."""
+
+    generation: int
+    """Generation of the job from which the refused write was built."""
+
+    status: int
+    """HTTP status of the answer."""
+
+    message: str
+    at: float
+    since: float
+    """Unix time of the first of the consecutive refusals."""
+
+    reportable: bool
+    """True if users should see it: it lasts until something is changed, or has lasted for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +138,6 @@ class Observed:
         """
         return self.jobset is not None and (self.jobset.is_queued or self.workload is not None)
 
-    def count_hosts(self, job: CheckpointedTrainingJob) -> int:
-        """Count the JobSet's hosts, or the spec's if there is no JobSet. A refused edit changes only the spec."""
-        made = 0 if self.jobset is None else self.jobset.n_pods
-        return made or job.spec.placement.n_hosts
-
     def find_eviction(self, job: CheckpointedTrainingJob) -> str | None:
         """Return why Kueue has suspended the JobSet; None if it has not."""
         if self.jobset is None or not self.is_queued or not self.jobset.suspend or job.spec.suspend:
@@ -147,7 +169,9 @@ class View:
 
     @property
     def n_hosts(self) -> int:
-        return self.observed.count_hosts(self.job)
+        """The number of hosts in the JobSet, or in the spec without a JobSet. A refused edit changes only the spec."""
+        made = 0 if self.jobset is None else self.jobset.n_pods
+        return made or self.job.spec.placement.n_hosts
 
     @property
     def is_on_queued_resource(self) -> bool:
@@ -156,14 +180,10 @@ class View:
 
 
 def compute_recheck_s(job: CheckpointedTrainingJob, jobset: JobSet, *, now: float) -> float | None:
-    """Compute for how many seconds the cached state of the JobSet is trusted without a watch event.
+    """Compute for how many seconds the cached JobSet is trusted without a watch event; None: without limit.
 
-    It is read again only while the job waits for JobSet to act: no attempt runs, the JobSet is not suspended, and the
-    operator does not wait for a back-off.
-
-    Returns:
-        The seconds, which grow while the job waits; None while the job does not wait for JobSet.
-
+    The longer ago the attempt ended, the longer it is trusted. It is read again only while the job waits for JobSet to
+    act: no attempt runs, the JobSet is not suspended, and the operator does not wait for a back-off.
     """
     attempts, next_at = job.status.attempts, job.status.next_start_time
     if not attempts or jobset.suspend:
@@ -178,3 +198,41 @@ def find_end(job: CheckpointedTrainingJob) -> int | None:
     """Find the Unix time at which the job ended; None if it has not ended."""
     ends = (c for c in job.status.conditions if c.type in END_CONDITIONS and c.status is ConditionStatus.TRUE)
     return next((end.last_transition_time for end in ends), None)
+
+
+@dataclass(slots=True)
+class JobMemory:
+    last_write_at: float = 0.0
+    config_map: ConfigMap | None = None
+    config_map_read_at: float = float("-inf")
+    jobset_read_at: float = float("-inf")
+    held_jobset: str | None = None
+    """Uid of the JobSet that another controller suspended at its creation, and has controlled since."""
+
+    has_acted: bool = False
+    """True once a decision was applied. Until then it is unknown which writes the API server refuses."""
+
+    rejections: dict[str, Rejection] = field(default_factory=dict)
+    """The refusals of the last actions, by the action's name."""
+
+    unwritten: Rejection | None = None
+    """The refusal of the last status."""
+
+    def note_holder(self, jobset: JobSet) -> None:
+        """Remember a JobSet that another controller suspended at its creation: only generation 1 of it shows that."""
+        if jobset.created_suspended:
+            self.held_jobset = jobset.uid
+
+
+@dataclass(slots=True)
+class Memory:
+    """The memory of all jobs, by uid."""
+
+    started_at: float
+    jobs: dict[str, JobMemory] = field(default_factory=dict)
+
+    def get_job(self, job_uid: str) -> JobMemory:
+        return self.jobs.setdefault(job_uid, JobMemory())
+
+    def forget_job(self, job_uid: str) -> None:
+        self.jobs.pop(job_uid, None)

@@ -1,7 +1,6 @@
 """Manage a job whose spec cannot be read at all: report the problems and commits, and stop it if requested."""
 
-import contextlib
-from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from stepkeeper_operator.api.base import ObjectMeta
@@ -9,13 +8,12 @@ from stepkeeper_operator.api.reading import read_object
 from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS, ConditionType, ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cache.reports import ReportCache
-from stepkeeper_operator.cluster import JOBSETS, Cluster
+from stepkeeper_operator.cluster.resources import JOBSETS
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.facts.raw import RawObject, condition_of, get_nested
+from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.kinds.writing import ObjectWriter, renew_condition
 from stepkeeper_operator.training_jobs.apply import suspend_manifest
 from stepkeeper_operator.training_jobs.attempts.budgets import reset_failures
@@ -32,67 +30,50 @@ _BY_SPEC: Final = frozenset(
 _NOT_JUDGED: Final = "unknown while the spec cannot be read: see condition Accepted"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableJobs:
     """Manage unreadable jobs by their raw objects."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        cache: Cache,
-        reports: ReportCache,
-        writer: ObjectWriter,
-        clock: Callable[[], float],
-    ) -> None:
-        self._cluster = cluster
-        self._cache = cache
-        self._reports = reports
-        self._writer = writer
-        self._clock = clock
+    shared: Shared
+    reports: ReportCache
+    writer: ObjectWriter
 
     async def manage(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
-        """Set condition Accepted with an event, show the job's commits, and stop its JobSet if the spec requests it.
-
-        Raises:
-            ApiError: A write failed; the others were tried.
-        """
+        """Show the problems and the commits, and stop the JobSet if the spec says so. Raises ApiError at the end."""
         meta = ObjectMeta.model_validate(raw["metadata"])
         # Stop first: the API server may refuse a status for such a spec.
         try:
             await self._stop_if_requested(key, raw, meta)
         except ApiError:
-            with contextlib.suppress(ApiError):
-                await self._report(raw, meta, problems)
+            await self._report(raw, meta, problems)
             raise
         await self._report(raw, meta, problems)
 
     async def _report(self, raw: RawObject, meta: ObjectMeta, problems: tuple[str, ...]) -> None:
-        evidence = self._cache.list_evidence(meta.uid)
-        judged = _reset_conditions(raw, now=self._clock())
-        shown = _show_commits(judged, Observed(report=self._reports.get_report(meta.uid), evidence=evidence))
-        written = await self._writer.report_unreadable(shown, problems, initial={"phase": "Pending"})
+        evidence = self.shared.cache.list_evidence(meta.uid)
+        judged = _reset_conditions(raw, now=self.shared.clock())
+        shown = _show_commits(judged, Observed(report=self.reports.get_report(meta.uid), evidence=evidence))
+        written = await self.writer.report_unreadable(shown, problems, initial={"phase": "Pending"})
         if written is None and shown.get("status") != raw.get("status"):
-            written = await self._writer.write_status(meta, shown["status"])
+            written = await self.writer.write_status(meta, shown["status"])
         if written is not None:
-            self._cache.record_training_job(written)
+            self.shared.cache.record_training_job(written)
 
     async def _stop_if_requested(self, key: ObjectKey, raw: RawObject, meta: ObjectMeta) -> None:
-        jobset, spec = self._cache.get_jobset(key), raw.get("spec")
-        requested = isinstance(spec, Mapping) and spec.get("suspend") is True
-        own = jobset is not None and jobset.owner_uid == meta.uid and not jobset.is_finished
-        if requested and own and jobset is not None and not jobset.deleting:
-            await self._stop(jobset)
-
-    async def _stop(self, jobset: JobSet) -> None:
         """Suspend the JobSet, or delete it if Kueue manages it: Kueue would resume it."""
-        workload = self._cache.get_workload(jobset.uid)
+        jobset = self.shared.cache.get_jobset(key)
+        if jobset is None or jobset.owner_uid != meta.uid or jobset.is_finished or jobset.deleting:
+            return
+        if get_nested(raw, "spec", "suspend") is not True:
+            return
+        workload = self.shared.cache.get_workload(jobset.uid)
         if Observed(jobset=jobset, workload=workload).is_queued:
-            await self._cluster.delete(
+            await self.shared.cluster.delete(
                 JOBSETS, jobset.namespace, jobset.name, uid=jobset.uid, foreground=True
             )
         elif not jobset.suspend:
             body = suspend_manifest(jobset, suspend=True)
-            self._cache.record_jobset(await self._cluster.apply(JOBSETS, jobset.namespace, body))
+            self.shared.cache.record_jobset(await self.shared.cluster.apply(JOBSETS, jobset.namespace, body))
 
 
 def _show_commits(raw: RawObject, observed: Observed) -> RawObject:

@@ -28,17 +28,9 @@ class _Adapter(Protocol):
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks, sharding: str | None = None) -> TensorLayout:
     """Describe where every part of the tensor lies, on all ranks. Nothing is computed or transferred.
 
-    An XLA tensor with a pending computation may get its sharding only when that has run. So a save calls `materialize`
-    first.
-
-    Args:
-        fqn: the tensor's flat name.
-        tensor: any tensor that can be stored.
-        ranks: this process among those that save or load.
-        sharding: for an XLA tensor, the text of the sharding with which it will be filled; None to leave it.
-
-    Raises:
-        UnsupportedShardingError: the placement doesn't determine which device holds what.
+    An XLA tensor with a pending computation may get its sharding only when that has run. So a save calls
+    `materialize` first. `sharding` is the text of the sharding with which an XLA tensor will be filled; None
+    to leave it. Raises UnsupportedShardingError if the placement doesn't determine which device holds what.
     """
     if sharding is not None:
         from stepkeeper_planners.adapters import xla
@@ -50,11 +42,8 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks, sharding: str | None 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return all local shards by local index, as contiguous CPU tensors without padding.
 
-    CPU tensors may share memory with the tensor. On XLA the transfer holds the GIL, and moves every copy of a partially
-    replicated tensor.
-
-    Raises:
-        UnsupportedShardingError: see `describe`.
+    CPU tensors may share memory with the tensor. On XLA the transfer holds the GIL, and moves every copy of a
+    partially replicated tensor.
     """
     return _adapter(tensor).local_shards(tensor)
 
@@ -64,10 +53,10 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor], sharding: str
 
     Args:
         tensor: the tensor to fill.
-        pieces: a CPU tensor for each of `TensorLayout.local_boxes(rank)`, by local index, with that box's sizes and the
-            tensor's dtype.
-        sharding: for an XLA tensor that has none, the text of the sharding that it gets, by which it was described;
-            None to leave it as it is.
+        pieces: a CPU tensor for each of `TensorLayout.local_boxes(rank)`, by local index, with that box's sizes
+            and the tensor's dtype.
+        sharding: for an XLA tensor that has none, the text of the sharding that it gets, by which it was
+            described; None to leave it as it is.
 
     Raises:
         ValueError: a piece is missing, or has another shape or dtype.
@@ -147,8 +136,7 @@ def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
     """Return replacements for tensors of which a save would move more from the devices than it writes, by name.
 
     The replacements are copies on the devices, cut further, with equal elements. Empty without XLA tensors.
-
-    Ranks: all ranks call it with the same tensors, because it runs a program on all devices.
+    All ranks call this with the same tensors, because it runs a program on all devices.
     """
     if "torch_xla" not in sys.modules:
         return {}
@@ -210,7 +198,7 @@ def clear_sharding(tensors: Sequence[torch.Tensor]) -> None:
 
 def start_pending(tensors: Sequence[torch.Tensor]) -> None:
     """Start the computations that are pending on these tensors, and no others; do nothing without XLA tensors."""
-    if any(tensor.device.type == "xla" for tensor in tensors):
+    if "torch_xla" in sys.modules and any(tensor.device.type == "xla" for tensor in tensors):
         from stepkeeper_planners.adapters import xla
 
         xla.start_pending(tensors)
@@ -234,6 +222,8 @@ def device_memory(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def has_overlapping_elements(tensor: torch.Tensor) -> bool:
     """Return whether several elements certainly share one place in local memory, as after expand()."""
+    if is_ordinary(tensor) and tensor.is_contiguous():
+        return False
     if tensor.device.type == "xla":
         return False
     local = dtensor.to_local(tensor) if _is_dtensor(tensor) else tensor
@@ -242,11 +232,7 @@ def has_overlapping_elements(tensor: torch.Tensor) -> bool:
 
 
 def select_sharded(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors of which devices hold different parts. XLA tensors are wrapped as torch_xla's planners expect.
-
-    Raises:
-        UnsupportedShardingError: see `describe`.
-    """
+    """Return the tensors of which devices hold different parts, wrapped as torch_xla's planners expect."""
     found = {}
     for fqn, tensor in tensors.items():
         if _is_dtensor(tensor):

@@ -1,7 +1,7 @@
-"""Handle local tensors that declare which boxes of a global tensor they hold: torch's CheckpointableTensor protocol.
+"""Handle local tensors that declare which boxes of a global tensor they hold.
 
-They are recognized by four attributes, which any torch.Tensor may be given. torch 2.15 has the protocol; it isn't
-needed here.
+torch's CheckpointableTensor protocol is recognized by four attributes, which any torch.Tensor may be given,
+also before torch 2.15.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,10 +26,9 @@ def is_checkpointable(tensor: torch.Tensor) -> bool:
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
-    """Describe the chunks of this rank. The layout isn't complete: it lacks what other ranks hold.
+    """Describe the chunks of this rank, without those of others: the layout isn't complete.
 
-    Raises:
-        UnsupportedShardingError: the tensor has no elements in memory, or isn't strided.
+    Raises UnsupportedShardingError if the tensor has no elements in memory, or isn't strided.
     """
     plain.check_storable(fqn, tensor)
     shape = _global_shape(tensor)
@@ -59,10 +58,7 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
     """Fill every local shard from its piece; the elements between the shards stay unchanged.
 
-    A shard with the same box as an earlier one gets the same piece.
-
-    Raises:
-        ValueError: a piece is missing, or has another shape or dtype.
+    A shard with the same box as an earlier one gets the same piece. Raises ValueError as `get_piece`.
     """
     first: dict[Box, int] = {}
     for index, (box, local) in enumerate(_shards(tensor)):

@@ -29,15 +29,13 @@ from stepkeeper_planners.geometry.mesh_slices import list_mesh_slices
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
     """Describe one chunk for each place on the mesh. The ranks that differ only in replicated dimensions hold copies.
 
-    A tensor on a slice of a larger mesh also lies on the slices beside it. An example is a layer that isn't parallel,
-    in a tensor-parallel group: each rank of the group holds it. Ranks outside of all slices hold nothing.
+    A tensor on a slice of a larger mesh also lies on the slices beside it. An example is a layer that isn't
+    parallel, in a tensor-parallel group: each rank of the group holds it. Ranks outside of all slices hold
+    nothing. The mesh uses global ranks.
 
-    Ranks: the mesh uses global ranks.
-
-    Raises:
-        UnsupportedShardingError: a placement is Partial, or doesn't determine which rank holds what; ranks don't ascend
-            along a mesh dimension that shards; a part lies outside of the process group; or the local tensor doesn't
-            match the placements, or has no elements in memory.
+    Raises UnsupportedShardingError if a placement is Partial, or doesn't determine which rank holds what;
+    ranks don't ascend along a mesh dimension that shards; a part lies outside of the process group; or the
+    local tensor doesn't match the placements, or has no elements in memory.
     """
     shape = tuple(tensor.shape)
     local = to_local(tensor)
@@ -78,11 +76,7 @@ def host_memory(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
-    """Fill the local tensor from its piece; do nothing if it has no elements.
-
-    Raises:
-        ValueError: the piece is missing, or has another shape or dtype.
-    """
+    """Fill the local tensor from its piece; do nothing if it has no elements. Raises ValueError."""
     local = to_local(tensor)
     if local.numel() and tensor.numel():
         plain.fill(local, pieces)
@@ -91,8 +85,8 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
 def identity(tensor: torch.Tensor) -> object:
     """Return which memory it uses, how it views it, and which part of the global tensor that is.
 
-    The storage object identifies the memory, not its address: the local tensor may be empty on some ranks only, and
-    tied on all.
+    The storage object identifies the memory, not its address: the local tensor may be empty on some ranks
+    only, and tied on all.
     """
     local = to_local(tensor)
     part = (_dtensor(tensor).device_mesh, _dtensor(tensor).placements, tuple(tensor.shape))

@@ -54,8 +54,8 @@ class Tiling:
     def deduplicated(self, shape: tuple[int, ...]) -> "Tiling | None":
         """Return a tiling with more cuts, in which no two devices hold the same element; None if that isn't even.
 
-        Each device keeps a part of its data, so no communication is needed. Uneven tilings are left alone, because the
-        compiler would gather a tensor that comes out of a program in uneven tiles.
+        Each device keeps a part of its data, so no communication is needed. Uneven tilings are left alone,
+        because the compiler would gather a tensor that comes out of a program in uneven tiles.
         """
         counts = list(self.counts)
         devices = np.array(self.groups).reshape(*counts, self.copies)
@@ -78,8 +78,8 @@ class Tiling:
 def parse_sharding(fqn: str, text: str, ndim: int) -> Tiling | None:
     """Return the tiling that the text describes; None if every device holds the whole tensor.
 
-    Raises:
-        UnsupportedShardingError: the text doesn't determine which device holds what, or its kind is unknown here.
+    Raises UnsupportedShardingError if it doesn't determine which device holds what, or its kind is unknown
+    here.
     """
     try:
         return _parsed(text, ndim)
@@ -135,18 +135,9 @@ def device_owners(
 ) -> dict[int, tuple[Owner, ...]]:
     """Return, for each device of the program, the copies of its shard.
 
-    With one process in the program, each rank runs the whole program on devices of its own, numbered alike; they are
-    copies of one another. With several, the ranks are the program's processes, each with its share of the devices, in
-    order.
-
-    Args:
-        local: the numbers of this process's devices.
-        everywhere: the numbers of all devices of the program.
-        process_count: the number of processes that run the program.
-        ranks: this process among those that save or load.
-
-    Raises:
-        UnsupportedShardingError: the devices and ranks fit neither case.
+    With one process in the program, each rank runs the whole program on devices of its own, numbered alike;
+    they are copies of one another. With several, the ranks are the program's processes, each with its share
+    of the devices, in order. Raises UnsupportedShardingError if the devices and ranks fit neither case.
     """
     if process_count == 1:
         return {

@@ -1,4 +1,4 @@
-"""Track which XLA tensors have no sharding set by the user, and keep copies from giving them one."""
+"""Track the XLA tensors whose shardings the user didn't set, and keep copies from setting one."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,10 @@ __all__ = [
 ]
 
 _INFERRED: Final = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]  # torch has no types for it
-"""Tensors whose shardings priming inferred, with the text of each: for torch_xla they are like marked ones."""
+"""Tensors whose shardings `prime_optimizer` inferred, each with the sharding's text.
+
+torch_xla itself can't distinguish them from tensors that the user marked.
+"""
 
 
 @contextmanager
@@ -33,7 +36,8 @@ def keep_shardings_open(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
     A program that reads such an XLA tensor, for example to copy it, pins its current placement: replicated on all
     devices. XLA could then no longer shard it, or tensors computed from it, in the next training step.
     """
-    left_open = [tensor for tensor in tensors if not adapters.has_sharding(tensor)]
+    with_xla = "torch_xla" in sys.modules
+    left_open = [tensor for tensor in tensors if not adapters.has_sharding(tensor)] if with_xla else []
     try:
         yield {id(tensor) for tensor in left_open}
     finally:
@@ -41,7 +45,7 @@ def keep_shardings_open(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
 
 
 def skip_self_copies() -> AbstractContextManager[object]:
-    """Skip copies of XLA tensors onto themselves: load_state_dict() copies tensors that a load has filled in place.
+    """Skip copies of XLA tensors onto themselves, which a load_state_dict() after a load makes.
 
     They would become a program that reads and writes every parameter.
     """
@@ -64,14 +68,13 @@ class _SkipSelfCopies(TorchFunctionMode):
 
 def collect_shardings(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Return the text of each XLA tensor's sharding, by name: "" for one that has none. Empty without SPMD."""
-    mine = {fqn: tensor for fqn, tensor in tensors.items() if tensor.device.type == "xla"}
-    if not mine or not count_devices():
+    if not count_devices():
         return {}
-    return {fqn: _text(tensor) for fqn, tensor in mine.items()}
+    return {fqn: _text(tensor) for fqn, tensor in tensors.items() if tensor.device.type == "xla"}
 
 
 def note_inferred(tensors: Iterable[torch.Tensor]) -> None:
-    """Record that the user didn't mark these tensors, even if they have shardings now."""
+    """Record that the present shardings of these tensors are inferred, and not set by the user."""
     for tensor in tensors:
         if tensor.device.type == "xla" and (text := _text(tensor)):
             _INFERRED[_unwrap(tensor)] = text
@@ -87,7 +90,10 @@ def is_sharded_as(tensor: torch.Tensor, other: object) -> bool:
     """Return whether both are XLA tensors of one shape that have the same sharding."""
     if not isinstance(other, torch.Tensor) or not tensor.device.type == other.device.type == "xla":
         return False
-    return tensor.shape == other.shape and _text(tensor) == _text(other) != ""
+    if tensor.shape != other.shape:
+        return False
+    text = _text(tensor)
+    return bool(text) and text == _text(other)
 
 
 def count_devices() -> int:

@@ -43,11 +43,10 @@ Span = tuple[int, int]
 
 @lru_cache(maxsize=64)
 def add_slice_dimension(mesh: RankMesh, root: RankMesh) -> RankMesh:
-    """Return the mesh with a further dimension, over the slices beside it in its root mesh.
+    """Return the mesh with a further dimension, over the slices beside it in its root mesh, if there are any.
 
-    An example is a model with some tensor-parallel layers: every other layer lies on one mesh for each of the parallel
-    ranks. These meshes don't reference each other, and hold copies. Without such slices, the mesh is returned
-    unchanged.
+    An example is a model with some tensor-parallel layers: every other layer lies on one mesh for each of the
+    parallel ranks. These meshes don't reference each other, and hold copies.
     """
     at = np.array(np.unravel_index([root.ranks.index(rank) for rank in mesh.ranks], root.shape))
     along = [dim for dim in range(len(root.shape)) if (at[dim] != at[dim][0]).any()]
@@ -66,12 +65,10 @@ def add_slice_dimension(mesh: RankMesh, root: RankMesh) -> RankMesh:
 def chunks_on_mesh(mesh: RankMesh, placements: Placements, shape: tuple[int, ...]) -> tuple[Chunk, ...]:
     """Return the parts that have elements, each with a copy on every rank of its place on the mesh, at local index 0.
 
-    A tensor without elements is one chunk that all ranks of the mesh hold. The result and its owners are shared between
-    tensors, because there may be thousands of them on a thousand ranks.
-
-    Raises:
-        UnsupportedShardingError: the placements don't fit the mesh or the shape, or don't determine which rank holds
-            what.
+    A tensor without elements is one chunk that all ranks of the mesh hold. The result and its owners are
+    shared between tensors, because there may be thousands of them on a thousand ranks. Raises
+    UnsupportedShardingError if the placements don't fit the mesh or the shape, or don't determine which rank
+    holds what.
     """
     if not prod(shape):
         return (Chunk(box=Box.whole(shape), owners=_owners(mesh.ranks)),)
@@ -91,18 +88,11 @@ def chunks_on_mesh(mesh: RankMesh, placements: Placements, shape: tuple[int, ...
 def chunks_in_group(
     mesh: RankMesh, placements: Placements, shape: tuple[int, ...], members: tuple[int, ...]
 ) -> tuple[Chunk, ...]:
-    """Return the chunks by the ranks of a process group; see `chunks_on_mesh`.
+    """Return the chunks by the ranks of a group whose `members` have these global ranks; see
+    `chunks_on_mesh`.
 
-    Copies on processes outside of the group are left out.
-
-    Args:
-        mesh: the mesh, in global ranks.
-        placements: how the tensor is sharded over it.
-        shape: the tensor's global shape.
-        members: the global ranks of the group's processes, by rank in the group.
-
-    Raises:
-        UnsupportedShardingError: only processes outside of the group hold some part; else as `chunks_on_mesh`.
+    Copies on processes outside of the group are left out. Raises UnsupportedShardingError too if no others
+    hold a part.
     """
     rank_of = {member: rank for rank, member in enumerate(members)}
     chunks = []
@@ -120,13 +110,10 @@ def chunks_in_group(
 
 @lru_cache(maxsize=256)
 def check_ascending_ranks(mesh: RankMesh, placements: Placements) -> None:
-    """Check that ranks ascend along every mesh dimension that shards.
+    """Check that ranks ascend along every mesh dimension that shards. The error suggests a better mesh.
 
-    Otherwise torch contradicts itself: its collectives take the parts in the order of ranks, so full_tensor() and
-    distribute_tensor() use another order than the mesh and the placements define.
-
-    Raises:
-        UnsupportedShardingError: ranks don't ascend; the message names the mesh, and suggests a better one.
+    Otherwise torch contradicts itself: its collectives take the parts in the order of ranks, so full_tensor()
+    and distribute_tensor() use another order than the mesh and the placements define.
     """
     grid = np.array(mesh.ranks).reshape(mesh.shape)
     for dim, cut in enumerate(placements):
@@ -141,11 +128,7 @@ def check_ascending_ranks(mesh: RankMesh, placements: Placements) -> None:
 
 @lru_cache(maxsize=256)
 def box_of_rank(mesh: RankMesh, placements: Placements, shape: tuple[int, ...], rank: int) -> Box | None:
-    """Return one rank's box; None if it has no elements.
-
-    Raises:
-        UnsupportedShardingError: as `chunks_on_mesh`.
-    """
+    """Return one rank's box; None if it has no elements. Raises as `chunks_on_mesh`."""
     chunks = chunks_on_mesh(mesh, placements, shape)
     held = (chunk.box for chunk in chunks if any(owner.rank == rank for owner in chunk.owners))
     return next(held, None)

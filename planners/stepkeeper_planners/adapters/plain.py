@@ -11,11 +11,7 @@ from stepkeeper_planners.geometry.layout import Ranks, TensorLayout, whole_tenso
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
-    """Describe one chunk that all ranks hold.
-
-    Raises:
-        UnsupportedShardingError: see `check_storable`.
-    """
+    """Describe one chunk that all ranks hold. Raises as `check_storable`."""
     check_storable(fqn, tensor)
     return whole_tensor(fqn, dtype_name(tensor.dtype), tensor.shape, ranks)
 
@@ -23,8 +19,7 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
 def check_storable(fqn: str, tensor: torch.Tensor) -> None:
     """Check that the tensor has its elements in memory, strided, and isn't made of other tensors.
 
-    Raises:
-        UnsupportedShardingError: it can't be stored; the message suggests what to do.
+    Raises UnsupportedShardingError, which suggests what to do.
     """
     if tensor.is_meta:
         raise UnsupportedShardingError(
@@ -33,7 +28,7 @@ def check_storable(fqn: str, tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise UnsupportedShardingError(f"{fqn}: a {kind} tensor can't be stored; make it a dense one")
-    if str(tensor.dtype).startswith("torch.bits"):
+    if dtype_name(tensor.dtype).startswith("bits"):
         raise UnsupportedShardingError(
             f"{fqn}: a tensor of {tensor.dtype} can't be stored; save its view(torch.uint8)"
         )
@@ -61,11 +56,7 @@ def host_memory(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
-    """Fill the tensor from its piece.
-
-    Raises:
-        ValueError: the piece has another shape or dtype.
-    """
+    """Fill the tensor from its piece. Raises ValueError if that has another shape or dtype."""
     piece = get_piece(pieces, 0, tuple(tensor.shape), tensor.dtype)
     with torch.no_grad():
         tensor.detach().copy_(piece)
@@ -74,11 +65,7 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
 def get_piece(
     pieces: Mapping[int, torch.Tensor], local_index: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the piece for this local shard, checked.
-
-    Raises:
-        ValueError: it is missing, or has another shape or dtype.
-    """
+    """Return the piece for this local shard. Raises ValueError if it isn't of this shape and dtype."""
     piece = pieces.get(local_index)
     if piece is None:
         raise ValueError(f"no piece for local shard {local_index} among {sorted(pieces)}")

@@ -10,7 +10,7 @@ __all__ = ["read_accelerator", "read_xla", "seed_accelerator", "set_accelerator"
 
 
 def read_accelerator() -> dict[str, Any] | None:
-    """Return the states of torch's generators of this process's accelerator; None if it uses none, or none has any.
+    """Return the states of torch's generators on this process's accelerator; None if it uses none with any.
 
     An accelerator that the process hasn't used is left alone: querying it would allocate memory on each of its devices.
     """
@@ -27,8 +27,8 @@ def read_accelerator() -> dict[str, Any] | None:
 def set_accelerator(state: Mapping[str, Any]) -> bool:
     """Set what `read_accelerator` returned. Return False if this process has no such accelerator.
 
-    The current device gets the state of the device that was current. The others get theirs, in order, if there are as
-    many.
+    If this process has as many devices as were saved, and the same one is current, each gets its state back. Otherwise
+    only the current device gets one: that of the device that was current.
     """
     found = _accelerator(used=False)
     if found is None or found[0] != state["kind"]:
@@ -87,15 +87,13 @@ def _current_state(module: Any) -> Any:
 
 
 def _accelerator(*, used: bool = True) -> tuple[str, Any] | None:
-    """Return the kind and torch's module of the accelerator, if it has generators.
+    """Return the kind of the accelerator and torch's module for it; None if there is none with generators.
 
-    The module is used only where torch.accelerator has no function: TorchTPU's refuses the rest.
-
-    Args:
-        used: whether it counts only if this process has used it.
+    If `used`, return it only if this process has used it. Callers prefer torch.accelerator's functions to the module's,
+    some of which TorchTPU refuses.
     """
-    # The one that this torch is built for, whether the machine has one or not. Looking would start its driver, which
-    # forbids later forks.
+    # The accelerator that this torch is built for, even if the machine has none. Looking for one would start its
+    # driver, after which the process can't fork.
     device = torch.accelerator.current_accelerator()
     if device is None or device.type == "xla":
         return None

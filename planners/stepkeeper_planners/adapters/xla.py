@@ -37,14 +37,8 @@ _C: Any = torch_xla._XLAC
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks, sharding: str | None = None) -> TensorLayout:
     """Describe one chunk for each distinct tile, without padding, with all its copies.
 
-    Args:
-        fqn: the tensor's name, for errors.
-        tensor: the tensor.
-        ranks: the ranks that hold it together.
-        sharding: the text of the sharding that it will get; None to describe it as it lies.
-
-    Raises:
-        UnsupportedShardingError: the sharding is MANUAL or unknown, or ranks and devices don't fit together.
+    `sharding` is the text of the sharding that the tensor will get; None to describe it as it lies. Raises
+    UnsupportedShardingError if it is MANUAL or unknown, or ranks and devices don't fit together.
     """
     return describe_as(fqn, tensor, _tiling(unwrap(tensor), sharding, fqn), ranks)
 
@@ -52,8 +46,7 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks, sharding: str | None 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the shards of this process's devices, in their order, on the CPU, contiguous, without padding.
 
-    Raises:
-        UnsupportedShardingError: the sharding is MANUAL or unknown.
+    Raises UnsupportedShardingError if the sharding is MANUAL or unknown.
     """
     bare = unwrap(tensor)
     tiling = tiling_of(bare)
@@ -67,15 +60,9 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor], sharding: str | None = None) -> None:
     """Fill all local shards from the pieces. A piece serves every local copy of its box.
 
-    Args:
-        tensor: the tensor.
-        pieces: the elements, by local index.
-        sharding: the text of the sharding that it gets; None to leave it as it is. The tensor's old data is neither
-            moved nor read, and no program runs.
-
-    Raises:
-        ValueError: a piece is missing, or has another shape or dtype.
-        UnsupportedShardingError: the sharding is MANUAL or unknown.
+    `sharding` is the text of the sharding that the tensor gets; None to leave it as it is. Its old data is
+    neither moved nor read, and no program runs. Raises ValueError as `get_piece`, and
+    UnsupportedShardingError.
     """
     bare = unwrap(tensor)
     tiling = _tiling(bare, sharding)
@@ -121,11 +108,11 @@ def materialize(tensors: Iterable[torch.Tensor]) -> None:
 def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Clone tensors of which several devices hold the same part, so that no two devices hold the same.
 
-    torch_xla moves the shards of all devices or none. With these clones it moves each element once, and the shards of
-    all processes have the same size. They cost one program, compiled at the first call, and the memory of one copy of
-    the tensors, spread over the devices. The tensors, their shardings and the programs that use them stay as they were.
-
-    Ranks: all ranks call it with the same tensors, because it runs a program on all devices.
+    torch_xla moves the shards of all devices or none. With these clones it moves each element once, and the
+    shards of all processes have the same size. They cost one program, compiled at the first call, and the
+    memory of one copy of the tensors, spread over the devices. The tensors, their shardings and the programs
+    that use them stay as they were. All ranks call this with the same tensors, because it runs a program on
+    all devices.
     """
     parted = {
         name: parts
@@ -181,10 +168,8 @@ def wrap_sharded(fqn: str, tensor: torch.Tensor) -> torch.Tensor | None:
 def transfer_shards(tensors: list[torch.Tensor]) -> list[list[tuple[torch.Tensor, str]]]:
     """Return, for each of several unwrapped tensors, the data of its local shards, each with its device.
 
-    Nothing else of the process runs meanwhile: torch_xla holds the GIL.
-
-    Raises:
-        RuntimeError: the program that makes the tensors failed.
+    Nothing else of the process runs meanwhile: torch_xla holds the GIL. Raises RuntimeError if their program
+    failed.
     """
     if not tensors:
         return []

@@ -102,9 +102,6 @@ def plan_clone(fqn: str, tensor: torch.Tensor, most_bytes: int) -> ClonePlan:
     """Plan to cut `tensor` into pieces, each of which moves about `most_bytes` at most to this host.
 
     Tilings that aren't even are left in one piece: the compiler would gather a result in such tiles.
-
-    Raises:
-        UnsupportedShardingError: the sharding doesn't determine which device holds what.
     """
     bare = unwrap(tensor)
     shape = tuple(bare.shape)
@@ -139,11 +136,7 @@ def with_fewer_pieces(cut: ClonePlan, most_bytes: int) -> ClonePlan:
 
 
 def describe_clone(fqn: str, tensor: torch.Tensor, cut: ClonePlan, ranks: Ranks) -> TensorLayout:
-    """Describe the layout of such a copy. Copies within this process are still one chunk.
-
-    Raises:
-        UnsupportedShardingError: ranks and devices don't fit together.
-    """
+    """Describe the layout of such a copy. Copies within this process are still one chunk."""
     bare = unwrap(tensor)
     present = tiling_of(bare, fqn)
     if is_multi_process_program():
@@ -214,10 +207,7 @@ def wait_until_computed(pieces: Sequence[DevicePiece]) -> None:
 def move_to_host(pieces: Sequence[DevicePiece]) -> Iterator[tuple[DevicePiece, list[HostPart]]]:
     """Yield each piece with its elements on the CPU. Elements on several devices come once.
 
-    The GIL is held while shards move.
-
-    Raises:
-        RuntimeError: the program that made the pieces failed.
+    The GIL is held while shards move. Raises RuntimeError if the program that made the pieces failed.
     """
     tilings = [tiling_of(piece.tensor, piece.fqn) for piece in pieces]
     tiled = [index for index, tiling in enumerate(tilings) if tiling is not None]

@@ -41,11 +41,7 @@ SMALLEST_PART_BYTES: Final = 64 * 1024
 
 
 def describe_as(fqn: str, tensor: torch.Tensor, tiling: Tiling | None, ranks: Ranks) -> TensorLayout:
-    """Describe a copy of the tensor that lies in these tiles.
-
-    Raises:
-        UnsupportedShardingError: ranks and devices don't fit together.
-    """
+    """Describe a copy of the tensor that lies in these tiles. Raises UnsupportedShardingError."""
     shape = tuple(tensor.shape)
     if tiling is None:
         return whole_tensor(fqn, dtype_name(tensor.dtype), shape, ranks)
@@ -67,8 +63,7 @@ def unwrap(tensor: torch.Tensor) -> torch.Tensor:
 def tiling_of(bare: torch.Tensor, fqn: str = "tensor") -> Tiling | None:
     """Return how the tensor is tiled; None if every device holds all of it, or it has no elements.
 
-    Raises:
-        UnsupportedShardingError: the sharding is MANUAL or unknown.
+    Raises UnsupportedShardingError if the sharding is MANUAL or unknown.
     """
     tiling = parse_sharding(fqn, sharding_text(bare), bare.dim())
     # An empty tensor has no parts: it is one chunk that every rank holds.
@@ -80,10 +75,7 @@ def deduplicated_tiling(
 ) -> Tiling | None:
     """Return the tiling of a copy in which no two devices hold the same element; None if impossible or useless.
 
-    Args:
-        bare: the tensor, unwrapped.
-        present: its tiling.
-        across_processes_only: keep copies on the devices of a single process.
+    With `across_processes_only`, copies on the devices of a single process are kept.
     """
     shape = tuple(bare.shape)
     if present is None and bare.numel() and xr.is_spmd():

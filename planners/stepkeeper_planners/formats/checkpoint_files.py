@@ -76,17 +76,7 @@ def as_checkpoint_files(source: str | os.PathLike[str] | CheckpointFiles) -> Che
 def open_source_file(
     files: CheckpointFiles, name: str, what: str, *, missing: str = "is missing; the checkpoint is incomplete"
 ) -> Iterator[io.BufferedReader]:
-    """Open a file of the source.
-
-    Args:
-        files: the source.
-        name: the file's name.
-        what: the name in the source that should be in the file, for errors.
-        missing: the error text if there is no such file.
-
-    Raises:
-        SourceError: there is no such file, or there can't be one of this name.
-    """
+    """Open a file of the source, which should hold `what`. Raises SourceError if there is none."""
     where = f"{what}: {printable(f'{files.name}/{name}')}"
     try:
         file = files.open(name)

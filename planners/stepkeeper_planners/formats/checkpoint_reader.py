@@ -77,9 +77,8 @@ class CheckpointReader:
     def read_value(self, fqn: str) -> object:
         """Read and decode a value.
 
-        Raises:
-            SourceError: its file is missing or cut off.
-            ValueDecodeError: its bytes are damaged, or hold a type that isn't on the list.
+        Raises SourceError if its file is missing or cut off, ValueDecodeError if it is damaged or of another
+        type.
         """
         name, offset_bytes, n_bytes = self.values[fqn]
         with open_source_file(self.files, name, printable(fqn)) as file:
@@ -96,8 +95,7 @@ class CheckpointReader:
     def read_elements(self, fqn: str) -> Iterator[memoryview]:
         """Read the tensor's bytes in C order, in pieces of bounded size. Each piece is valid until the next one.
 
-        Raises:
-            SourceError: a file is missing, damaged or cut off.
+        Raises SourceError if a file is missing, damaged or cut off.
         """
         tensor = self.tensors[fqn]
         if not tensor.n_bytes:
@@ -157,11 +155,10 @@ class CheckpointReader:
 
 
 def open_checkpoint(files: CheckpointFiles) -> CheckpointReader:
-    """Open a checkpoint. Check that every tensor's chunks cover it.
+    """Open a checkpoint, and check that every tensor's chunks cover it.
 
-    Raises:
-        SourceError: there is no checkpoint, or one in an unsupported form.
-        MetadataDecodeError: its metadata is damaged, contradicts itself, or would run code.
+    Raises SourceError if there is none in a supported form; MetadataDecodeError if its metadata is damaged,
+    contradicts itself, or would run code.
     """
     metadata = _read_metadata(files)
     locations = {

@@ -71,17 +71,10 @@ def locate_chunk(
     dtype: torch.dtype,
     shape: tuple[int, ...],
 ) -> ChunkLocation:
-    """Locate the elements of a chunk, without reading them.
+    """Locate the elements of a chunk of this dtype and shape, without reading them.
 
-    Args:
-        files: the checkpoint's files.
-        location: the file, the chunk's first byte in it, and the number of bytes.
-        fqn: the tensor's name, for errors.
-        dtype: the tensor's dtype.
-        shape: the chunk's shape.
-
-    Raises:
-        SourceError: there is no such tensor there, or its elements are in another order.
+    `location` is the file, the chunk's first byte in it, and its size in bytes. Raises SourceError if there
+    is no such tensor there, or its elements are in another order.
     """
     name, offset_bytes, n_bytes = location
     where = f"{printable(fqn)}: bytes {offset_bytes} to {offset_bytes + n_bytes} of {printable(f'{files.name}/{name}')}"

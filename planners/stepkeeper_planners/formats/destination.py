@@ -20,13 +20,8 @@ _MOST_KEPT: Final = 200
 def new_file(dst: Path, *, source: Path | None, overwrite: bool) -> Iterator[BinaryIO]:
     """Open a file under a temporary name, and make it durable and name it `dst` if the block ends without error.
 
-    Args:
-        dst: the file to write. The temporary one is beside it.
-        source: the source of the conversion, which is never replaced.
-        overwrite: whether an existing file is replaced.
-
-    Raises:
-        DestinationExistsError: `dst` is a folder, exists and `overwrite` is False, or is part of the source.
+    Raises DestinationExistsError if `dst` is a folder, exists and `overwrite` is False, or is part of the
+    source.
     """
     _check_file(dst, source=source, overwrite=overwrite)
     partial = _beside(dst, "partial")
@@ -49,18 +44,9 @@ def new_folder(
 ) -> Iterator[Path]:
     """Make a folder under a temporary name, and make it durable and name it `dst` if the block ends without error.
 
-    With `overwrite`, a folder is replaced only if all its files are `replaceable` and the source is not in it. For a
-    moment `dst` doesn't exist then: the old folder is beside it, as ".name.….replaced", until the new one has its name.
-
-    Args:
-        dst: the folder to write. The temporary one is beside it.
-        source: the source of the conversion, which is never replaced.
-        overwrite: whether an existing folder is replaced.
-        replaceable: returns whether a file is of the kind that this conversion writes.
-
-    Raises:
-        DestinationExistsError: `dst` exists and `overwrite` is False, it holds something that isn't replaceable, or
-            the source is in it.
+    With `overwrite`, a folder is replaced only if all its files are `replaceable` and the source is not in
+    it. For a moment `dst` doesn't exist then: the old folder is beside it, as ".name.….replaced", until the
+    new one has its name. Raises DestinationExistsError if `dst` exists and isn't replaced.
     """
     _check_folder(dst, source=source, overwrite=overwrite, replaceable=replaceable)
     partial = _beside(dst, "partial")

@@ -11,10 +11,7 @@ _NO_RESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def map_file(file: BinaryIO) -> mmap.mmap:
-    """Map a file that isn't empty. Writes to the memory stay in this process.
-
-    No memory is reserved for it: the file may be larger.
-    """
+    """Map a file that isn't empty, and may be larger than memory. Writes to it stay in this process."""
     return mmap.mmap(
         file.fileno(),
         os.fstat(file.fileno()).st_size,

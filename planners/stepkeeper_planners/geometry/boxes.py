@@ -1,9 +1,9 @@
 """Compute with axis-aligned boxes of elements. All plans are made of them."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from operator import add, sub
-from typing import Self
 
 from stepkeeper_planners.errors import LayoutError
 
@@ -25,10 +25,11 @@ class Box:
                 f"a box has no negative numbers, got offsets {self.offsets}, sizes {self.sizes}"
             )
 
-    @classmethod
-    def whole(cls, shape: tuple[int, ...]) -> Self:
-        """Return the box of all elements of a tensor of this shape."""
-        return cls(offsets=(0,) * len(shape), sizes=tuple(shape))
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def whole(shape: tuple[int, ...]) -> "Box":
+        """Return the box of all elements of a tensor of this shape. Tensors of few shapes share few boxes."""
+        return Box(offsets=(0,) * len(shape), sizes=tuple(shape))
 
     @property
     def volume(self) -> int:
@@ -46,11 +47,7 @@ class Box:
         return tuple(slice(start, end) for start, end in zip(self.offsets, self.ends, strict=True))
 
     def intersect(self, other: "Box") -> "Box | None":
-        """Return the common part, or None if the boxes have no common element.
-
-        Raises:
-            LayoutError: the boxes have different numbers of dimensions.
-        """
+        """Return the common part, if any. Raises LayoutError for different numbers of dimensions."""
         if len(self.offsets) != len(other.offsets):
             raise LayoutError(
                 f"boxes of one tensor have the same number of dimensions, got {self} and {other}"

@@ -15,13 +15,11 @@ _Owners = Sequence[Sequence[Owner]]
 def check_layout(layout: TensorLayout) -> None:
     """Check that the chunks are inside the tensor, are disjoint, and leave no element out.
 
-    Raises:
-        LayoutError: they are not; the message names the tensor, the chunks, and the ranks that hold them.
+    Raises LayoutError, which names the tensor, the chunks, and the ranks that hold them.
     """
     chunks = layout.chunks
-    if len(chunks) == 1 and chunks[0].box.sizes == layout.global_shape:
+    if len(chunks) == 1 and chunks[0].box == Box.whole(layout.global_shape):
         # Most tensors are whole on each of many ranks: their owners need not be checked.
-        check_cover(layout.fqn, layout.global_shape, [chunks[0].box])
         return
     boxes, owners = [chunk.box for chunk in chunks], [chunk.owners for chunk in chunks]
     check_cover(layout.fqn, layout.global_shape, boxes, owners)
@@ -30,14 +28,8 @@ def check_layout(layout: TensorLayout) -> None:
 def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], owners: _Owners = ()) -> None:
     """Check that the boxes are inside the tensor, are disjoint, and leave no element out.
 
-    Args:
-        fqn: the tensor's name, for the error.
-        global_shape: the tensor's shape.
-        boxes: boxes with global offsets, in elements.
-        owners: the owners of each box, for the error to name their ranks; empty if no rank holds the boxes.
-
-    Raises:
-        LayoutError: they are not; the message names the tensor and the boxes, or how many elements are left out.
+    Raises LayoutError, which names the tensor `fqn`, and the boxes with the ranks of their `owners`, or how
+    many elements are left out.
     """
     whole = Box.whole(global_shape)
     if len(boxes) == 1 and boxes[0] == whole:
@@ -59,11 +51,7 @@ def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], o
 
 
 def check_disjoint(fqn: str, boxes: Sequence[Box], owners: _Owners = ()) -> None:
-    """Check that no two of these boxes have an element in common.
-
-    Raises:
-        LayoutError: two have; the message names the tensor and both boxes.
-    """
+    """Check that no two boxes have an element in common. Raises LayoutError, which names both."""
     if len(boxes) > 1 and not boxes[0].offsets:
         raise LayoutError(f"{fqn}: a 0-dim tensor has one chunk, got {len(boxes)}")
     found = find_overlap(boxes)

@@ -26,12 +26,7 @@ class Ranks:
 
 
 def ranks_in_group(rank: int, members: Sequence[int]) -> Ranks:
-    """Return the `Ranks` of one process of a group.
-
-    Args:
-        rank: the process's rank in the group.
-        members: the global ranks of the group's processes, by rank in the group.
-    """
+    """Return the `Ranks` of the process with this rank in a group whose members have these global ranks."""
     numbered = tuple(members) == tuple(range(len(members)))
     return Ranks(rank=rank, world_size=len(members), members=None if numbered else tuple(members))
 
@@ -66,10 +61,7 @@ class TensorLayout:
     """The ranks of each slice of the device mesh, if there are several slices that hold the whole tensor each."""
 
     def local_boxes(self, rank: int) -> dict[int, Box]:
-        """Return a rank's boxes: each distinct one, by the lowest local index of its copies on that rank.
-
-        Further copies on the same rank are left out: they are never read or written separately.
-        """
+        """Return a rank's boxes: each distinct one, by the lowest local index of its copies on that rank."""
         boxes: dict[int, Box] = {}
         for chunk in self.chunks:
             local = [owner.local_index for owner in chunk.owners if owner.rank == rank]
@@ -80,10 +72,7 @@ class TensorLayout:
 
 @lru_cache(maxsize=8)
 def one_copy_per_rank(world_size: int) -> tuple[Owner, ...]:
-    """Return the owners of a chunk that every rank holds.
-
-    The tuple is shared, because there may be many tensors and ranks.
-    """
+    """Return the owners of a chunk that every rank holds. The many tensors share the tuple."""
     return tuple(Owner(rank=rank, local_index=0) for rank in range(world_size))
 
 

@@ -38,12 +38,12 @@ def list_mesh_slices(
 def keep_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
     """Reduce each layout that lies on several mesh slices to the copies on one of them.
 
-    The slices take turns by bytes, so that each writes about as much. If no slice holds all of a tensor, its layout is
-    unchanged.
-
-    Nothing compares the slices, and experts with the same name on all slices are not equal. So parts of several slices
-    would make a tensor that no rank ever had.
+    The slices take turns by bytes, so that each writes about as much. If no slice holds all of a tensor, its
+    layout is unchanged. Nothing compares the slices, and experts with the same name on all slices are not
+    equal. So parts of several slices would make a tensor that no rank ever had.
     """
+    if not any(layout.mesh_slices for layout in layouts):
+        return list(layouts)
     turns = Counter[Slice]()
     whole: dict[tuple[int, ...], list[Slice]] = {}
     narrowed: dict[tuple[int, Slice], tuple[Owner, ...]] = {}

@@ -47,16 +47,10 @@ def _sweep(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
 
 
 def find_overlap(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
-    """Find two boxes that have an element in common.
+    """Find two boxes with a common element, by number, the lower first; None if there are none.
 
-    Shardings cut tensors along lines that cross no box. The boxes are separated along such lines, by one axis after
-    another, until each is alone.
-
-    Args:
-        boxes: boxes with the same number of dimensions. Empty ones overlap none.
-
-    Returns:
-        The numbers of two that overlap, the lower first; None if no two do.
+    Shardings cut tensors along lines that cross no box. The boxes are separated along such lines, by one axis
+    after another, until each is alone.
     """
     full = [number for number, box in enumerate(boxes) if 0 not in box.sizes]
     if len(full) < 2:

@@ -222,6 +222,8 @@ def _causes(differences: Differences) -> Iterator[str]:
 
 def list_with_state(names: Iterable[str], optimizers: Collection[str]) -> set[tuple[str, str]]:
     """List the optimizers, and those of their parameters that these names are state of."""
+    if not optimizers:
+        return set()
     below = {f"{optimizer}.state." if optimizer else "state.": optimizer for optimizer in optimizers}
     return {
         (optimizer, name.removeprefix(prefix).rpartition(".")[0])

@@ -27,11 +27,11 @@ _IS_LIST: Final = re.compile(r"\d+\.params")
 
 
 class FittedTarget(LoadTarget):
-    """A state with the names that one checkpoint has for it.
+    """A state, by the names that one checkpoint has for its entries.
 
-    It differs from the state in the optimizers whose parameters have names. All entries of their groups in the
-    checkpoint are requested, tensors into separate memory: only these entries show which group a parameter is in. The
-    state of their parameters is requested by number if it was saved by number.
+    These can be other names only for an optimizer whose parameters have names. The parameters' state is requested by
+    number if it was saved by number. All stored entries of the optimizer's groups are requested, since only they show
+    which group a parameter was in; the tensors among them are read into separate memory.
     """
 
     def __init__(self, target: LoadTarget, stored: StoredState, rules: LoadRules) -> None:
@@ -45,10 +45,11 @@ class FittedTarget(LoadTarget):
         super().__init__(target.state)
         self.resizable = target.resizable
         self.flat = self.filled = target.flat
-        """`filled` has the names under which the state is filled."""
+        """The entries by the names that are requested, and by the names under which the state is filled."""
 
         tree = target.flat.tree
         optimizers = list(find_named_states(tree))
+        # The further names only repeat options that the groups have: see flat_names.py.
         known = frozenset((*stored.tensors, *stored.values)).difference(stored.further) if optimizers else ()
         fitted = [_Optimizer(path, present, known, stored) for path, present in optimizers]
         renamed = {name: own for each in fitted for name, own in each.list_renamed()}
@@ -70,8 +71,10 @@ class FittedTarget(LoadTarget):
             self.filled = flatten_resolved(reduce(_put, present, tree))
 
     def list_filled(self, requested: Iterable[str]) -> frozenset[str]:
-        """Return the names in the state of what is filled from what the checkpoint is requested for by these names."""
-        names = [self.rules.name_in_state(name) for name in requested if name not in self.of_groups]
+        """Return the state's names of the entries that are filled by reading the `requested` names."""
+        names = [name for name in requested if name not in self.of_groups]
+        if self.rules.renamed:
+            names = list(map(self.rules.name_in_state, names))
         for each in self._optimizers:
             options = list_leaves(each.state["param_groups"]) if each.requested else ()
             names += filter(self.rules.selects, (f"{each.below}.{option}" for option, _ in options))
@@ -93,6 +96,7 @@ class FittedTarget(LoadTarget):
                 options.mismatched[join_path(each.path)] = reason
                 continue
             keys = state.numbers if by_number else state.groups
+            # `name_groups` makes these names up.
             nameless = sum(str(key).startswith("#") for params, _ in stored for key in params)
             why = f"{nameless} of its parameters are in no module of the state, and have no names"
             if by_number:
@@ -113,9 +117,10 @@ class _Optimizer:
     def __init__(
         self, path: tuple[Any, ...], present: NamedState, known: Collection[str], stored: StoredState
     ) -> None:
-        """Find out how the checkpoint, which has the `known` names, names it."""
+        """Find out whether the checkpoint, which has the `known` names, has its state by name or by number."""
         self.path, self.found = path, ""
-        """`found`: what the checkpoint has its parameters' state by: "names", "numbers", or "" if it has none."""
+        """`found` is "names" or "numbers", as the checkpoint has the parameters' state, or "" if it has none."""
+
         parameters = {name for group in present.groups for name in group}
         # Other entries of its state have the same names in both.
         own = {name: entry for name, entry in present["state"].items() if name in parameters}
@@ -129,7 +134,7 @@ class _Optimizer:
         self.is_flat: Final = not any(map(_IS_LIST.fullmatch, rests))
         """True if groups are stored for each parameter, as with torch's `flatten_optimizer_state_dict`."""
 
-        # Those of other parameters are left over.
+        # If the groups are flat, only the entries of this optimizer's parameters are requested.
         mine = (rest for rest in rests if not self.is_flat or self._split(rest)[0] in parameters)
         requested = [f"{self.below}.{rest}" for rest in mine] or [self.below] * (self.below in known)
         self.requested: Final = {name: _make_memory(name, stored) for name in requested}
@@ -142,7 +147,7 @@ class _Optimizer:
             yield join_path((*self.path, "state", number)), join_path((*self.path, "state", name))
 
     def with_requested(self) -> NamedState:
-        """Return its state with what is requested for in place of the groups."""
+        """Return its state with the requested entries in place of its groups."""
         below = f"{self.below}."
         groups = {name.removeprefix(below): leaf for name, leaf in self.requested.items()}
         # Older writers store a list without tensors as one value.
@@ -160,13 +165,18 @@ class _Optimizer:
                 continue
             group, option = self._split(name.removeprefix(f"{self.below}."))
             by_group.setdefault(group, {"params": [group]} if self.is_flat else {})[option] = leaf
+        # In the order of their numbers: 9 before 10.
         for _, leaves in sorted(by_group.items(), key=lambda item: (len(item[0]), item[0])):
             params = leaves.get("params")
             if isinstance(params, list) and {*map(type, params)} <= {int, str}:
                 yield params, leaves
 
     def explain_refusal(self, params: list[list[object]], *, by_number: bool) -> str | None:
-        """Explain why stored groups of these parameters can't be its own. Other names are compared elsewhere."""
+        """Explain why it can't get the options of stored groups with these parameters; None if it can.
+
+        Names that only one side has are compared by `GroupOptions.assign`.
+        """
+        # A number in a name may also be a name: a ParameterList names its parameters 0, 1 and so on.
         if self.found and by_number != (self.found == "numbers"):
             return "the parameters have positions on one side, and numbers as their names on the other"
         if by_number and params != self.state.numbers:

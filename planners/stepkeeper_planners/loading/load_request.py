@@ -10,6 +10,7 @@ from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.per_rank import Resize
 from stepkeeper_planners.state.resizable import Resizable, find_resizable
+from stepkeeper_planners.state.scalars import has_plain_leaves_only
 from stepkeeper_planners.state.tree import FlatState, flatten_state
 
 __all__ = ["LoadRequest", "LoadTarget", "Path", "build_load_request"]
@@ -104,6 +105,8 @@ def build_load_request(
 def _containers(node: object, name: str) -> Iterator[str]:
     """Yield the names of all dicts and lists below this one."""
     entries = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    if isinstance(node, Mapping) and has_plain_leaves_only(node.values()):
+        return
     for key, part in entries:
         if isinstance(part, Mapping | list):
             below = f"{name}.{key}" if name else str(key)

@@ -32,9 +32,9 @@ def compare(
     Args:
         request: the names, layouts and values of the state.
         stored: the content of the checkpoint.
-        ranks: the rank that holds the tensors' parts.
+        ranks: this process, among those that hold the parts of the tensors.
         rules: which names are loaded, and how strictly; None for all names, strictly.
-        owner: the rank whose `PerRank` values are loaded, if it is not `ranks`.
+        owner: the process whose `PerRank` values are loaded, if it isn't `ranks`.
 
     Returns:
         The reads, and the differences. The reads mean nothing if there are differences.
@@ -85,6 +85,8 @@ class _Comparison:
         return reads, self._build_differences(unread)
 
     def _build_differences(self, unread: list[str]) -> Differences:
+        if not (self._missing or self._mismatched or unread):
+            return Differences(strict=self._rules.strict)
         # With nothing in common, strict=False would load nothing, which is never intended.
         of_groups = self._request.of_groups
         reads_any = bool(self._pieces) or any(each.fqn not in of_groups for each in self._values)
@@ -122,6 +124,7 @@ class _Comparison:
         yield from self._request.per_rank
 
     def _select(self, names: Sequence[str]) -> bool:
+        """Return whether to load an entry with these names. If not, note that it is skipped."""
         if any(map(self._rules.selects, names)) or not self._request.of_groups.isdisjoint(names):
             return True
         self._skipped.extend(names)
@@ -130,10 +133,12 @@ class _Comparison:
     def _match_tensor(self, layout: TensorLayout, names: Sequence[str]) -> None:
         """Read a tied tensor from the first of its names that the rules select and the checkpoint has."""
         self._used.update(names)
-        if not self._select(names):
+        if not self._rules.selects_all and not self._select(names):
             return
         stored = [name for name in names if name in self._stored.tensors]
-        selected = [name for name in stored if self._rules.selects(name)] or stored[:1]
+        selected = stored
+        if not self._rules.selects_all:
+            selected = [name for name in stored if self._rules.selects(name)] or stored[:1]
         if not selected:
             self._report_missing_tensor(names)
             return
@@ -185,6 +190,7 @@ class _Comparison:
         return reason
 
     def _match_value(self, fqn: str, path: Path) -> None:
+        """Read a value from its own name, or from a dict or list around it that was stored as one value."""
         self._used.add(fqn)
         if fqn in self._stored_values:
             self._values.append(ValueRead(fqn=fqn, stored_names=(fqn,)))
@@ -244,10 +250,11 @@ class _Comparison:
         self._values.append(ValueRead(fqn=fqn, stored_names=names, saved_world_size=world_size))
 
     def _list_unread(self) -> list[str]:
+        """List the checkpoint's names that should have been read, and were not."""
         containers = set(self._request.containers)
         further = self._stored.further
         for name in self._used & further.keys():
-            # The state has the options of groups for each parameter, and no lists of parameters.
+            # The state has a group's options by parameter, so this read stands for the group's own entries too.
             self._used |= {further[name], f"{further[name].rpartition('.')[0]}.params"}
         self._used |= further.keys()
         return sorted(
@@ -257,13 +264,15 @@ class _Comparison:
         )
 
     def _is_expected(self, stored_name: str) -> bool:
-        """Return whether the rules select the name, and it isn't a rank's own value of a name that was matched."""
+        """Return whether the name should be read: the rules select it, and it isn't another rank's `PerRank` value."""
         parsed = parse_stored_name(stored_name)
         if parsed is not None and stored_name in self._stored_values:
             return parsed[0] not in self._used and self._rules.selects(parsed[0])
         return self._rules.selects(stored_name)
 
     def _report_unmatched_items(self) -> None:
+        if not self._rules.items:
+            return
         known = [*self._requested_names(), *self._stored.tensors, *self._stored.values]
         for pattern in self._rules.find_unmatched_items(known):
             self._mismatched[pattern] = "selected by items=, but neither the state nor the checkpoint has it"

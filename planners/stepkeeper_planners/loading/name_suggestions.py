@@ -15,7 +15,7 @@ _WRAPPERS: Final[Mapping[str, str]] = {
 """The names that wrappers insert into a model's names, with the wrapper."""
 
 _COMPARED: Final = 2000
-"""Most names on each side if each is compared with each."""
+"""The largest number of unexpected names that one missing name is compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ def find_rename(missing: Sequence[str], unexpected: Sequence[str]) -> RenameSugg
     """Return the one change that turns the most missing names into unexpected ones.
 
     Returns:
-        None if no change fixes two names, or the only one.
+        The change; None if no change fixes at least two names, or the only missing one.
     """
     renames = [*_prefix_renames(missing, unexpected), *_segment_renames(missing, unexpected)]
     best = max(renames, key=lambda rename: rename.fixes, default=None)
@@ -55,7 +55,11 @@ def suggest_names(missing: Sequence[str], unexpected: Sequence[str], limit: int)
 
 
 def _prefix_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[RenameSuggestion]:
-    """Yield the changes of prefix that most names agree on, for the longest common end of each name."""
+    """Yield the three most frequent changes of prefix.
+
+    Each missing name is paired with an unexpected one that has the longest end in common with it: the rest of the two
+    names is the change.
+    """
     by_end: dict[str, str] = {}
     for name in unexpected:
         for end in _suffixes(name):
@@ -77,7 +81,7 @@ def _prefix_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterat
 
 
 def _suffixes(name: str) -> Iterator[str]:
-    """Yield the name, and its rests as its first parts are removed one by one."""
+    """Yield the name, then the name without its first part, without its first two, and so on."""
     end = name
     while end:
         yield end

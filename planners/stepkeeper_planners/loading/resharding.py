@@ -63,6 +63,20 @@ def plan_tensor_reads(
         LayoutError: the stored chunks overlap, or lack elements, in what this rank holds.
     """
     local = layout.local_boxes(ranks.rank)
+    if len(local) == len(found.boxes) == 1:
+        ((local_index, whole),) = local.items()
+        if whole == found.boxes[0] and whole.volume:
+            # Most tensors: one chunk that is wanted whole.
+            return (
+                PieceRead(
+                    fqn=layout.fqn,
+                    stored_fqn=stored_fqn,
+                    stored_index=0,
+                    stored_box=whole,
+                    wanted_box=whole,
+                    local_index=local_index,
+                ),
+            )
     found_parts = find_intersections(tuple(local.values()), found.boxes)
     pieces = tuple(
         PieceRead(

@@ -28,14 +28,9 @@ __all__ = ["check_metadata", "read_metadata"]
 
 
 def read_metadata(data: bytes, *, name: str) -> Metadata:
-    """Read the bytes of a `.metadata` file of any torch since 2.1. No code from the bytes is run.
+    """Read the bytes of a `.metadata` file, of this name, of any torch since 2.1. No code from them is run.
 
-    Args:
-        data: the file's bytes.
-        name: the file's name, for errors.
-
-    Raises:
-        MetadataDecodeError: the bytes are damaged, or name something that doesn't belong in metadata.
+    Raises MetadataDecodeError if they are damaged, or name something that doesn't belong in metadata.
     """
     try:
         metadata = unpickle(data, _NAMES, key_types=frozenset({MetadataIndex}))
@@ -59,12 +54,7 @@ def read_metadata(data: bytes, *, name: str) -> Metadata:
 def check_metadata(metadata: Metadata, *, name: str) -> None:
     """Check that each tensor's chunks lie inside it, are disjoint and cover it, and that each has a place in a file.
 
-    Args:
-        metadata: the metadata to check.
-        name: the file's name, for errors.
-
-    Raises:
-        MetadataDecodeError: a check failed; it names the file and the tensor.
+    Raises MetadataDecodeError with the file's name and the tensor's.
     """
     storage = metadata.storage_data
     for fqn, stored in metadata.state_dict_metadata.items():

@@ -1,4 +1,8 @@
-"""Make numpy's arrays, scalars and dtypes from their bytes alone, as stored in a pickle."""
+"""Make numpy's arrays, scalars and dtypes from their bytes alone, as stored in a pickle.
+
+A pickle names `dtype` and `_reconstruct`, and then gives each result its state, as `__setstate__` takes it. Here both
+make a `Draft`, and the state makes the object. `unpickle` turns the errors of an invalid state into refusals.
+"""
 
 import re
 from functools import partial
@@ -13,12 +17,14 @@ from stepkeeper_planners.pickles.unpickling import Draft, Name
 __all__ = ["NUMPY_NAMES", "explain_unstorable"]
 
 _PLAIN: Final = re.compile(r"[?biufc](?:1|2|4|8|16|32)|[SUV][0-9]+|[mM]8")
+"""Codes of bools, numbers, strings, void and times: f4, U12, V8, M8."""
+
 _UNIT: Final = re.compile(r"[A-Za-zμ]+")
 
 
 def explain_unstorable(dtype: np.dtype[Any]) -> str | None:
     """Return why an array of this dtype can't be stored; None if it can."""
-    if dtype.hasobject or dtype.char == "T":
+    if dtype.hasobject or dtype.char == "T":  # T is numpy 2's StringDType
         return "a numpy array of Python objects can't be stored; use a list"
     if _has_metadata(dtype):
         return "a numpy dtype with metadata can't be stored; view the array as a dtype without"
@@ -31,9 +37,11 @@ def _has_metadata(dtype: np.dtype[Any]) -> bool:
 
 
 _ARRAY_CLASS: Final = object()
+"""Stands for the class numpy.ndarray, which pickles pass to `_reconstruct`."""
 
 
 def _new_dtype(code: object, align: object, copy: object) -> Draft:
+    """Begin a dtype, as numpy.dtype(code, align, copy)."""
     if type(code) is not str or type(align) is not bool or type(copy) is not bool:
         raise PickleRefusedError("a numpy dtype isn't made from its name")
     if not _PLAIN.fullmatch(code):
@@ -73,6 +81,7 @@ def _build_dtype(code: str, state: object) -> np.dtype[Any]:
 
 
 def _unit(state: tuple[Any, ...]) -> str:
+    """Return the unit of a dtype of times, with brackets: [ns], [10us]; empty without a unit."""
     _, (unit, number, *_) = state[8]
     name = unit.decode() if type(unit) is bytes else unit
     if name == "generic":
@@ -101,6 +110,7 @@ def _shape(value: object) -> tuple[int, ...]:
 
 
 def _new_array(cls: object, shape: object, kind: object) -> Draft:
+    """Begin an array, as numpy's _reconstruct(ndarray, (0,), b"b"). Its state has the shape and the dtype."""
     if cls is not _ARRAY_CLASS or shape != (0,) or kind not in (b"b", "b"):
         raise PickleRefusedError("it holds a numpy array of an unknown kind")
     return Draft(_build_array)

@@ -1,7 +1,7 @@
 """Read the output of torch.save without torch.load: plain data and dense CPU tensors, nothing else.
 
 torch.load(weights_only=True) runs no code either. But it believes the sizes and offsets in the file, and it accepts
-everything that other modules of the process have added to its list.
+everything that other modules of the process have added to its list of allowed names.
 """
 
 import io
@@ -23,8 +23,7 @@ __all__ = ["load_archive", "load_torch_bytes"]
 def load_torch_bytes(data: bytes) -> Any:
     """Read the object that torch.save was given. Tensors are on the CPU and need no gradient.
 
-    Raises:
-        PickleRefusedError: the bytes hold something other than plain data, or are damaged.
+    Raises PickleRefusedError if the bytes hold something other than plain data, or are damaged.
     """
     return load_archive(TorchArchive(io.BytesIO(data), len(data)))
 
@@ -32,8 +31,7 @@ def load_torch_bytes(data: bytes) -> Any:
 def load_archive(archive: TorchArchive) -> Any:
     """Read the object that torch.save was given, with the tensors that the archive makes of its records.
 
-    Raises:
-        PickleRefusedError: the archive holds something other than plain data, or is damaged.
+    Raises PickleRefusedError if it holds something other than plain data, or is damaged.
     """
     return unpickle(archive.record("data.pkl"), _NAMES, persistent=archive.storage)
 
@@ -45,7 +43,9 @@ def _encoded(text: object, encoding: object) -> bytes:
     return text.encode("latin1")
 
 
-def _nothing(kind: type) -> Any:
+def _empty(kind: type) -> Any:
+    """Return a function that makes an empty object of this kind, and takes no arguments."""
+
     def make(*arguments: object) -> object:
         if arguments:
             raise PickleRefusedError(f"it makes a {kind.__name__} from something")
@@ -74,6 +74,7 @@ _STORAGES: Final = {
     "ComplexFloatStorage": torch.complex64,
     "ComplexDoubleStorage": torch.complex128,
 }
+
 _NAMES: Final[dict[Name, object]] = {
     **{("torch", name): dtype for name, dtype in all_dtypes().items()},
     **{("torch", name): StorageKind(dtype) for name, dtype in _STORAGES.items()},
@@ -83,10 +84,10 @@ _NAMES: Final[dict[Name, object]] = {
     ("torch._tensor", "_rebuild_from_type_v2"): make_with_attributes,
     ("torch", "Size"): torch.Size,
     ("torch", "device"): torch.device,
-    ("collections", "OrderedDict"): _nothing(OrderedDict),
+    ("collections", "OrderedDict"): _empty(OrderedDict),
     ("collections", "Counter"): _counter,
     ("_codecs", "encode"): _encoded,
-    **{(module, "bytes"): _nothing(bytes) for module in ("builtins", "__builtin__")},
+    **{(module, "bytes"): _empty(bytes) for module in ("builtins", "__builtin__")},
     **{(module, "complex"): complex for module in ("builtins", "__builtin__")},
     **TENSOR_MAKERS,
     **NUMPY_NAMES,

@@ -81,8 +81,8 @@ def unpickle(
 
     Args:
         data: the pickle.
-        names: the allowed names. A callable makes objects or drafts, and checks the arguments. A callable that is an
-            argument itself is passed as its `Maker`.
+        names: the allowed names. A callable makes objects or drafts, and checks the arguments. A callable that
+            is an argument itself is passed as its `Maker`.
         persistent: returns the object outside of the pickle that has this id.
         key_types: types of dict keys, in addition to plain scalars and tuples of these.
 

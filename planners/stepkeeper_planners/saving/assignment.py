@@ -217,7 +217,9 @@ def _make_write(piece: Piece) -> TensorWrite:
         global_shape=layout.global_shape,
         box=piece.box,
         local_index=min(owner.local_index for owner in chunk.owners if owner.rank == piece.rank),
-        shard_box=piece.box.relative_to(chunk.box.offsets),
+        shard_box=Box.whole(piece.box.sizes)
+        if piece.box is chunk.box
+        else piece.box.relative_to(chunk.box.offsets),
     )
 
 

@@ -7,7 +7,6 @@ Parameters and optimizer state that differ by more are not copies of one tensor,
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Final
 
 from typing_extensions import override
@@ -18,13 +17,12 @@ from stepkeeper_planners.saving.copies import sample_copy
 from stepkeeper_planners.state.parameter_names import find_optimizers
 from stepkeeper_planners.state.tree import FlatState, join_path
 
-__all__ = ["OWN_VALUE", "CopyRules", "CopyVerdict", "Groups"]
-
+__all__ = ["CopyRules", "CopyVerdict", "Groups"]
 
 _NEAR: Final = 0.01
 """The largest part of a norm by which copies may differ that have drifted apart."""
 
-OWN_VALUE: Final = (
+_OWN_VALUE: Final = (
     "another value than on the other ranks; if each rank has its own, save it as PerRank(value)"
 )
 _NO_COPY: Final = (
@@ -51,16 +49,22 @@ class CopyVerdict:
     reasons: Mapping[str, str]
     """For each tensor for which the save is refused, in which way its copies differ."""
 
-    first: tuple[str, ...]
-    """The modules, optimizers and entries of the state of which the first rank writes all tensors; none if the copies
-    were not judged."""
+    first: Sequence[str]
+    """The modules, optimizers and entries of the state of which the first rank writes all tensors."""
+
+    @classmethod
+    def without_judgement(cls, differing: Sequence[tuple[str, Groups]]) -> "CopyVerdict":
+        """Name the tensors only. See `CopyRules.judge`."""
+        ranks: dict[str, set[int]] = {}
+        for name, groups in differing:
+            ranks.setdefault(name, set()).update(*groups[1:])
+        return cls(ranks={name: sorted(those) for name, those in ranks.items()}, reasons={}, first=())
 
     def raise_refusal(self) -> None:
         """Raise RanksDifferError if the save is refused."""
         if self.reasons:
-            raise RanksDifferError(
-                reasons=self.reasons, ranks={name: self.ranks[name] for name in self.reasons}
-            )
+            ranks = {name: self.ranks[name] for name in self.reasons}
+            raise RanksDifferError(reasons=self.reasons, ranks=ranks)
 
     def warn(self) -> str:
         """Return a warning that the first rank's copies are saved."""
@@ -85,10 +89,8 @@ class CopyRules:
     def __init__(self, flat: FlatState, first: Iterable[str] = (), *, all_first: bool = False) -> None:
         """Make the rules for a state.
 
-        Args:
-            flat: the state.
-            first: the modules, optimizers and entries of the state that the first rank writes.
-            all_first: whether the first rank writes everything that it holds.
+        `first` names the modules, optimizers and entries of it that the first rank writes; with `all_first` it
+        writes everything that it holds.
         """
         self._flat: Final = flat
         self._buffers: Final = frozenset(
@@ -96,6 +98,7 @@ class CopyRules:
             for path, module in flat.modules
             for name, _ in module.named_buffers(remove_duplicate=False)
         )
+        self._objects: Final = {join_path(path) for path, _ in flat.modules} | find_optimizers(flat.paths)
         self._narrowed: Final[dict[int, tuple[Owners, Owners]]] = {}
         self._first: Final = frozenset(first)
         self._all_first: Final = all_first
@@ -106,62 +109,10 @@ class CopyRules:
         Buffers never are: in a module that torch's DistributedDataParallel wraps, each rank has its own statistics.
         """
         name = layout.fqn
-        whole = (
+        if not (
             self._all_first or name in self._buffers or (self._first and self._find_unit(name) in self._first)
-        )
-        return self._keep_first_copies(layout) if whole else layout
-
-    def sample(self, name: str) -> list[float]:
-        """Return the result of `sample_copy` for a tensor of the state."""
-        return sample_copy(self._flat.tensors[name])
-
-    def judge(
-        self,
-        differing: Sequence[tuple[str, Groups]],
-        samples: Sequence[Mapping[str, Sequence[float]]],
-        *,
-        parties: Sequence[Sequence[int]] = (),
-    ) -> CopyVerdict:
-        """Judge the tensors whose copies differ.
-
-        Args:
-            differing: the name of each chunk of which there are different copies, and the ranks by equal copies.
-            samples: the results of `sample` by rank and name, of the first rank of each group.
-            parties: the ranks that have the same names, if not all have. An entry of a dict that several parties have
-                is judged as a parameter is: no rank has the whole state, so none has all of its copies.
-        """
-        reasons: dict[str, str] = {}
-        ranks: dict[str, set[int]] = {}
-        for name, groups in differing:
-            first, *others = (samples[group[0]][name] for group in groups)
-            is_near = all(_is_near(first, other) for other in others)
-            strict = sum(any(rank in group for group in groups for rank in party) for party in parties) > 1
-            if (reason := self._refuse(name, is_near=is_near, strict=strict)) is not None:
-                reasons[name] = reason
-            ranks.setdefault(name, set()).update(*groups[1:])
-        return CopyVerdict(
-            ranks={name: sorted(those) for name, those in ranks.items()},
-            reasons=reasons,
-            first=tuple(sorted({*map(self._find_unit, ranks)})),
-        )
-
-    @cached_property
-    def exact(self) -> frozenset[str]:
-        """Names of the tensors of which no copy stands for another: integers in dicts, as random numbers are."""
-        integers = (
-            name
-            for name, tensor in self._flat.tensors.items()
-            if not (tensor.is_floating_point() or tensor.is_complex() or name in self._buffers)
-        )
-        return frozenset(name for name in integers if self._find_unit(name) not in self._objects)
-
-    @cached_property
-    def _objects(self) -> frozenset[str]:
-        """Names of the modules and of the optimizers."""
-        modules = {join_path(path) for path, _ in self._flat.modules}
-        return frozenset(modules | find_optimizers(self._flat.paths))
-
-    def _keep_first_copies(self, layout: TensorLayout) -> TensorLayout:
+        ):
+            return layout
         chunks = []
         for chunk in layout.chunks:
             # There are few kinds of owners, and their tuples are shared.
@@ -173,11 +124,42 @@ class CopyRules:
             chunks.append(Chunk(box=chunk.box, owners=self._narrowed[id(chunk.owners)][1]))
         return replace(layout, chunks=tuple(chunks), mesh_slices=())
 
-    def _refuse(self, name: str, *, is_near: bool, strict: bool) -> str | None:
-        if name in self.exact:
-            return OWN_VALUE
-        is_state = strict or self._find_unit(name) in self._objects
-        return _NO_COPY if is_state and not is_near else None
+    def sample(self, name: str) -> list[float]:
+        """Return the result of `sample_copy` for a tensor of the state."""
+        return sample_copy(self._flat.tensors[name])
+
+    def judge(
+        self,
+        differing: Sequence[tuple[str, Groups]],
+        samples: Sequence[Mapping[str, Sequence[float]]],
+        parties: Sequence[Sequence[int]] = (),
+    ) -> CopyVerdict:
+        """Judge the tensors whose copies differ.
+
+        Args:
+            differing: the name of each chunk of which there are different copies, and the ranks by equal copies.
+            samples: the results of `sample` by rank and name, of the first rank of each group.
+            parties: the ranks that have the same names, if not all have. An entry of a dict that several parties have
+                is judged as a parameter is: no rank has the whole state, so none has all of its copies.
+        """
+        reasons: dict[str, str] = {}
+        for name, groups in differing:
+            first, *others = (samples[group[0]][name] for group in groups)
+            is_near = all(_is_near(first, other) for other in others)
+            is_split = sum(any(rank in group for group in groups for rank in party) for party in parties) > 1
+            if self._is_exact(name):
+                reasons[name] = _OWN_VALUE
+            elif not is_near and (is_split or self._find_unit(name) in self._objects):
+                reasons[name] = _NO_COPY
+        verdict = CopyVerdict.without_judgement(differing)
+        return replace(verdict, reasons=reasons, first=sorted({*map(self._find_unit, verdict.ranks)}))
+
+    def _is_exact(self, name: str) -> bool:
+        """Return whether no copy stands for another: integers in dicts are random numbers, or positions."""
+        tensor = self._flat.tensors[name]
+        return not (
+            tensor.is_floating_point() or tensor.is_complex() or self._find_unit(name) in self._objects
+        )
 
     def _find_unit(self, name: str) -> str:
         """Return the module or optimizer that a tensor is of, or else the entry of the state that it is in."""
@@ -187,8 +169,9 @@ class CopyRules:
 
 
 def _is_near(one: Sequence[float], other: Sequence[float]) -> bool:
-    pairs = list(zip(one, other, strict=True))
-    (norm, other_norm), elements = pairs[0], pairs[1:]
-    apart = math.dist(*zip(*elements, strict=True)) if elements else 0.0
-    length = max(math.hypot(*side) for side in zip(*elements, strict=True)) if elements else 0.0
+    (norm, other_norm), *elements = zip(one, other, strict=True)
+    apart = math.hypot(*(mine - theirs for mine, theirs in elements))
+    length = max(
+        math.hypot(*side) for side in ([mine for mine, _ in elements], [theirs for _, theirs in elements])
+    )
     return abs(norm - other_norm) <= _NEAR * max(norm, other_norm) and apart <= _NEAR * length

@@ -15,7 +15,7 @@ from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.process_groups import all_gather_object, broadcast_object
 from stepkeeper_planners.saving.assignment import Assignment, TensorWrite, assign
 from stepkeeper_planners.saving.copies import CopyDigests, find_copies
-from stepkeeper_planners.saving.copy_comparison import Answer, HeldDigests, compare_copies, group_ranks
+from stepkeeper_planners.saving.copy_comparison import Answer, compare_copies, group_ranks
 from stepkeeper_planners.saving.differing_copies import CopyRules, Groups
 from stepkeeper_planners.saving.fingerprints import (
     build_ranks_differ_error,
@@ -45,7 +45,7 @@ __all__ = ["PlannedState"]
 
 _log: Final = logging.getLogger(__name__)
 _MAX_COMPARED: Final = 8
-"""The number of differing states whose names are compared for an error: one state of each kind."""
+"""The largest number of states whose names an error compares. Ranks with equal states count once."""
 
 
 class PlannedState:
@@ -64,7 +64,7 @@ class PlannedState:
         self.ranks: Final = ranks
         self.flat: Final = flat
         self._rules = CopyRules(flat)
-        self._copies = CopyDigests({}, ())
+        self._copies = CopyDigests(())
         layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in tensors.items()]
         self._layouts = {layout.fqn: layout for layout in layouts}
         self._digests: Final = self._digest(layouts)
@@ -77,10 +77,10 @@ class PlannedState:
         """The encoded `PerRank` values, by stored name."""
 
         self.merged = MergedState(layouts=(), value_writers={}, aliases={}, paths={})
-        """The names that only some ranks hold."""
+        """The merged entries that only some ranks hold; empty before `merge`."""
 
         self.assignment: Assignment
-        """The writer of each element and value that is known whole."""
+        """The writers of all complete tensors, and of the values that every rank holds."""
 
         self._assign()
 
@@ -95,7 +95,7 @@ class PlannedState:
         )
 
     def list_incomplete(self) -> tuple[TensorLayout, ...]:
-        """Return the layouts of which this rank knows its own chunks only."""
+        """Return the layouts that are incomplete: this rank knows only its own chunks of them."""
         return tuple(layout for layout in self._layouts.values() if not layout.complete)
 
     def join_parts(self, parts_by_rank: Sequence[Sequence[TensorLayout]]) -> tuple[TensorLayout, ...]:
@@ -146,6 +146,7 @@ class PlannedState:
         paths = (
             flat.paths | self.merged.paths | encode_nesting(flat.tree) | {name: (name,) for name in of_ranks}
         )
+        # The names that an optimizer's options have for each parameter, too: see flat_names.py.
         further = make_flat_names(paths, stored)
         stored.update((name, stored[of]) for name, of in further.items())
         sources = {name: aliases.get(of, of) for name, of in further.items()}
@@ -153,6 +154,8 @@ class PlannedState:
 
     def merge(self, groups: Sequence[tuple[int, ...]], group: dist.ProcessGroup | None) -> None:
         """Exchange the entries that only some ranks hold, so that every rank plans the same checkpoint.
+
+        All groups are compared with the first, the base. The first rank of each group speaks for it.
 
         Ranks: collective; all ranks of `group` call it with the same `groups`, the ranks of each fingerprint.
 
@@ -165,6 +168,7 @@ class PlannedState:
             "Mapping[str, bytes]",
             broadcast_object(base_ranks[0], self._digests if me == base_ranks[0] else None, group),
         )
+        # The group that this rank speaks for, if it isn't the base.
         own = next((ranks for ranks in groups[1:] if ranks[0] == me), None)
         mine = None if own is None else compare_with_base(own, self._digests, base, self.flat, self._layouts)
         others = [each for each in all_gather_object(mine, group) if isinstance(each, StateDifference)]
@@ -182,15 +186,13 @@ class PlannedState:
     def digest_copies(self) -> dict[str, str]:
         """Digest the copies that this rank and others hold, as far as the writers of them are known.
 
-        Returns:
-            A digest for each set of ranks that hold copies together.
+        Returns a digest for each set of ranks that hold copies together.
         """
         tensors = self.flat.tensors
-        on_devices = [name for name, tensor in tensors.items() if tensor.device.type == "xla"]
-        found = find_copies(self._list_divided(), self.ranks.rank, on_devices)
+        found = find_copies(self._list_divided(), self.ranks.rank, tensors)
         names = [name for each in found for name in each.on_devices]
-        self._copies = CopyDigests(tensors, found)
-        there = adapters.digest_on_devices([tensors[name] for name in names])()
+        self._copies = CopyDigests(found)
+        there = self._copies.read(tensors, adapters.digest_on_devices([tensors[name] for name in names]))
         self._copies.add_digests(dict(zip(names, there, strict=True)))
         return self._copies.combine()
 
@@ -202,18 +204,9 @@ class PlannedState:
     ) -> bool:
         """Compare the copies that ranks hold. If they differ, the first rank that holds them writes them, or none does.
 
-        Args:
-            differing: the sets of ranks whose digests differ; None if they are to be compared here.
-            parties: the ranks of each fingerprint.
-            group: all ranks.
-
-        Ranks: collective, unless no digests differ; all ranks of `group` call it with the same arguments.
-
-        Returns:
-            Whether other ranks write now than before.
-
-        Raises:
-            RanksDifferError: copies differ that are no copies of one tensor. Raised on all ranks.
+        All ranks of `group` call this with the same arguments: the sets of ranks whose digests differ, or None if
+        they are compared here, and the ranks of each fingerprint. Returns whether other ranks write now than
+        before. Raises RanksDifferError on all ranks for copies that differ and are none of one tensor.
         """
         if differing is None:
             digests = cast("list[dict[str, str]]", all_gather_object(self.digest_copies(), group))
@@ -224,8 +217,11 @@ class PlannedState:
         def exchange(_: str, value: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
             return answer(cast("list[Mapping[str, Any]]", all_gather_object(value, group)))
 
-        own = HeldDigests(digests=self._copies, rules=self._rules)
-        verdict = compare_copies(differing, own, self.ranks.rank, exchange, parties=parties)
+        verdict = compare_copies(
+            differing, self._copies, self._rules, self.ranks.rank, exchange, parties=parties
+        )
+        if verdict is None:
+            return False
         verdict.raise_refusal()
         if self.ranks.rank == 0:
             _log.warning("%s", verdict.warn())

@@ -26,6 +26,7 @@ class SPMDStager(AsyncStager):
     Ranks: all ranks stage, each with a stager of its own, as all take part in the save.
     """
 
+    # With it, `dcp.async_save` doesn't call `synchronize_staging` right after `stage`.
     _synchronize_after_execute = False
 
     @override

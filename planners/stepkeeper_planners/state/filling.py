@@ -16,6 +16,7 @@ from stepkeeper_planners.state.named_optimizer import NamedState
 from stepkeeper_planners.state.optimizer_tensors import keep_filled_tensors
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.random_state import RandomState
+from stepkeeper_planners.state.scalars import PLAIN_LEAVES
 from stepkeeper_planners.state.tree import FlatState, Path, empty_like, is_leaf, is_stateful, join_path
 from stepkeeper_planners.state.whole import Whole, fill_value
 
@@ -25,17 +26,11 @@ __all__ = ["finish_load", "rebuild_state"]
 def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[str, Any]) -> None:
     """Put loaded values into the state, in place; give every Stateful its part by load_state_dict().
 
-    The load leaves no work to the training's next program. Pending work, or data left on the host, would make the first
-    step another program than in an uninterrupted run, which may round differently. Open shardings stay open.
-
-    Args:
-        state: the nested state from which `flat` was made.
-        flat: the flat state. Its tensors have been filled already.
-        values: the loaded values of `flat.values` and `flat.per_rank`, by the same names. A name that is not in it
-            keeps its present value. Tensors may be among them: those that were read into other memory first.
-
-    Raises:
-        UnsupportedValueError: a value would have to be put into a container that can't be changed.
+    The load leaves no work to the training's next program. Pending work, or data left on the host, would make
+    the first step another program than in an uninterrupted run, which may round differently. Open shardings
+    stay open. `flat` is of the state, with tensors filled already. A name that is not in `values` keeps its
+    present value. Tensors may be among them: those that were read into other memory first. Raises
+    UnsupportedValueError if a value would have to be put into a container that can't be changed.
     """
     tensors = flat.tensors
     copied = {name: tensors[first] for name in values if (first := flat.aliases.get(name, name)) in tensors}
@@ -60,7 +55,7 @@ def _fill_others(
         return []
     places = list(_iterate_places(state, flat.tree, (), values))
     times = Counter(id(place.item) for place in places if isinstance(place.item, list | dict))
-    places = [replace(place, shared=times[id(place.item)] > 1) for place in places]
+    places = [replace(place, shared=True) if times[id(place.item)] > 1 else place for place in places]
     for place in places:
         place.check(values)
     last: list[Callable[[], None]] = []
@@ -125,6 +120,9 @@ def _iterate_places(node: Any, tree: Any, path: Path, values: Mapping[str, objec
     for key in range(len(node)) if is_list else list(node):
         below = (*path, key if is_list else str(key))
         item, part = node[key], tree[key]
+        if type(item) in PLAIN_LEAVES and join_path(below) not in values:
+            # Tensors have been filled already, thousands of them.
+            continue
         if (
             is_stateful(item)
             or isinstance(item, PerRank | Whole)

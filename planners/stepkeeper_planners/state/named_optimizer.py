@@ -11,7 +11,7 @@ from torch.optim import LBFGS, Optimizer
 
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
 from stepkeeper_planners.state.parameter_names import name_groups, name_parameters, name_tensors
-from stepkeeper_planners.state.scalars import has_scalars_only
+from stepkeeper_planners.state.scalars import has_plain_leaves_only, has_scalars_only
 
 __all__ = ["ADDED", "NamedState", "find_named_states", "name_optimizers"]
 
@@ -31,7 +31,7 @@ class NamedState(dict[str, Any]):
         is_joint: bool = False,
         load: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
-        """Hold the content.
+        """Hold the content, a state_dict() with names.
 
         Args:
             content: the state_dict(), with names.
@@ -63,13 +63,7 @@ class NamedState(dict[str, Any]):
     def make_load(
         self, optimizer: Any, values: Mapping[str, Any], below: str
     ) -> tuple[Callable[[dict[str, Any]], object], dict[str, Any]]:
-        """Return the function that loads this, and its argument.
-
-        Args:
-            optimizer: the optimizer.
-            values: the loaded values, with the options to add to groups.
-            below: the name of the groups in it.
-        """
+        """Return the function that loads this, and its argument. `below` is the groups' name."""
         content = dict(self if self._load else self.with_numbers())
         content["param_groups"] = groups = [
             {**group, **values.get(f"{below}.{number}.{ADDED}", {})}
@@ -84,7 +78,9 @@ def find_named_states(
     tree: object, path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], NamedState]]:
     """Yield the optimizers in a resolved state, with the keys that lead to each."""
-    items: Iterable[tuple[Any, Any]] = tree.items() if isinstance(tree, Mapping) else ()
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(tree, Mapping) and not has_plain_leaves_only(tree.values()):
+        items = tree.items()
     if isinstance(tree, list) and not has_scalars_only(tree):
         items = enumerate(tree)
     for key, item in items:
@@ -95,9 +91,10 @@ def find_named_states(
 
 
 def name_optimizers(objects: Sequence[tuple[tuple[Any, ...], object]], tree: Any) -> None:
-    """Put names in place of the parameters' numbers in the states of optimizers.
+    """Put names in place of the parameters' numbers in the states of optimizers. All ranks call this.
 
     A state_dict() of another form than torch's is left as it is, and so is a tree that is an optimizer's.
+    FSDP1 exchanges data between ranks here.
 
     Args:
         objects: the optimizers and modules of a state, with the keys that lead to each.
@@ -106,8 +103,6 @@ def name_optimizers(objects: Sequence[tuple[tuple[Any, ...], object]], tree: Any
     Raises:
         DuplicateNameError: a parameter is named as another key of its optimizer's state.
         UnsupportedValueError: FSDP1 wraps the parameters, and no module of the state gives their names.
-
-    Ranks: all call it, because FSDP1 exchanges data between them.
     """
     optimizers = [(path, item) for path, item in objects if path and isinstance(item, Optimizer)]
     modules = {".".join(map(str, path)): item for path, item in objects if isinstance(item, nn.Module)}

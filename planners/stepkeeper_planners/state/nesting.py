@@ -11,7 +11,7 @@ from typing import Any, Final
 from stepkeeper_planners.errors import DuplicateNameError, SourceError
 from stepkeeper_planners.flat_names import mark_groups
 from stepkeeper_planners.state.named_optimizer import find_named_states
-from stepkeeper_planners.state.scalars import has_scalars_only
+from stepkeeper_planners.state.scalars import has_plain_leaves_only, has_scalars_only
 from stepkeeper_planners.state.tree import Path, join_path
 
 __all__ = ["encode_nesting", "is_mark_of_empty", "is_mark_of_foreign_key", "rebuild_nesting"]
@@ -31,11 +31,7 @@ _MOST_UNNAMED: Final = 1_000_000
 def encode_nesting(state: Mapping[Any, object] | list[Any]) -> dict[str, Path]:
     """Return additions to a checkpoint's planner data: marks of keys that aren't strings, of empty dicts and groups.
 
-    Args:
-        state: a nested state.
-
-    Raises:
-        DuplicateNameError: two keys or two empty dicts have one name.
+    Raises DuplicateNameError if two keys or two empty dicts have one name.
     """
     marks: dict[str, Path] = {}
     for kind, below in _list_marks(state, ()):
@@ -62,14 +58,10 @@ def is_mark_of_foreign_key(name: str) -> bool:
 def rebuild_nesting(leaves: Mapping[str, object], paths: Mapping[str, Path], *, where: str) -> dict[Any, Any]:
     """Nest the leaves under the keys that lead to them. A leaf without a path gets its name as the key.
 
-    Args:
-        leaves: the leaves by name.
-        paths: the planner data: paths of leaves, and the marks of `encode_nesting`. It may be hostile.
-        where: the file that the paths come from, for errors.
-
-    Raises:
-        SourceError: a path is malformed, leads to where another one does, or goes through an item that another one
-            makes a leaf; or a list would have far more items than there are entries.
+    The paths are the planner data: those of leaves, and the marks of `encode_nesting`. They may be hostile.
+    Raises SourceError, with the file `where` they come from, if a path is malformed, leads to where another
+    one does, or goes through an item that another one makes a leaf; or a list would have far more items than
+    there are entries.
     """
     root = _Node()
     for fqn, leaf in leaves.items():
@@ -159,6 +151,8 @@ def _list_marks(node: object, path: Path) -> Iterator[tuple[str, Path]]:
             yield _EMPTY, path
         if not {*map(type, node)} <= {str}:
             yield from _list_key_marks(node, path)
+        if has_plain_leaves_only(node.values()):
+            return
         for key, value in node.items():
             yield from _list_marks(value, (*path, str(key)))
     elif isinstance(node, list) and not has_scalars_only(node):
@@ -167,11 +161,7 @@ def _list_marks(node: object, path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _list_key_marks(node: Mapping[Any, object], path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the marks of keys that aren't equal to their text.
-
-    Raises:
-        DuplicateNameError: two keys have one text.
-    """
+    """Yield the marks of keys that aren't equal to their text. Raises DuplicateNameError."""
     texts: dict[str, object] = {}
     for key in node:
         text = str(key)
@@ -198,11 +188,7 @@ def _is_literal(key: object, text: str) -> bool:
 
 
 def _parse_literal(text: str) -> object:
-    """Parse the text of a key: None, a number, bytes, or a tuple of these and strings. The text may be hostile.
-
-    Raises:
-        ValueError: the text is none of these.
-    """
+    """Parse the text of a key: None, a number, bytes, or a tuple of these and strings. Raises ValueError."""
     if len(text) > _MOST_CHARACTERS:
         raise ValueError("too long for a key")
     try:

@@ -12,7 +12,7 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.state.named_optimizer import ADDED, NamedState
 from stepkeeper_planners.state.optimizer_tensors import has_torchs_load
 from stepkeeper_planners.state.per_rank import PerRank
-from stepkeeper_planners.state.scalars import has_scalars_only
+from stepkeeper_planners.state.scalars import has_plain_leaves_only, has_scalars_only
 from stepkeeper_planners.state.tree import Path, join_path, list_leaves
 from stepkeeper_planners.state.values import encode_value
 from stepkeeper_planners.state.whole import Whole
@@ -61,12 +61,8 @@ class GroupOptions:
         """Assign to each group the options of the stored groups that its parameters are in.
 
         A group without parameters has those of the stored group of its number, if that has none either.
-
-        Args:
-            below: the groups' name.
-            groups: the present ones.
-            keys: the names or numbers that their parameters have in the checkpoint.
-            stored: the groups in the checkpoint.
+        `below` is the groups' name, and `keys` has the names or numbers of their parameters in the
+        checkpoint.
         """
         place = {key: entries for params, entries in stored for key in params}
         present = {key for params in keys for key in params}
@@ -145,15 +141,8 @@ def find_other_groups(
 ) -> dict[str, str]:
     """Find the optimizers without names whose load_state_dict() will raise: a group has another number of parameters.
 
-    Optimizers with a custom load_state_dict(), or a hook for it, may accept any number.
-
-    Args:
-        state: the nested state that is to be filled.
-        tree: the resolved state.
-        values: the loaded values by their names in the state.
-
-    Returns:
-        The name of each such optimizer, and how its groups differ.
+    Returns the name of each, and how its groups differ. Optimizers with a custom load_state_dict(), or a hook
+    for it, may accept any number.
     """
     found = {}
     for path, optimizer, groups in _iterate_unnamed(state, tree, (), values):
@@ -195,7 +184,7 @@ def _iterate_unnamed(
             ]
             yield path, optimizer, [len(each) if isinstance(each, list) else None for each in lists]
     elif isinstance(node, Mapping):
-        for key, part in node.items():
+        for key, part in () if has_plain_leaves_only(node.values()) else node.items():
             below = loaded.get(key) if isinstance(loaded, Mapping) else None
             yield from _iterate_unnamed(part, below, (*path, str(key)), values)
     elif isinstance(node, list) and values is not None and not has_scalars_only(node):

@@ -25,10 +25,6 @@ def keep_filled_tensors(optimizer: object, loaded: Any) -> Iterator[None]:
     """Put the tensors that are in `loaded` back after a load_state_dict() of it, if the object is an optimizer.
 
     Nothing is put back where the user's code may load them in another way.
-
-    Args:
-        optimizer: an object with state_dict() and load_state_dict().
-        loaded: the argument of its load_state_dict(), with the tensors that its state_dict() returned.
     """
     if not isinstance(optimizer, Optimizer) or not has_torchs_load(optimizer):
         yield

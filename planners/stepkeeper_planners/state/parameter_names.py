@@ -31,13 +31,9 @@ def find_optimizers(names: Iterable[str]) -> set[str]:
 def name_groups(optimizer: Optimizer, modules: Mapping[str, Mapping[int, str]]) -> list[list[str]]:
     """Name an optimizer's parameters by identity, group by group. No name is there twice.
 
-    The names are those of torch's `get_optimizer_state_dict`. If the parameters are in several modules of the state,
-    each name begins with the module's. A parameter in no module has the name that the optimizer was given for it, or
-    else `#`, its number and its shape.
-
-    Args:
-        optimizer: the optimizer.
-        modules: the modules of the state by name, with the result of `name_parameters` for each.
+    The names are those of torch's `get_optimizer_state_dict`. If the parameters are in several `modules` of
+    the state, which `name_parameters` has named, each name begins with the module's. A parameter in no module
+    has the name that the optimizer was given for it, or else `#`, its number and its shape.
     """
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
@@ -72,7 +68,7 @@ def _find_names(wanted: Sequence[int], modules: Mapping[str, Mapping[int, str]])
 def name_parameters(module: nn.Module) -> dict[int, str]:
     """Return the first name of each parameter, by its id(), without the parts of wrappers.
 
-    They are in the order of named_parameters(). A tensor's own hash takes several times as long as its id().
+    A tensor's own hash takes several times as long as its id().
     """
     names: dict[int, str] = {}
     seen: set[nn.Module] = set()
@@ -97,8 +93,8 @@ def name_tensors(
 ) -> dict[str, dict[int, str]]:
     """Name parameters by the plain tensors of a resolved state that have their memory, as model.state_dict() has.
 
-    Return for each dict of tensors, by its name, what `name_parameters` returns for a module. The parts of the state to
-    which the `skipped` keys lead are left out.
+    Return for each dict of tensors, by its name, what `name_parameters` returns for a module. The parts of
+    the state to which the `skipped` keys lead are left out.
     """
     wanted = {identity(parameter): id(parameter) for parameter in parameters}
     wanted.pop(None, None)

@@ -55,14 +55,7 @@ def parse_stored_name(name: str) -> tuple[str, int, int] | None:
 def list_stored_names(fqn: str, resize: Resize | None, world_size: int, ranks: Ranks) -> tuple[str, ...]:
     """List the stored names that this rank reads: its own, or those of all ranks if the world size has changed.
 
-    Args:
-        fqn: the name in the state.
-        resize: the entry's `resize`.
-        world_size: the world size that saved.
-        ranks: this rank and the world size that loads.
-
-    Raises:
-        PerRankError: the world size has changed, and there is no `resize`.
+    Raises PerRankError in that case if there is no `resize`.
     """
     if world_size == ranks.world_size:
         return (stored_name(fqn, ranks),)

@@ -96,11 +96,7 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
 
 
 def _make_state(optimizer: Optimizer) -> list[_MadeState]:
-    """Return the state that a step of a copy makes.
-
-    Raises:
-        PrimeError: see `prime_optimizer`.
-    """
+    """Return the state that a step of a copy makes. Raises PrimeError."""
     optimizers = with_those_inside(optimizer)
     there = [
         tensor
@@ -131,12 +127,8 @@ def _collect(
 ) -> list[_MadeState]:
     """Return the state that the copy made, for the parameters of the real optimizer that have none.
 
-    Tensors of a parameter's shape get the parameter's sharding, unless the step gave them one.
-
-    Args:
-        pair: the real optimizer and its copy.
-        parameters: the parameters, by the ids of their stand-ins.
-        left_open: the ids of the parameters, and of other tensors, that had no sharding before they were copied.
+    Tensors of a parameter's shape get the parameter's sharding, unless the step gave them one. `parameters`
+    are by the ids of their stand-ins; `left_open` has the ids of tensors that had no sharding before.
     """
     real, stand_in = pair
     found: list[_MadeState] = []
@@ -177,11 +169,7 @@ def _set_first_numbers(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> No
 
 
 def _check_complete(made: list[_MadeState], pairs: list[Pair]) -> None:
-    """Check that all trained parameters got state, or have some.
-
-    Raises:
-        PrimeError: a parameter has none, of an optimizer that isn't known to keep none for it.
-    """
+    """Check that all trained parameters got state, have some, or are known to need none."""
     primed = {id(each.owner) for each in made}
     primed |= {id(owner) for real, _ in pairs for owner, entry in real.state.items() if entry}
     for real, _ in pairs:
@@ -200,11 +188,8 @@ def _check_complete(made: list[_MadeState], pairs: list[Pair]) -> None:
 def _check_values(made: list[_MadeState]) -> None:
     """Check that a step with gradients would have started from the same state as this step with zeros.
 
-    That is known of torch's own optimizers, and of state that is constant, equal to the parameter, or a multiple of
-    the identity matrix.
-
-    Raises:
-        PrimeError: a tensor is none of these.
+    That is known of torch's own optimizers, and of state that is constant, equal to the parameter, or a
+    multiple of the identity matrix. Raises PrimeError.
     """
     for each in made:
         if is_of_torch(each.optimizer) or not isinstance(each.owner, torch.Tensor):

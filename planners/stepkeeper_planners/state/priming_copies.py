@@ -32,10 +32,7 @@ def with_those_inside(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def is_of_torch(optimizer: Optimizer) -> bool:
-    """Return whether the optimizer is one of torch's own.
-
-    Those keep nothing of the parameters' values that a step doesn't overwrite.
-    """
+    """Return whether it is one of torch's own, whose state keeps no value of a parameter beyond a step."""
     # Some have the module that they are defined in, others, as Adafactor, the package.
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
@@ -45,12 +42,7 @@ def copy_with_stand_ins(
 ) -> tuple[list[Pair], dict[torch.Tensor, torch.Tensor]]:
     """Pair the optimizer and those inside it with copies; map every parameter to the stand-in that the copies have.
 
-    Args:
-        optimizer: the outermost optimizer.
-        left_open: the ids of the parameters, and of other tensors, that have no sharding. Their stand-ins get none.
-
-    Raises:
-        PrimeError: an attribute can't be copied.
+    Stand-ins of the tensors whose ids are in `left_open` get no sharding. Raises PrimeError.
     """
     inside = with_those_inside(optimizer)
     has_values = not all(map(is_of_torch, inside))
@@ -112,8 +104,7 @@ def _stand_in_for(parameter: torch.Tensor, *, has_values: bool, is_left_open: bo
 def _copy_attribute(value: Any, memo: dict[int, Any], name: str) -> Any:
     """Copy an attribute of an optimizer.
 
-    Raises:
-        PrimeError: the copy's step could reach the training's own objects through it.
+    Raises PrimeError if the copy's step could reach the training's own objects through it.
     """
     try:
         cells = (value.__closure__ or ()) if isinstance(value, FunctionType) else ()

@@ -26,13 +26,9 @@ class Resizable:
 def find_resizable(state: Mapping[str, object], flat: FlatState) -> dict[str, Resizable]:
     """Find the parts of a state that are loaded with as many items as were saved, by name.
 
-    These are, in the training's own dicts and lists: lists of plain values, also of dicts of them, empty dicts, and
-    plain values, in whose place a dict or list may have been saved. The result of an object's state_dict() is compared
-    entry by entry. A `Whole` is such a part anywhere.
-
-    Args:
-        state: the nested state from which `flat` was made.
-        flat: the flat state.
+    These are, in the training's own dicts and lists: lists of plain values, also of dicts of them, empty
+    dicts, and plain values, in whose place a dict or list may have been saved. The result of an object's
+    state_dict() is compared entry by entry. A `Whole` is such a part anywhere.
     """
     found = {} if is_stateful(state) else {join_path(each.path): each for each in _walk(state, ())}
     for name in flat.wholes:

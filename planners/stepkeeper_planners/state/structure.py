@@ -4,9 +4,9 @@ A state may have tens of thousands of tensors, and training waits while they are
 a few passes in C here, not in a few lines of Python.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -14,11 +14,12 @@ import torch
 from stepkeeper_planners import adapters
 from stepkeeper_planners.state.named_optimizer import NamedState
 from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.scalars import has_plain_leaves_only
 from stepkeeper_planners.state.tree import (
     FlatState,
     Modules,
+    find_tied,
     flatten_resolved,
-    has_plain_leaves_only,
     is_leaf,
     list_leaves,
     resolve_state,
@@ -54,35 +55,24 @@ class StructureCache(Generic[T]):
     def __init__(
         self, derive: Callable[[FlatState, Mapping[str, int]], T], *, large_value_bytes: int | None = None
     ) -> None:
-        """Make an empty cache.
+        """Make an empty cache of the result that `derive` makes of a state and the sizes of its values.
 
-        Args:
-            derive: derives the result, from the first state of a structure and the sizes in bytes of its values.
-            large_value_bytes: a smaller value counts as 0 bytes, others as the next power of two. If this is None,
-                every value counts as 0 bytes.
+        Sizes are rounded up to powers of two; below `large_value_bytes`, or without that, they are 0.
         """
         self._derive: Final = derive
         self._large_value_bytes: Final = large_value_bytes
         self._last: tuple[_Structure, T] | None = None
 
-    def look_up(self, state: Mapping[str, object]) -> LookUpResult[T]:
+    def look_up(self, state: Mapping[str, object], modules: Modules = ()) -> LookUpResult[T]:
         """Flatten a nested state, and derive the result if its structure is not the last one.
 
-        No computation of the state's tensors is pending afterwards. The state_dict() of every Stateful is called once.
-        A structure for which `derive` raises is not held.
+        `modules` are those of a state in which `resolve_state` has replaced them.
 
-        Raises:
-            DuplicateNameError: two entries get the same name.
-            UnsupportedValueError: a Stateful holds itself.
-            Exception: `derive` raised it.
+        No computation of the state's tensors is pending afterwards. The state_dict() of every Stateful is
+        called once. A structure for which `derive` raises is not held. Raises as `flatten_state`.
         """
-        return self._look_up_resolved(*resolve_state(state))
-
-    def look_up_again(self, flat: FlatState) -> LookUpResult[T]:
-        """Do the same with a state that was flattened before, elsewhere."""
-        return self._look_up_resolved(flat.tree, flat.modules)
-
-    def _look_up_resolved(self, tree: Any, modules: Modules) -> LookUpResult[T]:
+        tree, found = resolve_state(state)
+        modules = found or modules
         contents = _Contents(tree)
         if self._last is None or not self._last[0].fits(contents):
             self._last = None
@@ -94,7 +84,7 @@ class StructureCache(Generic[T]):
         return LookUpResult(flat=structure.flatten(tree, modules, contents.leaves), derived=derived)
 
     def derive_again(self, flat: FlatState) -> T:
-        """Derive the result for the state of the last `look_up` again, since what `derive` does has changed."""
+        """Derive the result again for the state that was looked up last: what `derive` does has changed."""
         assert self._last is not None
         structure, _ = self._last
         self._last = structure, self._derive(flat, structure.value_bytes)
@@ -145,13 +135,16 @@ class _Structure:
     def __init__(self, contents: _Contents, flat: FlatState, large_value_bytes: int | None) -> None:
         self._forms: Final = contents.forms
         self._kinds = contents.kinds
-        place = {name: index for index, (name, _) in enumerate(list_leaves(flat.tree))}
-        self._tensors: Final = [place[name] for name in flat.paths if name not in flat.values]
-        tensors = [contents.leaves[index] for index in self._tensors]
+        # Names of PerRank entries are in no path.
+        names = [name for name, _ in list_leaves(flat.tree)] if flat.per_rank else flat.paths
+        place = {name: index for index, name in enumerate(names)}
+        self._pick_tensors: Final = _picker([place[name] for name in flat.paths if name not in flat.values])
+        tensors = self._pick_tensors(contents.leaves)
         self._ordinary: Final = adapters.ordinary_forms(tensors)
         self._placed: Final = None if self._ordinary is not None else list(map(adapters.structure, tensors))
-        self._find_tied: Final = _find_tied(tensors, ordinary=self._ordinary is not None)
-        self._kept: Final = [(name, place[name]) for name in flat.tensors]
+        self._find_tied: Final = find_tied(tensors, ordinary=self._ordinary is not None)
+        self._kept: Final = tuple(flat.tensors)
+        self._pick_kept: Final = _picker([place[name] for name in flat.tensors])
         self._values: Final = [(name, place[name]) for name in flat.values]
         self._per_rank: Final = [(name, place[name]) for name in flat.per_rank]
         self._wholes: Final = flat.wholes
@@ -168,7 +161,7 @@ class _Structure:
         """Return whether a state with these contents has this structure."""
         if contents.forms != self._forms or not self._has_kinds(contents):
             return False
-        tensors = [contents.leaves[index] for index in self._tensors]
+        tensors = self._pick_tensors(contents.leaves)
         if self._ordinary is not None:
             alike = adapters.have_forms(tensors, self._ordinary)
         else:
@@ -176,7 +169,7 @@ class _Structure:
             alike = list(map(adapters.structure, tensors)) == self._placed
         return (
             alike
-            and _find_tied(tensors, ordinary=self._ordinary is not None) == self._find_tied
+            and find_tied(tensors, ordinary=self._ordinary is not None) == self._find_tied
             and self._measure_values(contents.leaves) == self._sizes
         )
 
@@ -184,7 +177,7 @@ class _Structure:
         """Flatten a state that fits."""
         per_rank: list[tuple[str, PerRank]] = [(name, leaves[index]) for name, index in self._per_rank]
         return FlatState(
-            tensors={name: leaves[index] for name, index in self._kept},
+            tensors=dict(zip(self._kept, self._pick_kept(leaves), strict=True)),
             values={name: _value_of(leaves[index]) for name, index in self._values},
             aliases=self._aliases,
             paths=self._paths,
@@ -216,27 +209,16 @@ class _Structure:
         return [1 << (size - 1).bit_length() if size >= limit else 0 for size in sizes]
 
 
+def _picker(indexes: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return a function that picks the items at these indexes, in one pass in C."""
+    if len(indexes) < 2:
+        return lambda items: [items[index] for index in indexes]
+    return itemgetter(*indexes)
+
+
 def _value_of(leaf: object) -> object:
     return leaf.value if isinstance(leaf, Whole) else leaf
 
 
 def _is_no_value(kind: type) -> bool:
     return issubclass(kind, _NO_VALUES)
-
-
-def _find_tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, int]:
-    """Find the tensors that are tied to an earlier one: the index of each, and that of the earlier."""
-    candidates: Sequence[int] = range(len(tensors))
-    if ordinary:
-        addresses = list(map(torch.Tensor.data_ptr, tensors))
-        if len(set(addresses)) == len(addresses):
-            return {}
-        times = Counter(addresses)
-        candidates = [index for index in candidates if times[addresses[index]] > 1]
-    first: dict[object, int] = {}
-    tied: dict[int, int] = {}
-    for index in candidates:
-        identity = adapters.identity(tensors[index])
-        if identity is not None and first.setdefault(identity, index) != index:
-            tied[index] = first[identity]
-    return tied

@@ -4,7 +4,7 @@ Names are those that torch.distributed.checkpoint gives: keys joined with dots.
 """
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any, Final
@@ -13,11 +13,11 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn.parameter import is_lazy
 
-from stepkeeper_planners.adapters import identity
+from stepkeeper_planners.adapters import identity, is_ordinary
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
 from stepkeeper_planners.state.named_optimizer import NamedState, name_optimizers
 from stepkeeper_planners.state.per_rank import PerRank, Resize, parse_stored_name
-from stepkeeper_planners.state.scalars import SCALARS, has_scalars_only
+from stepkeeper_planners.state.scalars import PLAIN_LEAVES, has_plain_leaves_only, has_scalars_only
 from stepkeeper_planners.state.whole import Whole
 
 Path = tuple[str | int, ...]
@@ -25,10 +25,8 @@ Modules = Sequence[tuple[Path, torch.nn.Module]]
 _Found = list[tuple[Path, object]]
 
 _MAX_DEPTH: Final = 100
-_PLAIN_LEAVES: Final = SCALARS | {torch.Tensor, torch.nn.Parameter}
-"""Leaves of exactly these types need no further check: nothing in them has to be called or copied."""
 _PLAIN_DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
-_NEVER_STATEFUL: Final = _PLAIN_LEAVES | {dict, list, tuple, FunctionType, MethodType}
+_NEVER_STATEFUL: Final = PLAIN_LEAVES | {dict, list, tuple, FunctionType, MethodType}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,27 +55,18 @@ class FlatState:
 def flatten_state(state: Mapping[str, object]) -> FlatState:
     """Flatten a nested state. Call state_dict() of every Stateful once.
 
-    Raises:
-        DuplicateNameError: two entries get the same name.
-        UnsupportedValueError: a Stateful holds itself, or is in a tuple, as a PerRank; a parameter is lazy, or a tensor
-            is nested.
+    Raises DuplicateNameError if two entries get the same name; UnsupportedValueError if a Stateful holds
+    itself, or is in a tuple, as a PerRank; a parameter is lazy, or a tensor is nested.
     """
-    tree, modules = resolve_state(state)
-    return flatten_resolved(tree, modules)
+    return flatten_resolved(*resolve_state(state))
 
 
 def resolve_state(state: Mapping[str, object]) -> tuple[Any, Modules]:
-    """Replace every Stateful in a nested state by the result of its state_dict(). Containers are copied.
+    """Replace every Stateful in a nested state by the result of its state_dict(). Return the modules too.
 
-    The state of optimizers in its own dicts and lists is named by their parameters: see `name_optimizers`. Those in
-    boxes and in other objects' state_dict() have numbers, as torch gives them: other code reads them.
-
-    Returns:
-        The tree, and the modules that were in it, with the keys that lead to each.
-
-    Raises:
-        DuplicateNameError: a parameter is named as another key of its optimizer's state.
-        UnsupportedValueError: a Stateful holds itself, or is in a tuple, as a PerRank; or a parameter is lazy.
+    Containers are copied. The state of optimizers in its own dicts and lists is named by their parameters: see
+    `name_optimizers`. Those in boxes and in other objects' state_dict() have numbers, as torch gives them: other code
+    reads them. Raises as `flatten_state` and `name_optimizers`.
     """
     found: _Found = []
     tree = _resolve(state, (), None, found)
@@ -86,23 +75,13 @@ def resolve_state(state: Mapping[str, object]) -> tuple[Any, Modules]:
 
 
 def flatten_resolved(tree: Any, modules: Modules = ()) -> FlatState:
-    """Flatten the tree that `resolve_state` returned, with the modules that it returned.
-
-    Raises:
-        DuplicateNameError: two entries get the same name.
-        UnsupportedValueError: a tensor is nested.
-    """
+    """Flatten what `resolve_state` returned. Raises DuplicateNameError and UnsupportedValueError."""
     leaves = list(_iterate_leaves(tree, ()))
     wholes = frozenset(join_path(path) for path, leaf in leaves if isinstance(leaf, Whole))
-    flat = FlatState(
-        tensors={},
-        values={},
-        wholes=wholes,
-        modules=modules,
-        tree=tree,
-    )
+    flat = FlatState(tensors={}, values={}, wholes=wholes, modules=modules, tree=tree)
     seen: set[str] = set()
-    tied: dict[object, dict[str, torch.Tensor]] = {}
+    names: list[str] = []
+    tensors: list[torch.Tensor] = []
     for path, leaf in leaves:
         fqn = join_path(path)
         if fqn in seen:
@@ -121,18 +100,40 @@ def flatten_resolved(tree: Any, modules: Modules = ()) -> FlatState:
             raise UnsupportedValueError(
                 f"{fqn}: a nested tensor can't be stored; store the list of its parts, list(tensor.unbind())"
             )
-        tied.setdefault(identity(leaf) or fqn, {})[fqn] = leaf
+        names.append(fqn)
+        tensors.append(leaf)
+    ordinary = all(is_ordinary(tensor) and tensor.layout is torch.strided for tensor in tensors)
+    tied: dict[int, dict[str, int]] = {index: {name: index} for index, name in enumerate(names)}
+    for index, earlier in find_tied(tensors, ordinary=ordinary).items():
+        tied[earlier] |= tied.pop(index)
     for named in tied.values():
         first = min(named)
-        flat.tensors[first] = named[first]
+        flat.tensors[first] = tensors[named[first]]
         flat.aliases.update((fqn, first) for fqn in named if fqn != first)
     _check_stored_names(flat)
     return flat
 
 
-def has_plain_leaves_only(values: Iterable[Any]) -> bool:
-    """Return whether all are scalars, or tensors of torch's own classes."""
-    return _PLAIN_LEAVES.issuperset(map(type, values))
+def find_tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, int]:
+    """Find the tensors that are tied to an earlier one: the index of each, and that of the earliest.
+
+    `ordinary` is True if all are strided tensors on the CPU, of torch's own classes.
+    """
+    candidates: Sequence[int] = range(len(tensors))
+    if ordinary:
+        # Those that begin where no other does are tied to none. Almost all do.
+        addresses = list(map(torch.Tensor.data_ptr, tensors))
+        if len(set(addresses)) == len(addresses):
+            return {}
+        times = Counter(addresses)
+        candidates = [index for index in candidates if times[addresses[index]] > 1]
+    first: dict[object, int] = {}
+    tied: dict[int, int] = {}
+    for index in candidates:
+        same = identity(tensors[index])
+        if same is not None and first.setdefault(same, index) != index:
+            tied[index] = first[same]
+    return tied
 
 
 def list_leaves(tree: Any) -> list[tuple[str, object]]:
@@ -232,7 +233,7 @@ def is_stateful(node: object) -> bool:
 def _may_be_nested(tensor: torch.Tensor) -> bool:
     # Other subclasses may warn or raise when an attribute is read.
     kind = type(tensor)
-    return kind in _PLAIN_LEAVES or kind.__module__.startswith("torch.nested.")
+    return kind in PLAIN_LEAVES or kind.__module__.startswith("torch.nested.")
 
 
 def _check_stored_names(flat: FlatState) -> None:
@@ -259,6 +260,9 @@ def _iterate_leaves(
 ) -> Iterator[tuple[Path, object]]:
     """Yield the leaves with the keys that lead to them: those of dicts as `key_of` makes them."""
     if isinstance(node, Mapping):
+        if has_plain_leaves_only(node.values()):
+            yield from (((*path, key_of(key)), value) for key, value in node.items())
+            return
         for key, value in node.items():
             yield from _iterate_leaves(value, (*path, key_of(key)), key_of=key_of)
     elif is_leaf(node):

@@ -25,17 +25,18 @@ _LIST: Final = (
     "torch.device, numpy arrays and scalars, dense CPU tensors"
 )
 _UNSTORED: Final = frozenset(f"torch.{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8))
+"""torch's integer dtypes of less than a byte, which torch.save can't write."""
+
 _MAX_DEPTH: Final = 100
 
 
 def encode_value(fqn: str, value: object) -> bytes:
-    """Encode a value as a torch.save blob, which stock torch reads too. Equal values give equal bytes, on any rank.
+    """Encode a value as a torch.save blob, which stock torch reads too.
 
-    A tensor's elements are stored, but not its requires_grad, nor the larger tensor of which it is a view. The memory
-    order of an array is not stored.
-
-    Raises:
-        UnsupportedValueError: the value, or something in it, is of a type that isn't on the list.
+    Equal values give equal bytes on any rank, if their dicts have the same order.
+    A tensor's elements are stored, but not its requires_grad, nor the larger tensor of which it is a view.
+    The memory order of an array is not stored. Raises UnsupportedValueError if something in it is of another
+    type.
     """
     _check(fqn, value)
     buffer = io.BytesIO()
@@ -44,10 +45,7 @@ def encode_value(fqn: str, value: object) -> bytes:
 
 
 def estimate_value_bytes(value: object) -> int:
-    """Estimate a value's size in bytes. The order of dicts makes no difference.
-
-    It does make one in the encoded size: padding depends on the order.
-    """
+    """Estimate a value's size in bytes. Ranks whose dicts differ only in their order get the same estimate."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return int(value.nbytes)
     if isinstance(value, str | bytes):
@@ -62,8 +60,7 @@ def estimate_value_bytes(value: object) -> int:
 def decode_value(fqn: str, data: bytes) -> object:
     """Decode a value that `encode_value` or stock torch encoded. No code from the bytes is run.
 
-    Raises:
-        ValueDecodeError: the bytes are damaged, or hold a type that isn't on the list.
+    Raises ValueDecodeError if they are damaged, or hold a type that isn't on the list.
     """
     try:
         value = load_torch_bytes(data)
@@ -108,7 +105,10 @@ def _strip(value: object) -> object:
 
 
 def _check(fqn: str, value: object) -> None:
-    """Check that everything in a value is on the list. An object is visited once for each depth at most."""
+    """Check that everything in a value is on the list.
+
+    A container is visited again only at a greater depth. So one that contains itself reaches the greatest depth.
+    """
     waiting: list[tuple[str, object, int]] = [(fqn, value, 0)]
     seen: dict[int, int] = {}
     while waiting:

@@ -32,13 +32,10 @@ class Whole:
 
 
 def fill_value(current: object, loaded: object, *, in_place: bool, last: list[Callable[[], None]]) -> object:
-    """Return the loaded value, with the objects that are in the current one, loaded.
+    """Return the loaded value, with the objects that are in the current one, or in its dicts, loaded.
 
-    Args:
-        current: the value in the state. An object with load_state_dict() in it, or in its dicts, is given its part.
-        loaded: the value that was loaded.
-        in_place: whether lists and dicts stay the same objects, and get the loaded items.
-        last: gets the calls to make once all other objects have loaded: they may draw random numbers meanwhile.
+    With `in_place`, lists and dicts stay the same objects. `last` gets the calls to make once all other
+    objects have loaded: they may draw random numbers meanwhile.
     """
     match current:
         case RandomState():

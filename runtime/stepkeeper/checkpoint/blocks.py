@@ -81,9 +81,9 @@ class BlockTable:
     def order_for_reading(self, manifests: Sequence[Manifest]) -> list[int]:
         """Order all blocks so that tensors are completed one after another, and few are partly read at any time.
 
-        Each rank wrote its parts in the order of the tensors, so this follows all files in parallel. A tensor that
-        comes later in one file than in the others is read there out of order. A partly read tensor takes host memory
-        for all of it, unless the state is on the CPU.
+        Each rank wrote its parts in the order of the tensors, so this follows all files in parallel. A tensor
+        that comes later in one file than in the others is read there out of order. A partly read tensor takes
+        host memory for all of it, unless the state is on the CPU.
         """
         chunks: dict[str, list[ChunkRecord]] = {}
         for manifest in manifests:

@@ -32,16 +32,7 @@ class FileParts(Sequence[Buffer]):
     """
 
     def __init__(self, file: File, data: RankData) -> None:
-        """Collect the data of all items.
-
-        Args:
-            file: The object's name and items.
-            data: The rank's data.
-
-        Raises:
-            ValueError: `data` ends before the end of an item.
-
-        """
+        """Collect the data of all items. Raises ValueError if `data` ends before."""
         self._file = file
         self._data: list[memoryview] = []
         self._crcs = array("I")

@@ -37,19 +37,7 @@ class CommitFiles:
     block_bytes = BLOCK_BYTES
 
     def __init__(self, store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE) -> None:
-        """Read the commit's manifests.
-
-        Args:
-            store: The root.
-            commit: The commit, from the log.
-            patience: How long to retry requests to the store.
-
-        Raises:
-            TornCheckpointError: A manifest isn't what its rank wrote.
-            ManifestError: A manifest isn't readable.
-            StorageError: The store gave no answer.
-
-        """
+        """Read the commit's manifests. Raises TornCheckpointError, ManifestError and StorageError."""
         manifests = read_manifests(store, commit, patience=patience)
         self._n_ahead = _AHEAD_BLOCKS // len(manifests)
         self._n_kept = _KEPT_BLOCKS + len(manifests) * (1 + self._n_ahead)
@@ -82,20 +70,11 @@ class CommitFiles:
         return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
     def elements_at(self, name: str, offset_bytes: int) -> int | None:
-        """Return the offset of the elements of the chunk whose tensor file is at `offset_bytes`; None if no
-        chunk is there.
-        """
+        """Return the offset of the elements of the chunk whose tensor file is at `offset_bytes`, if any."""
         return self._elements.get((name, offset_bytes))
 
     def open(self, name: str) -> io.BufferedReader:
-        """Open the file of that name, for verified reading.
-
-        Raises:
-            FileNotFoundError: No manifest lists the name.
-
-        Reads of the file raise TornCheckpointError and StorageError.
-
-        """
+        """Open the file of that name, for verified reading. Raises FileNotFoundError."""
         if name not in self._sizes:
             raise FileNotFoundError(f"{self.name}: no manifest lists {name!r}")
         return io.BufferedReader(_VerifiedFile(self._read, name, self._sizes[name]))

@@ -42,14 +42,14 @@ def finish_checkpoint(
 ) -> FinishedCheckpoint:
     """Write `.metadata` and rank 0's manifest durably. Then the checkpoint can be committed.
 
-    Ranks: only rank 0 calls this, after all ranks have written.
+    Only rank 0 calls this, after all ranks have written.
 
     Args:
         store: The store of the checkpoint.
         own: Rank 0's manifest.
         others: References to the other ranks' manifests, which verify them.
-        structure: The structure of rank 0's order. It gives `.metadata` the keys that lead to each name in the
-            nested state; None leaves them out.
+        structure: The structure of rank 0's order. It gives `.metadata` the keys that lead to each name in
+            the nested state; None leaves them out.
         cache: Keeps the encoded `.metadata` between saves.
         patience: How long to retry requests to the store.
 
@@ -57,7 +57,6 @@ def finish_checkpoint(
         ManifestError: The ranks' parts form no complete tensors.
         TornCheckpointError: A manifest isn't what its rank wrote.
         StorageError: The store refused, or gave no answer.
-
     """
     read = [_read_once_visible(store, own.folder, ref, patience) for ref in others]
     others_read = sorted(
@@ -120,13 +119,9 @@ class _OtherManifest:
 def verify_objects(
     store: Store, finished: FinishedCheckpoint, *, patience: Patience = DEFAULT_PATIENCE
 ) -> None:
-    """Check that the store holds every object with the written size and, if it knows the checksum, the written
-    checksum.
+    """Check that the store holds every object as it was written, by size and, if known, by checksum.
 
-    Raises:
-        VerifyError: Objects are missing or differ; the error names them.
-        StorageError: The store gave no answer.
-
+    Raises VerifyError, which names objects that are missing or differ, and StorageError.
     """
     folder, ref = finished.folder, finished.manifest
     expected = [(ref.path, ref.size_bytes, ref.crc32c)]

@@ -32,12 +32,11 @@ class Part:
 
 @final
 class LayoutCache:
-    """Cache the layout of a rank's objects and the whole `.metadata` between saves, with the state's structure.
+    """Cache the layout of a rank's objects and the whole `.metadata` between saves, with the structure.
 
     Only the newest structure is kept, identified by its key. Each result is stored with its other inputs:
-
-    - the layout with the lengths of the save's values, and the number and minimum size of the store's objects;
-    - `.metadata` with the parts of all ranks: this process knows the others' structures only by their manifests.
+    - the layout with the lengths of the save's values, and the number and minimum size of the objects;
+    - `.metadata` with the parts of all ranks: this process knows others' structures by manifests only.
     """
 
     def __init__(self) -> None:

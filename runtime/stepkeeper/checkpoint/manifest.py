@@ -35,14 +35,7 @@ _OBJECT: Final = re.compile(rf"__{_NUMBER}_{_NUMBER}\.distcp|manifest\.{_NUMBER}
 
 
 def checkpoint_folder(step: int, claim: int, nonce: str) -> str:
-    """Return the folder of a save's objects, relative to the root.
-
-    Args:
-        step: The step that is saved.
-        claim: Slot of the claim.
-        nonce: The save's nonce.
-
-    """
+    """Return the folder of a save's objects, relative to the root."""
     return f"{step}/{claim}-{nonce}"
 
 
@@ -178,16 +171,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
-        """Decode a manifest.
-
-        Args:
-            data: The JSON.
-            where: The manifest's object, for errors.
-
-        Raises:
-            ManifestError: The data is no manifest, or has an unknown format.
-
-        """
+        """Decode a manifest; `where` names its object in errors. Raises ManifestError."""
         try:
             raw = json.loads(data)
             if (raw["format"], raw["block_bytes"]) != (FORMAT, BLOCK_BYTES):
@@ -216,17 +200,9 @@ class Manifest:
 
 
 def split_inventory(data: bytes, where: str) -> tuple[bytes, bytes]:
-    """Split a manifest's JSON into the JSON with an empty inventory (few bytes) and the inventory's text (most bytes).
+    """Split the output of `Manifest.to_json` into a few bytes without inventory, and the inventory's text.
 
-    This works only for the output of `Manifest.to_json`.
-
-    Args:
-        data: The JSON.
-        where: The manifest's object, for errors.
-
-    Raises:
-        ManifestError: The data has no inventory where `Manifest.to_json` puts it.
-
+    Raises ManifestError if there is none where `Manifest.to_json` puts it.
     """
     # JSON escapes quotation marks in strings, and no key before the inventory contains a list with that name.
     start, end = data.find(b',"tensors":[') + 1, data.rfind(b',"world_size":')

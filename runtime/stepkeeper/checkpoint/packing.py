@@ -40,14 +40,8 @@ class File:
 def pack_order(order: SaveOrder, *, streams: int, least_bytes: int) -> tuple[File, ...]:
     """Pack a rank's share into objects of equal size; a multiple of `streams` of them if there is enough data.
 
-    A tensor that doesn't fit is cut along its first axes, and each piece is a chunk of its own. Values are never
-    cut.
-
-    Args:
-        order: The rank's share.
-        streams: The number of objects that the store takes in parallel.
-        least_bytes: The minimum size of an object, if there are several.
-
+    A tensor that doesn't fit is cut along its first axes, and each piece is a chunk of its own. Values are
+    never cut. If there are several objects, each has at least `least_bytes`.
     """
     waiting: list[TensorOrder | ValueOrder] = [*reversed(order.values), *reversed(order.tensors)]
     total_bytes = sum(map(_length_bytes, waiting))

@@ -2,11 +2,18 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Final, final
 
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
+from stepkeeper.checkpoint.manifest import (
+    BLOCK_BYTES,
+    Manifest,
+    ObjectRecord,
+    manifest_name,
+    split_inventory,
+)
 from stepkeeper.checkpoint.reread import read_if_present, read_until_good
 from stepkeeper.errors import BadBytes, ManifestError, TornCheckpointError
 from stepkeeper.log.records import CommitRecord, ManifestRef
@@ -35,10 +42,7 @@ def read_manifests(
 ) -> tuple[Manifest, ...]:
     """Read all ranks' manifests, by rank, and prove them by the commit's entry.
 
-    Raises:
-        TornCheckpointError: A manifest isn't what its rank wrote.
-        StorageError: The store gave no answer.
-
+    Raises TornCheckpointError if one isn't what its rank wrote, and StorageError.
     """
     return prove_manifests(read_manifest_bytes(store, commit, patience=patience), commit, store.uri)
 
@@ -49,8 +53,7 @@ def read_manifest_bytes(
     """Read all ranks' manifests, by rank, as they are stored. Raises TornCheckpointError, StorageError."""
     read = partial(fetch_manifest, store, commit.folder, patience=patience)
     first = read(commit.manifest)
-    where = f"{store.uri}/{commit.folder}"
-    refs = list(list_other_refs(Manifest.from_json(first, f"{where}/{commit.manifest.path}"), where))
+    refs = list(list_other_refs(_decode_head(first, commit, store.uri), f"{store.uri}/{commit.folder}"))
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-manifests") as threads:
         return (first, *threads.map(read, refs))
 
@@ -78,14 +81,9 @@ def read_manifest(
 
 
 def check_metadata(store: Store, commit: CommitRecord) -> None:
-    """Check that `.metadata` is what was written. Stock readers use it; restores don't.
-
-    Raises:
-        TornCheckpointError: It differs, or is missing.
-        StorageError: The store gave no answer.
-
-    """
-    first = read_manifest(store, commit.folder, commit.manifest)
+    """Check `.metadata`, which stock readers use. Raises TornCheckpointError and StorageError."""
+    data = fetch_manifest(store, commit.folder, commit.manifest, patience=DEFAULT_PATIENCE)
+    first = _decode_head(data, commit, store.uri)
     sizes_bytes = [record.size_bytes for record in first.objects if record.path == METADATA_NAME]
     for size_bytes in sizes_bytes:
         BlockReader(store, (first,)).read_verified(METADATA_NAME, 0, size_bytes)
@@ -113,6 +111,14 @@ def fetch_manifest(store: Store, folder: str, ref: ManifestRef, *, patience: Pat
     return read_until_good(
         store, path, lambda: read_if_present(store, path), bad, missing=whole, patience=patience
     )
+
+
+def _decode_head(data: bytes, commit: CommitRecord, uri: str) -> Manifest:
+    """Decode rank 0's manifest without its inventory, which may be very long. Raises ManifestError."""
+    where = f"{uri}/{commit.folder}/{commit.manifest.path}"
+    with suppress(ManifestError):
+        data = split_inventory(data, where)[0]
+    return Manifest.from_json(data, where)
 
 
 def _prove_manifest(data: bytes, folder: str, ref: ManifestRef, where: str) -> Manifest:
@@ -146,15 +152,7 @@ class BlockReader:
         patience: Patience = DEFAULT_PATIENCE,
         folder: str | None = None,
     ) -> None:
-        """Prepare to read.
-
-        Args:
-            store: The store that holds the objects.
-            manifests: Proven manifests of all ranks.
-            patience: How long to retry requests to the store.
-            folder: The folder of the objects, if it isn't the one that the manifests were written for.
-
-        """
+        """Prepare to read by all ranks' proven manifests; from `folder`, if it isn't theirs."""
         self._store = store
         self._patience = patience
         self._folder = manifests[0].folder if folder is None else folder
@@ -163,10 +161,7 @@ class BlockReader:
     def read_verified(self, path: str, offset: int, length: int) -> bytes:
         """Read these bytes of the object, and verify every block that holds one of them.
 
-        Raises:
-            TornCheckpointError: A block was bad in three reads; the error names it and the object.
-            StorageError: The store gave no answer.
-
+        Raises TornCheckpointError, which names a block that was bad in three reads, and StorageError.
         """
         return slice_blocks(offset, length, partial(map, partial(self.read_block, path)))
 

@@ -15,15 +15,7 @@ _READS: Final = 3
 
 
 def reread_bad_bytes(store: Store, bad: BadBytes) -> str | None:
-    """Read the bytes once more.
-
-    Returns:
-        None if they are right, else a description of the fault.
-
-    Raises:
-        StorageError: The store gave no answer, which proves nothing.
-
-    """
+    """Read the bytes once more. Return None if they are right, else the fault. Raises StorageError."""
     length = None if bad.block is None else bad.length_bytes
     data = DEFAULT_PATIENCE.retry(lambda: read_if_present(store, bad.path, bad.offset_bytes, length))
     if data is None:
@@ -35,12 +27,7 @@ def reread_bad_bytes(store: Store, bad: BadBytes) -> str | None:
 
 
 def read_if_present(store: Store, path: str, offset: int = 0, length: int | None = None) -> bytes | None:
-    """Read bytes of an object; return None if the object is neither found nor listed.
-
-    Raises:
-        TransientStorageError: The store lists the object, but doesn't find it.
-
-    """
+    """Read bytes of an object; None if there is none. Raises TransientStorageError if it is listed only."""
     try:
         return store.read(path, offset, length)
     except MissingObjectError as error:
@@ -70,7 +57,6 @@ def read_until_good(
 
     Raises:
         TornCheckpointError: The bytes were bad in every read, or there is no object.
-
     """
     where = f"{store.uri}/{path}"
     found, bytes_found = "", missing

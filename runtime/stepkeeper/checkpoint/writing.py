@@ -65,12 +65,7 @@ def write_checkpoint(
     cache: LayoutCache | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> Manifest:
-    """Write one rank's objects and its manifest durably. `finish_checkpoint` writes rank 0's manifest, last.
-
-    Raises:
-        StorageError: The store refused, or gave no answer.
-
-    """
+    """Write one rank's objects and its manifest durably, or rank 0's objects only. Raises StorageError."""
     streams, least_bytes = _choose_streams(store)
     layout = (lay_out if cache is None else cache.get_layout)(order, streams=streams, least_bytes=least_bytes)
     objects = write_files(store, order.folder, layout.files, data, patience=patience)

@@ -51,17 +51,9 @@ def verify_commit(
     patience: Patience,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> CommitFindings:
-    """Find objects and blocks of `commit` that aren't as they were written. Each block is read up to three times.
+    """Find objects and blocks of `commit` that aren't as they were written. Each is read up to three times.
 
-    Args:
-        store: The root's store.
-        commit: The commit.
-        patience: How long to retry while the store doesn't answer.
-        on_bytes: Called, in any thread, with each number of bytes that was verified.
-
-    Raises:
-        StorageError: The store gave no answer, or refused.
-
+    `on_bytes` is called, in any thread, with each number of bytes that was verified. Raises StorageError.
     """
     listed = patience.retry(lambda: store.list(f"{commit.folder}/"))
     sizes = {stat.path.removeprefix(f"{commit.folder}/"): stat.size_bytes for stat in listed}
@@ -88,11 +80,9 @@ def verify_commit(
 def _read_all_manifests(
     store: Store, commit: CommitRecord, patience: Patience
 ) -> tuple[list[Manifest], list[BadObject]]:
-    """Read the manifests and check them: rank 0's against the commit's entry, the others against rank 0's.
+    """Read rank 0's manifest, check it against the commit's entry, and the others against rank 0's.
 
-    Returns:
-        The manifests that are right, and a description of those that aren't.
-
+    Returns those that are right, and a description of the others.
     """
     try:
         first = read_manifest(store, commit.folder, commit.manifest, patience=patience)

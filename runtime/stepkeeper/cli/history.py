@@ -18,15 +18,7 @@ _THREADS: Final = 16
 
 
 def read_begins(root: Root, claims: Collection[int]) -> dict[int, BeginEntry]:
-    """Read the entries that made the given claims.
-
-    Returns:
-        Each claim's entry, by its slot; an empty entry if it is damaged, or if another entry took its slot.
-
-    Raises:
-        StorageError: The store gave no answer, or refused.
-
-    """
+    """Read the entries of claims, by slot; an empty one if it is damaged, or another entry took its slot."""
     with ThreadPoolExecutor(_THREADS) as pool:
         bodies = dict(zip(claims, pool.map(lambda claim: _read_body(root, claim), claims), strict=True))
     return {claim: body if isinstance(body, BeginEntry) else BeginEntry() for claim, body in bodies.items()}

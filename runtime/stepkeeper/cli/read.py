@@ -10,16 +10,15 @@ import typer
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.checkpoint.reading import read_manifests
-from stepkeeper.cli.foreign import legacy_rows
 from stepkeeper.cli.history import read_begins, read_slot_times
 from stepkeeper.cli.render import (
     age_text,
     attempt_text,
-    build_rows,
+    commit_documents,
     count_text,
+    foreign_document,
     metrics_text,
     owner_document,
-    row_document,
     select_commits,
     table_row,
     time_text,
@@ -28,8 +27,8 @@ from stepkeeper.cli.render import (
 from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import AsJson, print_message, show_document, show_table
 from stepkeeper.log import CommitRecord, LogState
+from stepkeeper.log.foreign_steps import find_steps, find_steps_below
 from stepkeeper.quantities import size_text
-from stepkeeper.retention.deletable import metrics_of
 
 __all__ = ["OneSequence", "ls", "path", "select_commit", "show"]
 
@@ -62,22 +61,22 @@ def ls(
         state = root.open_log()
         shown = [*state.commits.values()] if every else state.line
         begins = read_begins(root, {record.claim for record in shown})
-        rows = build_rows(state, shown, begins=begins, times=read_slot_times(root) if shown else {})
-        rows += legacy_rows(root, state)
+        times = read_slot_times(root) if shown else {}
+        commits = commit_documents(state, shown, begins=begins, times=times, uri=root.uri)
+        foreign = find_steps_below(state, lambda: find_steps(root.store, patience=root.patience))
+        commits += [foreign_document(each, root.uri) for each in foreign]
         if as_json:
-            show_document(
-                root.uri, _state_document(state) | {"commits": [row_document(row, root.uri) for row in rows]}
-            )
+            show_document(root.uri, _state_document(state) | {"commits": commits})
             return
-        if state.tail < 0 and not rows:
+        if state.tail < 0 and not commits:
             print_message(f"{root.uri}: nothing has been saved here yet")
-        elif not rows:
+        elif not commits:
             print_message(
                 f"{root.uri}: no commit on the latest line" + ("" if every else "; --all shows the rest")
             )
         now_unix_s = time.time()
-        rows_shown = [table_row(row, now_unix_s) for row in rows]
-        show_table(_COLUMNS, rows_shown, right=_NUMBERS, optional=_OPTIONAL)
+        rows = [table_row(each, now_unix_s) for each in commits]
+        show_table(_COLUMNS, rows, right=_NUMBERS, optional=_OPTIONAL)
 
 
 def show(
@@ -136,12 +135,7 @@ def _state_document(state: LogState) -> dict[str, Any]:
 
 
 def select_commit(state: LogState, step: int | None, sequence: int | None) -> CommitRecord:
-    """Return the requested commit, or the latest one.
-
-    Raises:
-        RestoreError: There is no such commit; the message lists the existing ones.
-
-    """
+    """Return the requested commit, or the latest one. Raises RestoreError that lists the existing ones."""
     if step is not None and sequence is not None:
         raise typer.BadParameter("give a step or a sequence, not both")
     steps = () if step is None else (step,)
@@ -152,12 +146,11 @@ def _commit_document(
     root: Root, state: LogState, record: CommitRecord, manifests: Sequence[Manifest], *, listed: bool
 ) -> dict[str, Any]:
     begins, times = read_begins(root, {record.claim}), read_slot_times(root)
-    (row,) = build_rows(state, [record], begins=begins, times=times)
-    document = row_document(row, root.uri)
+    (document,) = commit_documents(state, [record], begins=begins, times=times, uri=root.uri)
     tensors, values = merge_tensors(manifests), merge_values(manifests)
     ref = record.manifest
     document |= {
-        "attempt": attempt_text(row.owner),
+        "attempt": attempt_text(document["owner"]),
         "world_size": manifests[0].world_size,
         "n_objects": 1 + sum(len(manifest.objects) for manifest in manifests),
         "n_tensors": len(tensors),
@@ -193,7 +186,7 @@ def _show(document: dict[str, Any], record: CommitRecord) -> None:
         "sequence": document["sequence"],
         "state": document["state"] + (", verified by a restore" if document["verified"] else ""),
         "saved": _time_and_age(document["time_unix_s"]),
-        "metrics": metrics_text(metrics_of(record)),
+        "metrics": metrics_text(document["metrics"]),
         "saved by": f"{writer_text(document)}, claim {document['claim']}",
         "parent": "-" if document["parent"] is None else document["parent"],
         "size": f"{size_text(record.size_bytes)} ({record.size_bytes} bytes)",

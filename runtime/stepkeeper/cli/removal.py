@@ -28,10 +28,7 @@ def select_removed(
 ) -> tuple[CommitRecord, ...]:
     """Select the commits of these steps and sequences, also abandoned and quarantined ones.
 
-    Raises:
-        RestoreError: There is no such commit.
-        RefusedError: A step names several commits.
-
+    Raises RestoreError if there is none, RefusedError if a step names several.
     """
     picked: dict[int, CommitRecord] = {}
     for step in steps:
@@ -50,12 +47,7 @@ def select_removed(
 
 
 def check_removable(state: LogState, slots: Collection[int]) -> None:
-    """Check that the line keeps what a restore needs without `slots`.
-
-    Raises:
-        RefusedError: One of them is the latest commit, or the newest of its line that a restore has verified.
-
-    """
+    """Check that the line keeps what a restore needs without `slots`. Raises RefusedError."""
     if state.head in slots:
         raise RefusedError(
             f"sequence {state.head} is the latest commit: without it, the next start would silently lose steps. To "
@@ -71,26 +63,15 @@ def check_removable(state: LogState, slots: Collection[int]) -> None:
 
 
 def commit_to_verify(state: LogState, slots: Collection[int]) -> CommitRecord | None:
-    """Return the commit that must be verified before `slots` may be removed.
-
-    That is the latest commit, if the line has none that a restore has verified; else None.
-    """
+    """Return the commit to verify before `slots` are removed: the latest, if the line has none verified."""
     of_line = any(record.slot in slots for record in state.line)
     return state.latest if of_line and not _verified_of_line(state) else None
 
 
 def check_job_over(state: LogState, last: BeginEntry, last_write: str, *, force: bool) -> None:
-    """Check that no process can be writing under the last claim, unless `force` is set.
+    """Check that no process can be writing under the `last` claim, or that the user says so by `force`.
 
-    Args:
-        state: The state of the log.
-        last: The entry that made the last claim.
-        last_write: When the last entry was put, for people.
-        force: The user states that the job is over.
-
-    Raises:
-        RefusedError: The job may still be writing.
-
+    `last_write` is a text for people.
     """
     if force or last.host.startswith((HOST_PREFIX, REPAIR_PREFIX)):
         return

@@ -1,25 +1,24 @@
-"""Make rows and JSON documents from the state of a log. Pure."""
+"""Describe the commits of a log as JSON objects, and format these as text. Pure."""
 
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stepkeeper.errors import RestoreError
 from stepkeeper.log import BeginEntry, CommitRecord, LogState, Owner
+from stepkeeper.log.foreign_steps import ForeignStep
 from stepkeeper.quantities import size_text
 from stepkeeper.retention.deletable import metrics_of
 
 __all__ = [
-    "Row",
     "age_text",
     "attempt_text",
-    "build_rows",
+    "commit_documents",
     "count_text",
+    "foreign_document",
     "metrics_text",
     "owner_document",
-    "row_document",
     "select_commits",
     "table_row",
     "time_text",
@@ -33,79 +32,66 @@ _MOST_METRICS: Final = 3
 """The number of metrics that a table has room for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A line of the table that `ls` prints."""
-
-    sequence: int | None
-    """Slot of the commit; None for another writer's step."""
-
-    step: int
-    claim: int | None
-    """Slot of the claim; None for another writer's step."""
-
-    state: str
-    """latest, line, abandoned or quarantined; for another writer's step: legacy or incomplete."""
-
-    size_bytes: int
-    verified: bool
-    folder: str
-    owner: Owner | None = None
-    host: str | None = None
-    """Host of rank 0 when the root was claimed; None if the claim names none."""
-
-    parent: int | None = None
-    time_unix_s: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics that the training gave with the step."""
-
-
-def build_rows(
+def commit_documents(
     state: LogState,
     records: Iterable[CommitRecord],
     *,
     begins: Mapping[int, BeginEntry],
     times: Mapping[int, float],
-) -> list[Row]:
-    """Build the rows of some commits of `state`, newest first.
+    uri: str,
+) -> list[dict[str, Any]]:
+    """Describe commits of the root at `uri` as JSON objects, newest first.
 
-    Args:
-        state: The state of the log.
-        records: The commits.
-        begins: The entries that made their claims, by slot.
-        times: When slots were put, in seconds since 1970.
-
+    `begins` has the entries that made their claims, and `times` when slots were put, in seconds since 1970.
     """
     line = {record.slot for record in state.line}
     return [
-        Row(
-            sequence=record.slot,
-            step=record.step,
-            claim=record.claim,
-            state=_state_of(state, record, line),
-            size_bytes=record.size_bytes,
-            verified=record.verified,
-            folder=record.folder,
-            owner=begins[record.claim].owner,
-            host=begins[record.claim].host,
-            parent=record.parent,
-            time_unix_s=times.get(record.slot),
-            metrics=metrics_of(record),
-        )
+        {
+            "sequence": record.slot,
+            "step": record.step,
+            "state": _state_of(state, record, line),
+            "claim": record.claim,
+            "owner": owner_document(begins[record.claim].owner),
+            "host": begins[record.claim].host,
+            "parent": record.parent,
+            "size_bytes": record.size_bytes,
+            "verified": record.verified,
+            "time_unix_s": times.get(record.slot),
+            # JSON has finite numbers only; other metrics become text.
+            "metrics": {
+                name: value if math.isfinite(value) else str(value)
+                for name, value in metrics_of(record).items()
+            },
+            "commit_uri": f"{uri}/{record.folder}",
+        }
         for record in sorted(records, key=lambda each: each.slot, reverse=True)
     ]
+
+
+def foreign_document(foreign: ForeignStep, uri: str) -> dict[str, Any]:
+    """Describe another writer's step in the root at `uri`, with the keys of a commit."""
+    return {
+        "sequence": None,
+        "step": foreign.step,
+        "state": "legacy" if foreign.is_finished else "incomplete",
+        "claim": None,
+        "owner": None,
+        "host": None,
+        "parent": None,
+        "size_bytes": foreign.size_bytes,
+        "verified": False,
+        "time_unix_s": None,
+        "metrics": {},
+        "commit_uri": f"{uri}/{foreign.folder}",
+    }
 
 
 def select_commits(
     state: LogState, steps: Sequence[int], sequences: Sequence[int]
 ) -> tuple[CommitRecord, ...]:
-    """Select the newest commit of each step on the line, and the commits of `sequences`.
+    """Select the newest commit of each step on the line, and those of `sequences`; without both, the latest.
 
-    The latest commit is selected if neither is given.
-
-    Raises:
-        RestoreError: There is no such commit; the message lists the existing ones.
-
+    Raises RestoreError, which lists the existing ones.
     """
     if not steps and not sequences:
         if state.latest is None:
@@ -147,27 +133,6 @@ def _state_of(state: LogState, record: CommitRecord, line: set[int]) -> str:
     return "line" if record.slot in line else "abandoned"
 
 
-def row_document(row: Row, uri: str) -> dict[str, Any]:
-    """Convert a row to a JSON object; `uri` is the root's."""
-    return {
-        "sequence": row.sequence,
-        "step": row.step,
-        "state": row.state,
-        "claim": row.claim,
-        "owner": owner_document(row.owner),
-        "host": row.host,
-        "parent": row.parent,
-        "size_bytes": row.size_bytes,
-        "verified": row.verified,
-        "time_unix_s": row.time_unix_s,
-        # JSON has finite numbers only; other metrics become text.
-        "metrics": {
-            name: value if math.isfinite(value) else str(value) for name, value in row.metrics.items()
-        },
-        "commit_uri": f"{uri}/{row.folder}",
-    }
-
-
 def owner_document(owner: Owner | None) -> dict[str, Any] | None:
     """Convert an owner to a JSON object; None if a process without an operator saved it."""
     if owner is None:
@@ -180,25 +145,26 @@ def owner_document(owner: Owner | None) -> dict[str, Any] | None:
     }
 
 
-def table_row(row: Row, now_unix_s: float) -> tuple[str, ...]:
+def table_row(document: Mapping[str, Any], now_unix_s: float) -> tuple[str, ...]:
     """Format a row: sequence, step, state, claim, attempt, host, size, verified, age, metrics."""
+    sequence, claim, time_unix_s = document["sequence"], document["claim"], document["time_unix_s"]
     return (
-        "-" if row.sequence is None else str(row.sequence),
-        str(row.step),
-        row.state,
-        "-" if row.claim is None else str(row.claim),
-        attempt_text(row.owner),
-        row.host or "-",
-        size_text(row.size_bytes),
-        "yes" if row.verified else "-",
-        "-" if row.time_unix_s is None else age_text(now_unix_s - row.time_unix_s),
-        metrics_text(row.metrics, most=_MOST_METRICS),
+        "-" if sequence is None else str(sequence),
+        str(document["step"]),
+        document["state"],
+        "-" if claim is None else str(claim),
+        attempt_text(document["owner"]),
+        document["host"] or "-",
+        size_text(document["size_bytes"]),
+        "yes" if document["verified"] else "-",
+        "-" if time_unix_s is None else age_text(now_unix_s - time_unix_s),
+        metrics_text(document["metrics"], most=_MOST_METRICS),
     )
 
 
-def metrics_text(metrics: Mapping[str, float], *, most: int | None = None) -> str:
+def metrics_text(metrics: Mapping[str, float | str], *, most: int | None = None) -> str:
     """Format metrics as name=number, at most `most` of them; "-" if there are none."""
-    shown = [f"{name}={value:.6g}" for name, value in metrics.items()]
+    shown = [f"{name}={float(value):.6g}" for name, value in metrics.items()]
     return " ".join([*shown[:most], *(["…"] if shown[most:] and most is not None else [])]) or "-"
 
 
@@ -213,7 +179,7 @@ def count_text(number: int, name: str) -> str:
 
 
 def writer_text(document: Mapping[str, Any]) -> str:
-    """Format who saved the commit of `row_document`: the job and its start, and the host."""
+    """Format who saved a commit: the job and its start, and the host."""
     owner = document["owner"]
     who = (
         "a process without an operator"
@@ -223,16 +189,15 @@ def writer_text(document: Mapping[str, Any]) -> str:
     return who if document["host"] is None else f"{who}, on {document['host']}"
 
 
-def attempt_text(owner: Owner | None) -> str:
+def attempt_text(owner: Mapping[str, Any] | None) -> str:
     """Format the job's name and the number of its start."""
-    return "-" if owner is None else f"{owner.name} {owner.jobset_number}.{owner.restart_attempt}"
+    if owner is None:
+        return "-"
+    return f"{owner['name']} {owner['jobset_number']}.{owner['restart_attempt']}"
 
 
 def age_text(seconds: float) -> str:
-    """Format a number of seconds with one unit.
-
-    The result is never negative: the store's clock and this one needn't agree.
-    """
+    """Format a number of seconds, at least 0, with one unit. Clocks needn't agree."""
     whole = max(int(seconds), 0)
     if whole < _MINUTE_S:
         return f"{whole}s"

@@ -41,14 +41,7 @@ class Root:
         return self.store.uri.rstrip("/")
 
     def open_log(self) -> LogState:
-        """Read the log.
-
-        Raises:
-            BadUriError: There is no log, and no folder either; or this is the folder of a checkpoint: the message
-                names its root.
-            StepkeeperError: The log can't be read.
-
-        """
+        """Read the log. Raises BadUriError if there is no folder, or it is a checkpoint's, not a root's."""
         state = self.log.open()
         if state.tail < 0:
             self._check_no_checkpoint()
@@ -99,13 +92,7 @@ class Root:
 
 @contextmanager
 def open_root(context: typer.Context, url: str) -> Iterator[Root]:
-    """Open the root at `url`, a URI or a path; its log isn't read yet.
-
-    Raises:
-        BadUriError: `url` names no store, or its client isn't installed.
-        StorageError: The store's client can't be made, for lack of credentials for example.
-
-    """
+    """Open the root at `url`, a URI or a path. Its log isn't read yet. Raises BadUriError, StorageError."""
     patience: Patience = context.obj
     store = _store(url)
     try:

@@ -93,13 +93,7 @@ def _printable(character: str) -> str:
 
 
 def show_document(uri: str, document: dict[str, Any]) -> None:
-    """Print a JSON document on stdout.
-
-    Args:
-        uri: The root.
-        document: The keys to add to `format` and `uri`.
-
-    """
+    """Print a JSON document on stdout: format, root and the given keys."""
     whole = {"format": FORMAT, "uri": uri, **document}
     typer.echo(json.dumps(whole, indent=2))
 
@@ -113,12 +107,7 @@ def show_table(
 ) -> None:
     """Print the rows on stdout, cut at the terminal's width if there is one; print nothing without rows.
 
-    Args:
-        columns: The columns' names.
-        rows: The cells of each row.
-        right: Names of the columns that are aligned right.
-        optional: Names of the columns that are left out if every cell is "-".
-
+    The columns `right` are aligned right, and `optional` ones left out if every cell is "-".
     """
     if not rows:
         return
@@ -148,13 +137,7 @@ class _SpeedColumn(ProgressColumn):
 def progress_bar(title: str, total_bytes: int | None = None) -> Iterator[Callable[..., None]]:
     """Show a progress bar on stderr, if that is a terminal.
 
-    Args:
-        title: Text before the bar.
-        total_bytes: Number of bytes at the end, if it is known.
-
-    Yields:
-        rich's `Progress.update` of this bar: it takes `advance`, or `completed` and `total`, in bytes.
-
+    Yields rich's `Progress.update` of this bar: it takes `advance`, or `completed` and `total`, in bytes.
     """
     columns = (
         TextColumn("{task.description}"),

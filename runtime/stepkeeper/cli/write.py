@@ -156,7 +156,6 @@ def _remove_commits(
 
     Returns:
         The commits that were deleted, and those folders whose data is pinned.
-
     """
     state = root.log.refresh()
     if state.tail != tail:

@@ -25,8 +25,8 @@ _FIRST: Final = 1
 def serve(socket_fd: int, trainer_pid: int) -> None:
     """Answer requests until the trainer closes the socket or has died, then end this process at once.
 
-    Unfinished work is dropped: only what is in the log is committed. If a signal killed the trainer, the companion
-    writes its termination message.
+    Unfinished work is dropped: only what is in the log is committed. If a signal killed the trainer, its
+    termination message is written here.
     """
     channel = Channel(socket.socket(fileno=socket_fd))
     # The socket alone isn't enough: a forked worker may hold the other end, and outlive the trainer.
@@ -44,8 +44,8 @@ def serve(socket_fd: int, trainer_pid: int) -> None:
 def close_inherited(socket_fd: int) -> None:
     """Close all inherited files, such as a pipe whose end another process waits for.
 
-    Descriptors that came through exec are inheritable. Those that this interpreter opened, in sitecustomize for
-    instance, aren't (PEP 446), and stay open.
+    Descriptors that came through exec are inheritable; those that sitecustomize, for instance, has opened
+    aren't (PEP 446).
     """
     for fd in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
         if fd > _STDERR and fd != socket_fd:

@@ -17,32 +17,17 @@ BackgroundTask = Generator[BlockingCall, Any, None]
 
 
 def run_in_thread(call: Callable[[], T]) -> Generator[BlockingCall, Any, T]:
-    """Yield `call` to the task queue, which runs it in its thread.
-
-    A task uses it as `result = yield from …`.
-
-    Returns:
-        The result of `call`. An error of `call` is raised here.
-
-    """
+    """Have the task queue run `call` in its thread, and return the result; for use with `yield from`."""
     result: T = yield call
     return result
 
 
 @final
 class TaskQueue:
-    """Run background tasks in the order in which they were added.
-
-    One thread calls all methods. It never waits for a blocking call.
-    """
+    """Run background tasks in the order of their addition. One thread calls all methods; none waits."""
 
     def __init__(self, on_ready: Callable[[], None]) -> None:
-        """Start with no tasks.
-
-        Args:
-            on_ready: Called, in another thread, when a blocking call has ended and `advance` can continue.
-
-        """
+        """Start with no tasks. A thread calls `on_ready` when a blocking call has ended."""
         self._on_ready = on_ready
         self._tasks: Final[deque[BackgroundTask]] = deque()
         self._call: Future[object] | None = None

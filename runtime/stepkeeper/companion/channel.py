@@ -60,17 +60,10 @@ class Channel:
     def send(
         self, message: dict[str, Any], fds: Sequence[int] = (), *, timeout_s: float | None = None
     ) -> None:
-        """Send `message`; the other end receives it whole.
+        """Send `message`, a JSON object, and open file descriptors, which stay open here.
 
-        Args:
-            message: A JSON object.
-            fds: Open file descriptors to send along; they stay open here.
-            timeout_s: Seconds to wait for room in the socket's buffer; None waits forever.
-
-        Raises:
-            TimeoutError: The other end didn't receive for `timeout_s`.
-            OSError: The other end is closed.
-
+        Raises TimeoutError if there is no room in the socket's buffer for `timeout_s` seconds, OSError if the
+        other end is closed.
         """
         body = json.dumps(message, separators=(",", ":")).encode()
         if len(body) <= _INLINE_LIMIT_BYTES:
@@ -110,12 +103,9 @@ class Channel:
         poll.poll(timeout_s * 1000)
 
     def receive(self, peer: Peer | None = None) -> Packet | None:
-        """Wait for the next message. Return None once the other end is closed.
+        """Wait for the next message. Return None once the other end is closed, or `peer` has ended.
 
-        Args:
-            peer: The process at the other end. Waiting stops once it has ended, even if other processes hold copies of
-                the socket.
-
+        Other processes may hold copies of the peer's socket, so that it stays open after the peer's end.
         """
         if peer is not None and not self._await_packet(peer):
             return None
@@ -163,17 +153,11 @@ class Channel:
 class Outbox:
     """Send messages without waiting for the trainer. Any thread may send.
 
-    A trainer that hangs receives nothing, and its socket fills up. Reports must continue, because they show the hang to
-    the operator.
+    The socket of a trainer that hangs fills up. Reports must continue then: they show the hang to the
+    operator.
     """
 
     def __init__(self, channel: Channel) -> None:
-        """Store the channel; nothing is sent yet.
-
-        Args:
-            channel: This end of the channel to the trainer.
-
-        """
         self._channel = channel
         self._lock = threading.Lock()
         self._kept: deque[dict[str, Any]] = deque()

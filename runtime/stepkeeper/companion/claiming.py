@@ -1,4 +1,4 @@
-"""Claim the root for a trainer through its companion. The claims outlive the companion process."""
+"""Claim the root for a trainer through its companion processes, which the claims outlive."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -29,10 +29,7 @@ _log: Final = logger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
-    """The commit, or another writer's step, that a state was restored from.
-
-    Two restores have different origins even if they restored the same commit.
-    """
+    """The commit, or another writer's step, that a state was restored from. Each restore makes a new one."""
 
     base: int | ForeignBase
     """Slot of the commit, or the other writer's step."""
@@ -51,10 +48,7 @@ class _NextClaim:
 
 
 class RootClaims(ABC):
-    """Make the claims of one trainer, one after another, and hold the newest.
-
-    The claims outlive the companion processes that make them.
-    """
+    """Make the claims of one trainer, one after another, and hold the newest."""
 
     def __init__(self, claiming: ClaimRequest) -> None:
         """Store the claim to make, `claiming`, without its base. Nothing is claimed yet."""
@@ -81,7 +75,7 @@ class RootClaims(ABC):
     def _held_claim(self) -> Claim | None:
         """The claim that a new companion process may take over.
 
-        None if there is none yet, or if the next claim may be in the log already: requesting that one proves this one
+        None before the first, and while the next one may be in the log: requesting that one proves this one
         too.
         """
         return (
@@ -91,17 +85,10 @@ class RootClaims(ABC):
     def claim_root(self, *, origin: Origin | None = None, unrestored_step: int | None = None) -> ClaimedRoot:
         """Claim the root for this process, which continues from `origin`, or else from HEAD.
 
-        A repeated call with the same origin returns the same claim. If `origin` is new and isn't HEAD, this process
-        makes a further claim after its first. It also does so once to begin a branch.
-
-        Args:
-            origin: The origin that this process restored; None if that is HEAD, or nothing was restored.
-            unrestored_step: The next step to save, if this process hasn't restored all of the state that it saves. A
-                branch begins with it unless it is greater than HEAD's step.
-
-        Raises:
-            FencedError: Another claim has replaced this process's.
-
+        A repeated call with the same origin returns the same claim. A new origin that isn't HEAD needs a
+        further claim, and so does the begin of a branch: a process that hasn't restored all of the state that
+        it saves passes its next step as `unrestored_step`, and a branch begins with it unless it is greater
+        than HEAD's step. Raises FencedError if another claim has replaced this process's.
         """
         process = self.ensure_process()
         if self._next_claim is not None:
@@ -121,10 +108,7 @@ class RootClaims(ABC):
         return self._claimed_root
 
     def read_latest(self) -> CommitRecord | ForeignBase | None:
-        """Return the commit, or another writer's step, that is HEAD now.
-
-        The root is claimed first if this process hasn't claimed it yet.
-        """
+        """Return the commit, or another writer's step, that is HEAD now. Claim the root first if need be."""
         if self._claimed_root is None:
             claimed = self.claim_root()
         else:
@@ -134,10 +118,7 @@ class RootClaims(ABC):
         return claimed.base or claimed.legacy
 
     def _settle_next_claim(self, process: CompanionProcess) -> None:
-        """Find out whether the next claim, if one was requested, is in the log.
-
-        If it isn't, it is given up and HEAD stays: the caller only needs HEAD.
-        """
+        """Find out whether the requested next claim is in the log. If it isn't, give it up."""
         if (next_claim := self._next_claim) is not None:
             stays = replace(next_claim.body, base=None, legacy=None, branch=False)
             self._claimed_root = self._request_next_claim(process, replace(next_claim, body=stays))

@@ -39,18 +39,10 @@ _FAREWELL_MILLIS: Final = 120_000
 
 
 class CompanionProcess:
-    """Exchange messages with one companion process, from its start to its end.
-
-    Any thread may send requests; answers come in any order.
-    """
+    """Exchange messages with one companion process. Any thread may send; answers come in any order."""
 
     def __init__(self, on_directive: Callable[[Directive], None]) -> None:
-        """Start the process, without waiting for it.
-
-        Args:
-            on_directive: Called with each directive of the operator, in the receiving thread.
-
-        """
+        """Start the process without waiting for it. The reading thread calls `on_directive`."""
         self._on_directive = on_directive
         self._lock = threading.Lock()
         self._pending: dict[int, Future[dict[str, Any]]] = {}
@@ -95,7 +87,7 @@ class CompanionProcess:
         makes_progress: Callable[[], bool] = lambda: False,
         kill_timeout_s: float = _KILL_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """Send a request and wait for the companion's answer.
+        """Send a request with open file descriptors, wait for the companion's answer, and return its body.
 
         Args:
             kind: The message's name on the wire.
@@ -105,13 +97,9 @@ class CompanionProcess:
             makes_progress: Polled during the wait. Returns True if there was progress since its last call.
             kill_timeout_s: Seconds to wait for the end of a killed process.
 
-        Returns:
-            The answer's body.
-
         Raises:
             CompanionLostError: The process is gone, or didn't answer in time and was killed.
             StepkeeperError: The companion raised it; the class is the same.
-
         """
         future: Future[dict[str, Any]] = Future()
         ends_s = time.monotonic() + timeout_s
@@ -135,14 +123,9 @@ class CompanionProcess:
             raise self._loss(kind) from error
 
     def upkeep_of(self, slot: int) -> Future[None]:
-        """Return a future that is resolved when the upkeep after a commit has ended. Call it once per commit.
+        """Return a future for the end of the upkeep after the commit in `slot`. Call it once per commit.
 
-        Args:
-            slot: The slot of a commit of this process.
-
-        Returns:
-            A future, which fails with CompanionLostError if the process is lost before.
-
+        It fails with CompanionLostError if the process is lost before.
         """
         with self._lock:
             found = self._upkeep_future(slot)
@@ -180,10 +163,7 @@ class CompanionProcess:
         self._lost = True
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
-        """End the process within `timeout_s` seconds.
-
-        It ends by itself once its socket is closed, and is killed after half of that time.
-        """
+        """Close the socket, so that the process ends, and kill it after half of `timeout_s` seconds."""
         ends_s = time.monotonic() + timeout_s
         self._channel.shut_down()
         if not self._process.wait(timeout_s / 2):
@@ -195,8 +175,8 @@ class CompanionProcess:
     def dismiss(self) -> None:
         """Let the process finish the upkeep after its commits and end by itself.
 
-        This doesn't wait and takes no lock, so the garbage collector may call it anywhere. In a child that C code
-        forked, which has the same socket, it does nothing: the process is the parent's.
+        This takes no lock, so the garbage collector may call it anywhere. In a child that C code forked,
+        which has the same socket, it does nothing: the process is the parent's.
         """
         if os.getpid() != self._owner:
             return

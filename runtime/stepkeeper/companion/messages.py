@@ -32,10 +32,7 @@ __all__ = [
 
 
 class Kind(StrEnum):
-    """Names of messages on the wire.
-
-    A message's body is the request or notice of that name. The comment has the answer in parentheses.
-    """
+    """Names of the messages, whose bodies have the same names. Comments have the answers in parentheses."""
 
     OPEN = "open"  # with the file descriptors of its StackRequest
     CLAIM = "claim"  # (ClaimedRoot)

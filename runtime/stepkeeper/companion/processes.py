@@ -1,6 +1,6 @@
 """Start the companion's process, and detect at once that it, or this process's parent, has ended.
 
-Neither waits for a pipe or socket to close, because forked workers may hold copies of both ends.
+Neither waits for a pipe or socket to close: forked workers may hold copies of both ends.
 """
 
 import os
@@ -28,21 +28,12 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def start_process(
     arguments: Sequence[str], env: Mapping[str, str], end: int, end_number: int
 ) -> "ChildProcess":
-    """Start a process with its end of a socket, no stdin, and this process's stdout and stderr.
+    """Start a process that gets its end of a socket as `end_number`, no stdin, and this process's output.
 
-    No pipe reports the start's outcome: workers that are forked meanwhile would inherit it, and block the start until
-    they end. The process starts with stop signals blocked, and unblocks them once it ignores them. It has its own
-    process group, so signals to this process's group don't reach it. It has to close other inherited files.
-
-    Args:
-        arguments: The program's path, and its arguments.
-        env: All of its environment.
-        end: File descriptor of its end of the socket, here.
-        end_number: Number of this descriptor in the new process; not `end`.
-
-    Raises:
-        OSError: It can't be started.
-
+    No pipe reports the start's outcome: workers that are forked meanwhile would inherit it, and block the
+    start until they end. The process starts with stop signals blocked, and unblocks them once it ignores
+    them. It has its own process group, so signals to this process's group don't reach it. It has to close
+    other inherited files.
     """
     pid = os.posix_spawn(
         arguments[0],
@@ -81,10 +72,7 @@ class ChildProcess:
 
     @property
     def code(self) -> int | None:
-        """The exit code, negative for a signal.
-
-        None before `has_ended` was true, or if other code in this process reaped the child.
-        """
+        """The exit code, negative for a signal; None until `has_ended`, or if other code reaped it."""
         return self._code
 
     def has_ended(self) -> bool:
@@ -172,9 +160,7 @@ class ParentProcess:
 
 
 def _open_pidfd(pid: int) -> int | None:
-    """Open a descriptor that is readable once the process has ended; None if it was reaped, or in a sandbox without the
-    call.
-    """
+    """Open a descriptor that is readable once the process has ended; None if it's reaped, or in a sandbox."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -198,22 +184,14 @@ _END_NUMBERS: Final = (3, 4)
 
 
 def companion_environment() -> dict[str, str]:
-    """Build the environment of a companion process: this process's, with its import folders."""
+    """Return the environment of a companion process: this process's, with its import folders."""
     python_path = os.pathsep.join(filter(None, [*_package_folders(), os.environ.get("PYTHONPATH", "")]))
     # With malloc arenas per thread, it would keep as much freed memory as it needs in all.
     return {**os.environ, "PYTHONPATH": python_path, "MALLOC_ARENA_MAX": "1"}
 
 
 def start_companion(env: Mapping[str, str]) -> tuple[Channel, ChildProcess]:
-    """Start a companion process, and return this end of its channel.
-
-    Args:
-        env: All of its environment, from `companion_environment`.
-
-    Raises:
-        OSError: It can't be started.
-
-    """
+    """Start a companion process with `env`, all of its environment, and return this end of its channel."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     number = next(number for number in _END_NUMBERS if number != theirs.fileno())
     command = [sys.executable, "-P", "-m", "stepkeeper.companion", str(number), str(os.getpid())]

@@ -26,18 +26,12 @@ _TEXT_LIMIT: Final = 256
 
 
 class Progress:
-    """Collect the trainer's state, and send it to the companion.
+    """Collect the trainer's state, and pass it to `send`, in the thread that changed it.
 
     `record_step` costs the train thread about a microsecond. Changes of anything else are sent at once.
     """
 
     def __init__(self, send: Callable[[TrainerState], None]) -> None:
-        """Start with an empty state.
-
-        Args:
-            send: Called with each new state, in the thread that changed it.
-
-        """
         self._send = send
         self._lock = threading.Lock()
         self._state = TrainerState()
@@ -52,11 +46,10 @@ class Progress:
         return None if self._latest is None else self._latest[0]
 
     def record_step(self, step: int, metrics: Mapping[str, object] | None) -> None:
-        """Record that `step` is finished. Another thread formats `metrics` later.
+        """Record that `step` is finished. Another thread turns `metrics` into texts later.
 
-        A number, a string or a CPU tensor of one element becomes its text, cut to a limit; anything else becomes "?".
-        Reading a tensor on a device can wait for a compilation, and outside the train thread it fails or disturbs
-        training.
+        A tensor on a device becomes "?": reading it can wait for a compilation, and outside the train thread
+        it fails or disturbs training.
         """
         now_s = time.monotonic()
         millis = None if self._last_step_s is None else int((now_s - self._last_step_s) * 1000)
@@ -127,11 +120,9 @@ class Progress:
 
 
 def select_stored_metrics(metrics: Mapping[str, object] | None) -> dict[str, str]:
-    """Select the metrics that are numbers, or the text of one, for the commit. Tensors on devices are left out.
+    """Return the metrics to store with a commit: numbers, or texts of one, each as text for float().
 
-    Returns:
-        Each number's text by name; float() restores the same number from it.
-
+    Tensors on devices are left out.
     """
     found = {}
     for name, value in list((metrics or {}).items())[:MAX_METRICS]:
@@ -144,9 +135,7 @@ def select_stored_metrics(metrics: Mapping[str, object] | None) -> dict[str, str
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether reading the tensor is safe and cheap. A subclass of Tensor may communicate with other ranks to
-    read its value.
-    """
+    """Return whether reading the tensor is cheap. A subclass may communicate with other ranks for it."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.device.type == "cpu"

@@ -86,21 +86,14 @@ class ReportTarget:
 class Reporter:
     """Post a report at once when there is news, else once per interval. Back off when there is no answer.
 
-    The first `update_state` starts the thread. An earlier report would show a training that has run for hours as
-    starting.
+    The first `update_state` starts the thread: an earlier report would show a training that has run for hours
+    as starting.
     """
 
     def __init__(
         self, target: ReportTarget, interval_s: float, on_directive: Callable[[Directive], None]
     ) -> None:
-        """Store the arguments; nothing is sent yet.
-
-        Args:
-            target: The operator's endpoint, and the credentials to use.
-            interval_s: Seconds between reports without news. The operator's answers change it.
-            on_directive: Called with each answer, in the reporter's thread.
-
-        """
+        """Store the arguments; nothing is sent yet. Each answer sets the next interval."""
         self._target = target
         self._interval_s = interval_s
         self._on_directive = on_directive
@@ -141,15 +134,7 @@ class Reporter:
             self._wake(urgent=True)
 
     def await_answer(self, timeout_s: float) -> bool:
-        """Wait until the operator has answered a report with the latest news.
-
-        Args:
-            timeout_s: Seconds to wait at most.
-
-        Returns:
-            True if it has, or if there was nothing to report; False if the time is up.
-
-        """
+        """Wait until the operator has answered a report with the latest news. Return False if time is up."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._closing = True
@@ -217,13 +202,7 @@ class Reporter:
             self._changed.notify_all()
 
     def _pause(self, most_s: float, until_news_after: int | None) -> None:
-        """Wait for `most_s` seconds, or less if news comes or the reporter closes.
-
-        Args:
-            most_s: Seconds to wait at most.
-            until_news_after: News after this number ends the wait; None: no news ends it.
-
-        """
+        """Wait for `most_s` seconds, or less if the reporter closes, or at news after the number given."""
         deadline = time.monotonic() + most_s
         with self._changed:
             while (left_s := deadline - time.monotonic()) > 0:
@@ -238,25 +217,13 @@ class Reporter:
 
 
 def _back_off_s(failures: int) -> float:
-    """Double the wait with each failure, and take a random part of it, from half to all.
-
-    Many jobs must not retry at the same time.
-    """
+    """Double the wait with each failure, and take a random half to all of it: jobs mustn't retry together."""
     full_s = min(_BACK_OFF_MOST_S, _BACK_OFF_FIRST_S * 2.0 ** (failures - 1))
     return full_s * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, no secret
 
 
 def _post_report(target: ReportTarget, body: bytes) -> Directive:
-    """Send a report, and return the directive that the operator answers with.
-
-    Args:
-        target: The operator's endpoint, and the credentials to use.
-        body: The report, as JSON.
-
-    Raises:
-        _EndpointError: The endpoint couldn't be reached, or answered with another status than 200.
-
-    """
+    """Send a report, and return the operator's answer. Raises _EndpointError unless its status is 200."""
     parts = urlsplit(target.url)
     if parts.scheme != "https" or parts.hostname is None:
         raise _EndpointError(f"the endpoint's url {target.url!r} is not https://host[:port]/path")

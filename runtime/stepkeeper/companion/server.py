@@ -55,13 +55,6 @@ class Server:
     """Answer requests one at a time, in one thread. Another thread receives them."""
 
     def __init__(self, outbox: Outbox, signal_trainer: Callable[[int], None] = lambda _number: None) -> None:
-        """Prepare; no request is answered yet.
-
-        Args:
-            outbox: Sends messages to the trainer.
-            signal_trainer: Sends the trainer's process a signal.
-
-        """
         self._outbox = outbox
         self._signal_trainer = signal_trainer
         self._stacks: StackDumper | None = None
@@ -176,12 +169,7 @@ class Server:
             self._tasks.add_task(after)
 
     def _postpone_for_room(self, packet: Packet, error: Exception) -> bool:
-        """Postpone `packet` if it failed for lack of room and deletions may make room.
-
-        Returns:
-            True if it is postponed; False if its error is the answer.
-
-        """
+        """Postpone `packet` and return True if it failed for lack of room that deletions may make."""
         if (
             not is_full(error)
             or packet.message["kind"] not in (Kind.WRITE, Kind.UPLOAD)

@@ -98,11 +98,9 @@ class Session:
         return replace(claimed, past=read_restart_history(self._log.entry, self._times, self._claim.slot))
 
     def _read_offer(self, body: ClaimRequest) -> ForeignBase | None:
-        """Return the step of another writer that the trainer chose; None if there are none.
+        """Return the step of another writer that the trainer chose, if any.
 
-        Raises:
-            ForeignStepsError: There are such steps, and the trainer chose none.
-
+        Raises ForeignStepsError if there are such steps, and the trainer chose none.
         """
         if body.offer is None:
             listed = self._patience.retry(lambda: self._store.list(""))
@@ -130,13 +128,11 @@ class Session:
         self._update_reporter()
 
     def commit_save(self, body: CommitRequest) -> tuple[Committed, BackgroundTask]:
-        """Make the checkpoint HEAD.
+        """Make the checkpoint HEAD. Return the answer, and the upkeep task to start after it is sent.
 
-        Returns:
-            The answer, and the upkeep task to start after it is sent. The task also runs in the log's thread, except
-            for its blocking calls, which use only the store, so requests may be answered meanwhile. The tasks of
-            several commits have to run one after another, in the order of the commits.
-
+        The task runs in the log's thread too, but for its blocking calls, which use only the store, so
+        requests may be answered meanwhile. Tasks have to run one after another, in the order of their
+        commits.
         """
         order, own = self.shares.take_written(body.folder)
         finished = finish_checkpoint(

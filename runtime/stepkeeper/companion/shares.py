@@ -44,10 +44,7 @@ class ShareWriter:
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.make_ref())
 
     def stage_share(self, body: WriteRequest, region_fd: int) -> Staged:
-        """Write this rank's share to the local disk, from which `upload_share` reads it.
-
-        A failure leaves nothing there.
-        """
+        """Write this rank's share to the local disk, for `upload_share`. A failure leaves nothing there."""
         self._staged = {}
         if self._staging is None:
             raise CompanionError("there is no local tier to stage saves in")
@@ -64,12 +61,7 @@ class ShareWriter:
         return Staged(held=True)
 
     def upload_share(self, body: UploadRequest) -> Written:
-        """Upload the staged share. The result is that of `write_share`.
-
-        Raises:
-            SaveError: The share is no longer on the local disk.
-
-        """
+        """Upload the staged share, as `write_share` would write it. Raises SaveError if it is gone."""
         if self._staging is None or body.folder not in self._staged:
             raise CompanionError(f"nothing was staged for {body.folder} by this companion process")
         order, manifest = self._staged[body.folder]
@@ -79,12 +71,7 @@ class ShareWriter:
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.make_ref())
 
     def take_written(self, folder: str) -> tuple[SaveOrder, Manifest]:
-        """Return the order and the manifest of the share in `folder`, and forget them.
-
-        Raises:
-            CompanionError: This process wrote no share there.
-
-        """
+        """Return the order and the manifest of the share in `folder`, and forget them."""
         if folder not in self._written:
             raise CompanionError(f"nothing was written to {folder} by this companion process")
         return self._written.pop(folder)
@@ -95,12 +82,7 @@ class ShareWriter:
         self._staged.pop(folder, None)
 
     def complete_order(self, body: WriteRequest) -> SaveOrder:
-        """Complete the request's order with the structure that this process holds.
-
-        Raises:
-            CompanionError: This process doesn't hold it.
-
-        """
+        """Complete the request's order with the structure that this process holds."""
         if body.structure is not None:
             self.layout_cache.hold_structure(Structure.from_text(body.structure))
         structure = self.layout_cache.find_structure(body.structure_key)

@@ -29,10 +29,10 @@ _OPEN_TIMEOUT_S: Final = 60.0
 
 
 class Companion(RootClaims):
-    """Run the trainer's companion. The claim of the root outlives its processes.
+    """Run the trainer's companion processes, one after another, for one claim of the root.
 
-    The process ends soon after the last reference to this object is gone, even without `close`. A save in flight holds
-    a reference too.
+    The process ends soon after the last reference to this object is gone, even without `close`. A save in
+    flight holds a reference too.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class Companion(RootClaims):
             stack_meeting: Where the companions of all ranks meet; None if stacks aren't read.
             stacks_after_s: Seconds after which a step is slow, if it also takes far longer than earlier steps: the
                 stacks of all ranks are dumped then. None doesn't watch steps.
-
         """
         super().__init__(claiming or ClaimRequest())
         self._stack_meeting = stack_meeting
@@ -92,9 +91,7 @@ class Companion(RootClaims):
 
     @property
     def complaint(self) -> str | None:
-        """The newest failure of the upkeep after a commit: the commit isn't verified, or deletable data is still
-        there.
-        """
+        """The newest failure of the upkeep after a commit; None after a success."""
         process = self._process
         return None if process is None else process.complaint
 
@@ -102,14 +99,9 @@ class Companion(RootClaims):
     def ensure_process(self) -> CompanionProcess:
         """Return the running companion process, and start one if there is none.
 
-        The process knows the root, the claim and the trainer's state. Related requests have to go to the same process:
-        a new one doesn't know the earlier requests.
-
-        Raises:
-            CompanionLostError: The process was lost while it started.
-            FencedError: Another claim owns the root.
-            ClosedError: This companion was closed.
-
+        It knows the root, the claim and the trainer's state, but no earlier request: send related ones to the
+        same process. Raises CompanionLostError if it is lost while it starts, FencedError, and ClosedError
+        after `close`.
         """
         with self._lock:
             if self._closed:
@@ -145,7 +137,7 @@ class Companion(RootClaims):
         return process
 
     def _with_stacks(self, opening: OpenRequest) -> tuple[OpenRequest, tuple[int, ...]]:
-        """Add the stack request to the opening. Return both the opening and the descriptors to send along."""
+        """Return the opening with a request for stacks, and the descriptors to send along."""
         meeting = self._stack_meeting
         if meeting is None:
             return opening, ()
@@ -206,10 +198,7 @@ class Companion(RootClaims):
             process.close(max(0.0, ends_s - time.monotonic()))
 
     def _take_last_process(self, patience_s: float) -> CompanionProcess | None:
-        """Take over the current process.
-
-        A process that another thread is starting, and that isn't ready in time, is killed, by this thread or that one.
-        """
+        """Take over the current process. One that isn't ready in time is killed, here or in its thread."""
         self._closed = True
         is_idle = self._lock.acquire(timeout=patience_s)
         if not is_idle:

@@ -20,7 +20,7 @@ __all__ = ["CommitUpkeep"]
 
 
 class CommitUpkeep:
-    """Verify and delete data between commits. The tasks run in the log's thread, except for their blocking calls."""
+    """Verify commits and delete data. The tasks run in the log's thread, except for their blocking calls."""
 
     def __init__(
         self,
@@ -45,7 +45,6 @@ class CommitUpkeep:
             on_complaint: Called with each new failure of these tasks, and with None once they succeed again.
             on_end: Called at the end of the upkeep after each commit.
             patience: How long to retry requests to the store.
-
         """
         self._log = log
         self._store = store
@@ -66,14 +65,12 @@ class CommitUpkeep:
         self._collected = False
 
     def work_after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
-        """Verify the commit, then delete all deletable data.
-
-        A failure is reported, and the upkeep after the next commit tries again.
-        """
+        """Verify the commit, then delete all deletable data. The next commit's upkeep retries what failed."""
         try:
             yield from self._verify_commit(record, finished)
             yield from self._delete_unkept()
-            yield from self._collect_garbage_once()
+            if not self._collected:
+                yield from self._collect_garbage()
             self._set_complaint(None)
         except Exception as error:  # the commit is valid, and the next save needs this process
             self._report_failure(f"after the commit of step {record.step}", error)
@@ -90,10 +87,8 @@ class CommitUpkeep:
     def _verify_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
         """Check that the store holds the written objects.
 
-        Raises:
-            VerifyError: An object is missing or different.
-            FencedError: An object is missing, and a later claim may have deleted it.
-
+        Raises VerifyError if it doesn't, or FencedError if a later claim, which may have deleted them, owns
+        the root.
         """
         if record.slot not in self._log.state.commits:
             # Retention has deleted this commit already, after a later one.
@@ -108,7 +103,7 @@ class CommitUpkeep:
     def _delete_unkept(self) -> BackgroundTask:
         """Delete the commits that retention doesn't keep, first in the log, then their data unless a pin protects it.
 
-        This also deletes the data of earlier deletions that were interrupted, or whose pins are gone.
+        This includes the data of earlier deletions that were interrupted, or whose pins are gone.
         """
         keep = self._keep
         times_unix_s: Mapping[int, float] = {}
@@ -148,11 +143,6 @@ class CommitUpkeep:
         )
         self._folders |= {each.slot: each.folder for each in report.pinned if each.slot is not None}
         self._collected = True
-
-    def _collect_garbage_once(self) -> BackgroundTask:
-        """Delete leftovers of earlier claims, unless this process has done so."""
-        if not self._collected:
-            yield from self._collect_garbage()
 
     def _report_failure(self, what: str, error: Exception) -> None:
         self._set_complaint(f"{what}: {error!r}")

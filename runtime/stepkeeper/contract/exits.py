@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     """The whole training is done. No rank exits 0 before all ranks are done."""
 
     SAVED = 75
-    """A notice came, and a checkpoint is committed, or there was nothing to save. The process is to be restarted."""
+    """The process stopped for a notice. Its last step is committed, or no save was possible or needed. Restart it."""
 
     FENCED = 77
     """Another claim owns the root. This process wrote nothing more, and is never restarted."""
@@ -31,7 +31,11 @@ class NoticeSource(StrEnum):
 
     SIGTERM = "sigterm"
     FILE = "file"
+    """The trigger file appeared."""
+
     DIRECTIVE = "directive"
+    """The operator, in its answer to a report."""
+
     PREEMPTED = "preempted"
     """The cloud announced that it preempts the machine."""
 
@@ -95,4 +99,7 @@ class Cause(StrEnum):
     """The checkpoint store didn't answer for longer than the process could wait."""
 
     HANG = "Hang"
+    """The training made no progress, and was ended for that."""
+
     REQUESTED = "Requested"
+    """A person or a program asked the pods to stop, or deleted one."""

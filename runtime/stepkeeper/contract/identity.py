@@ -85,28 +85,12 @@ class Identity:
 
     @classmethod
     def present(cls, environ: Mapping[str, str]) -> bool:
-        """Return whether the operator made this container.
-
-        Args:
-            environ: The process's environment.
-
-        """
+        """Return whether the operator made this container."""
         return cls.variable("job_uid") in environ
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:
-        """Read the identity from the environment.
-
-        Args:
-            environ: The process's environment.
-
-        Returns:
-            The identity of this process.
-
-        Raises:
-            ContractError: A variable is missing, or isn't a whole number. The message names it.
-
-        """
+        """Read this process's identity from the environment. Raises ContractError that names the variable."""
         values: dict[str, str | int] = {}
         for field in dataclasses.fields(cls):
             name = cls.variable(field.name)

@@ -58,10 +58,5 @@ TERMINATION_FILE: Final = "/dev/termination-log"
 
 
 def token_audience(job_uid: str) -> str:
-    """Return the audience of a token that may report for this job only.
-
-    Args:
-        job_uid: The uid of the CheckpointedTrainingJob.
-
-    """
+    """Return the audience of a token that may report for this job only, by its uid."""
     return f"stepkeeper.dev/jobs/{job_uid}"

@@ -120,15 +120,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """Decode a report.
-
-        Args:
-            data: At most 64 KiB of JSON.
-
-        Raises:
-            ContractError: The data is too long, isn't a report, or has a newer format. The message names the fault.
-
-        """
+        """Decode a report of at most 64 KiB. Raises ContractError, which names the fault."""
         if len(data) > REPORT_LIMIT_BYTES:
             raise ContractError(f"a report has at most {REPORT_LIMIT_BYTES} bytes")
         return decode_message(cls, data)

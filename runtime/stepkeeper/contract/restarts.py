@@ -141,7 +141,6 @@ class RestartLimits:
             end: Unix time at which it ended.
             n_failures: Restarts after failures so far, since the last new commit.
             n_starts: Starts in a row without a new commit, with this one.
-
         """
         if cause in {Cause.APPLICATION_ERROR, Cause.STORAGE_UNAVAILABLE}:
             doublings = n_failures if cause == Cause.APPLICATION_ERROR else max(0, n_starts - 1)

@@ -147,12 +147,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """Decode settings, also those of another version of the operator.
-
-        Raises:
-            ContractError: The data isn't settings, or has a newer format. The message names the fault.
-
-        """
+        """Decode settings, also those of another version of the operator. Raises ContractError."""
         return decode_message(cls, data)
 
     @classmethod

@@ -105,12 +105,7 @@ class Termination:
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """Decode a message. An unknown cause is read as a Disruption.
-
-        Raises:
-            ContractError: Another program wrote the message.
-
-        """
+        """Decode a message, with unknown causes as Disruptions. Raises ContractError for another's."""
         message = decode_message(cls, data)
         if message.cause is None or message.cause in {cause.value for cause in Cause}:
             return message

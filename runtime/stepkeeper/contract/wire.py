@@ -87,15 +87,8 @@ def encode_json(value: Any) -> bytes:
 def decode_message(kind: type[T], data: bytes | str) -> T:
     """Decode a message of the other side, which may have an older or a newer version.
 
-    Unknown keys are ignored. A value with an unknown enum member is replaced by the field's `Else`.
-
-    Args:
-        kind: The dataclass of the message.
-        data: The JSON.
-
-    Raises:
-        ContractError: The data is something else, or has a newer format. The message names the path of the fault.
-
+    Unknown keys are ignored. A value with an unknown enum member is replaced by the field's `Else`. Raises
+    ContractError, which names the path of the fault, for other data or a newer format.
     """
     return typing.cast(T, _decode_message(kind, data, []))
 
@@ -108,12 +101,7 @@ def list_unknown(kind: type, data: bytes | str) -> tuple[str, ...]:
 
 
 def decode(kind: type[T], raw: object) -> T:
-    """Decode parsed JSON strictly into a value of `kind`.
-
-    Raises:
-        ContractError: The data is something else, or has unknown parts. The message names the path of the fault.
-
-    """
+    """Decode parsed JSON strictly into a value of `kind`. Raises ContractError, which names the fault."""
     return typing.cast(T, _decode(kind, raw, kind.__name__, None))
 
 

@@ -1,12 +1,10 @@
-"""Decide each rank's next move, so that all ranks act on a wish after the same step. Pure: no store, threads or clocks.
+"""Decide each rank's next move, so that all ranks act on a wish after the same step. Pure.
 
-`StepAgreement` applies the rules to the ranks' store. The model check of all interleavings
-(`tests/property/agreement_model`) applies the same rules.
-
-A round is about one wish. Each rank holds its train thread, publishes the last step that it has passed, and releases
-the train thread once rank 0 has published the latest of these steps. No rank has passed a later step, so the wish is
-due at the first step after it. This holds for any interleaving and any step numbers, even if training returns to an
-earlier commit.
+A wish is a request by name: to stop, or to save. A round is about one wish. Each rank holds its train thread,
+publishes the last step that it has passed, and releases the thread once rank 0 has published the latest of
+these steps. No rank has passed a later one, so the wish is due at the first step after it: for any
+interleaving and any step numbers, even if training returns to an earlier commit. `StepAgreement` applies
+these rules to the ranks' store, and `tests/property/agreement_model` to all interleavings.
 """
 
 from collections.abc import Collection
@@ -156,12 +154,7 @@ class RankView:
         return replace(self, wishes=(), agreed=self.agreed + agreed)
 
     def pass_step(self, step: int) -> tuple[Self, tuple[str, ...]]:
-        """Pass `step`, which a held rank never does.
-
-        Returns:
-            The next view, and the wishes that are due at this step.
-
-        """
+        """Pass `step`, which a held rank never does. Return the next view, and the wishes that are due."""
         passed = self.passed.follow_by(step)
         due = tuple(agreed.name for agreed in self.agreed if passed > agreed.beyond)
         later = tuple(agreed for agreed in self.agreed if passed <= agreed.beyond)

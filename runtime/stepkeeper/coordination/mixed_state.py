@@ -16,12 +16,10 @@ _KEPT: Final = (PartlyRestoredError, FencedError, NoticeDeadlineError)
 class MixedState:
     """Track whether the state holds parts of a checkpoint whose restore failed, until another one succeeds.
 
-    A restore changes the state in all ranks or in none, and has the same outcome in all. So all ranks agree, except for
-    the names.
+    A restore has the same outcome in all ranks, so all agree on it, except for the names.
     """
 
     def __init__(self) -> None:
-        """Start without a failure."""
         self._doing: str | None = None
         """The checkpoint, and the operation on it; None if the state isn't mixed."""
 
@@ -37,14 +35,7 @@ class MixedState:
         return self._doing is not None
 
     def note_change(self, what: str, doing: str, names: frozenset[str] = frozenset()) -> None:
-        """Record that a restore changes the state from here on.
-
-        Args:
-            what: The checkpoint, for messages.
-            doing: The operation, for messages.
-            names: Names of the state that are filled.
-
-        """
+        """Record that a restore changes the named parts of the state from here on. Texts are for messages."""
         self._doing, self._end = f"{what} only, since {doing}", "has not ended"
         self._is_changed_now = True
         self.names |= names

@@ -25,14 +25,7 @@ class PeerLinks:
     """Hold one rank's connections to its neighbors in the tree, and listen to each in a thread."""
 
     def __init__(self, rank: int, world_size: int, on_lost: Callable[[int, str], None]) -> None:
-        """Listen for the ranks below this one.
-
-        Args:
-            rank: This rank.
-            world_size: How many ranks there are.
-            on_lost: Called in a separate thread with a rank that ended without notice, and the evidence.
-
-        """
+        """Listen for the ranks below this one. `on_lost` gets each that ends without notice, and why."""
         self._rank = rank
         self._on_lost = on_lost
         self.above, below = neighbors(rank, world_size)
@@ -47,9 +40,7 @@ class PeerLinks:
             self._joining.start(self._secret)
 
     def describe(self, towards: str | None) -> dict[str, Any]:
-        """Describe this rank's address for the ranks below. `towards` is a host that all ranks reach, if there is
-        one.
-        """
+        """Describe this rank's address for the ranks below, which reach the host `towards`, if given."""
         return {
             "hosts": addresses_of_host(towards),
             "port": self._joining.port,

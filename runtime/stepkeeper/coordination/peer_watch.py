@@ -27,9 +27,9 @@ _ANNOUNCE_S: Final = 1.0
 
 
 class Board(Protocol):
-    """The ranks' store, in which the first value of a name stays. Both methods raise PeerLostError without the store.
+    """The ranks' store, in which the first value of a name stays. Without it, methods raise PeerLostError.
 
-    `within_s` is the time for its answer; None: as long as waits may continue.
+    The store has `within_s` seconds for its answer; None: as long as waits may continue.
     """
 
     def propose(self, name: str, value: Mapping[str, Any], *, within_s: float | None = None) -> None: ...
@@ -38,18 +38,9 @@ class Board(Protocol):
 
 
 class PeerWatch:
-    """Watch the other ranks for one rank, and announce each lost rank in the store."""
+    """Watch the other ranks for one rank, announce each lost one in the store, and end the waits for it."""
 
     def __init__(self, board: Board, rank: int, world_size: int, waits: Waits) -> None:
-        """Store the arguments; nothing is watched before `start`.
-
-        Args:
-            board: The ranks' store.
-            rank: This rank.
-            world_size: How many ranks there are.
-            waits: Ended when a rank is lost.
-
-        """
         self._board = board
         self._rank = rank
         self._world_size = world_size
@@ -63,15 +54,10 @@ class PeerWatch:
         self._has_left = True
 
     def start(self, towards: str | None, await_value: Callable[[str, int], dict[str, Any]]) -> None:
-        """Connect with the neighbors in the tree of ranks. A failure is logged; losses are still announced in the
-        store.
+        """Connect with the neighbors in the tree of ranks. All ranks call this once all have met.
 
-        Ranks: all ranks call this once all have met.
-
-        Args:
-            towards: A host that all ranks reach, if there is one.
-            await_value: Waits for a value in the store from another rank.
-
+        A failure is logged; losses are still announced in the store. `towards` is a host that all ranks
+        reach, if there is one, and `await_value` waits for a value that another rank puts into the store.
         """
         try:
             self._links = links = PeerLinks(self._rank, self._world_size, self._note_ended)
@@ -91,21 +77,15 @@ class PeerWatch:
     def announce_loss(
         self, rank: int, why: str, *, fenced: bool = False, timeout_s: float = _ANNOUNCE_S
     ) -> StepkeeperError:
-        """Announce that a rank is lost, and return the error that names it.
+        """Announce that a rank is lost, and return the error, with which all waits end, that names it.
 
-        All waits for a rank get this error. If another rank was announced before, the error names that one.
-
-        Args:
-            rank: The rank that is lost.
-            why: The evidence.
-            fenced: True if it left because another claim owns the root: the others have lost the root too.
-            timeout_s: The time for the store's answers.
-
+        If another rank was announced before, it names that one. `fenced`: the rank left because another claim
+        owns the root, so the others have lost the root too.
         """
         return _loss(self._announce({"rank": rank, "why": why, "fenced": fenced}, timeout_s))
 
     def _announce(self, announced: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
-        """Announce that a rank is lost, and return the first announcement, of this rank or another one."""
+        """Announce a lost rank, and return the first announcement, of this rank or another one."""
         ends_s = time.monotonic() + timeout_s
         try:
             self._board.propose(_LOST, announced, within_s=timeout_s)
@@ -115,10 +95,7 @@ class PeerWatch:
             return announced
 
     def announce_leave(self, error: BaseException | None, timeout_s: float = _ANNOUNCE_S) -> None:
-        """Announce that this rank leaves, because of an `error` or in order. A second call does nothing.
-
-        The store has `timeout_s` seconds for its answer.
-        """
+        """Announce that this rank leaves, because of an `error` or in order. A second call does nothing."""
         if self._has_left:
             return
         self._has_left = True

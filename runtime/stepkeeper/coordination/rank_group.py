@@ -44,7 +44,7 @@ class RankGroup(Protocol):
         ...
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        """Return the values of all ranks, by rank, in rank 0. The other ranks get an empty list, and don't wait.
+        """Return the values of all ranks, by rank, in rank 0. The others get an empty list, and don't wait.
 
         Raises PeerLostError, which names the first missing rank, when the time is up.
         """
@@ -67,25 +67,18 @@ class RankGroup(Protocol):
         ...
 
     def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
-        """Send heartbeats while the block runs. A rank that waits for this one considers it lost without heartbeats.
+        """Send heartbeats while the block runs. Without them, a rank that waits for this one gives it up.
 
         The block gets a function that counts moved bytes, which the next heartbeat reports.
         """
         ...
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
-        """Announce that this rank leaves because of an `error`; None: in order.
-
-        The store has `timeout_s` seconds for its answer. Waits of other ranks for this one end. If it leaves because of
-        an error, all their waits end.
-        """
+        """Announce that this rank leaves, and end the waits for it. An `error` ends all waits."""
         ...
 
     def leave(self, timeout_s: float) -> None:
-        """Wait until the others have read this rank's broadcasts, for `timeout_s` at most.
-
-        The store is in rank 0. A late rank would find it gone, and consider rank 0 lost.
-        """
+        """Wait until the others have read this rank's broadcasts, since the store ends with rank 0."""
         ...
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:

@@ -44,10 +44,10 @@ class RootProof:
         """True once the proof was made."""
 
     def make(self) -> None:
-        """Call `prove_shared`, unless it was called before. Ranks: all ranks call this at the same points.
+        """Call `prove_shared` once, which all ranks do at the same point.
 
-        Call it in the train thread, or in another one while that waits: it uses Python's random numbers, and restores
-        their state.
+        It uses Python's random numbers, and restores their state: call it in the train thread, or while that
+        waits.
         """
         if self.made:
             return
@@ -80,24 +80,12 @@ def prove_shared(
     host: str | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> None:
-    """Prove that all ranks see one root, and that a name in it can be taken only once.
+    """Prove that all ranks see one root, and that a name in it can be taken only once. Nothing is left there.
 
-    The proof leaves nothing there. It waits for a store that shows objects late.
-
-    Ranks: all ranks call this. All raise the same error.
-
-    Args:
-        store: The root, as this rank sees it.
-        ranks: The rank group.
-        host: This rank's host, for messages.
-        patience: How long to wait for objects that the store shows late.
-
-    Raises:
-        UnsharedRootError: Hosts see other roots than rank 0 does. The message names them.
-        NotExclusiveError: Two writers of one name both succeeded.
-        TransientStorageError: Another process claimed the root during the check.
-        StorageError: Rank 0 may not write, there is no such bucket, or the store didn't answer in time.
-
+    All ranks call this, and all raise the same error: UnsharedRootError, which names the hosts that see
+    another root than rank 0, NotExclusiveError if two writers of one name both succeeded,
+    TransientStorageError if another process claimed the root meanwhile, or StorageError if rank 0 may not
+    write, or gets no answer in time.
     """
     own = socket.gethostname() if host is None else host
     meet_s, timeout_s = ranks.limits.start_s, patience.total_s + _SLACK_S
@@ -123,7 +111,7 @@ def prove_shared(
 
 
 def _place_probe_with_room(store: Store, patience: Patience) -> str:
-    """Call `_place_probe`. On a full disk, first delete data that no commit needs, to have room for a claim."""
+    """Call `_place_probe`. On a full disk, first delete data that no commit needs."""
     try:
         return _place_probe(store, patience)
     except StorageError as error:

@@ -1,7 +1,6 @@
 """Make all ranks act after the same step on a wish that one of them has at any time.
 
-One rank's wish opens a round. In each rank a thread then holds the train thread at its next call, and exchanges the
-moves of `agreement_rules` with the others. This module has the threads, the waits and the store access.
+`agreement_rules` has the rules; this module has the threads, the waits and the store access.
 """
 
 import threading
@@ -53,14 +52,7 @@ class StepAgreement:
         waits: Waits | None = None,
         on_met: Callable[[], None] = lambda: None,
     ) -> None:
-        """Store the arguments; nothing is agreed before `start`.
-
-        Args:
-            rank_group: The ranks that train together.
-            waits: Ends the waits for other ranks.
-            on_met: Called in the agreement's thread when all ranks have started, before the first round.
-
-        """
+        """Store the arguments. A thread calls `on_met` when all ranks have started, before any round."""
         self._rank_group = rank_group
         self._on_met = on_met
         self.received_early_stop = False
@@ -89,12 +81,7 @@ class StepAgreement:
             threading.Thread(target=self._spread_early, name="early-stop", daemon=True).start()
 
     def wish(self, name: str) -> bool:
-        """Make `name` due at a step that all ranks agree on.
-
-        Returns:
-            False if the same wish is pending already.
-
-        """
+        """Make `name` due at a step that all ranks agree on. Return False if it is pending already."""
         with self._changed:
             before, self._view = self._view, self._view.wish(name)
             if self._view is before:
@@ -109,11 +96,7 @@ class StepAgreement:
     def pass_step(self, step: int) -> tuple[str, ...]:
         """Return the wishes that are due after `step`, the same in every rank.
 
-        Raises:
-            PeerLostError: A rank did not answer or start in time, or is lost.
-            NoticeDeadlineError: A notice's deadline came before all ranks had answered, or before a round could be
-                opened.
-
+        Raises PeerLostError if a rank is lost, or doesn't answer or start in time, and NoticeDeadlineError.
         """
         since_s = time.monotonic()
         self._waits.raise_loss()
@@ -130,27 +113,17 @@ class StepAgreement:
             return due
 
     def await_stops(self, timeout_s: float) -> None:
-        """Wait until all ranks have reached the stop step, for `timeout_s` at most.
+        """Wait until all ranks have reached the stop step: a slower rank needs the others until then.
 
-        A slower rank needs the others until then: the store is in rank 0. A save of the stop step waits for all ranks
-        by itself; without one, they wait here.
-
-        Raises:
-            PeerLostError: A rank did not reach it in time, or is lost.
-            NoticeDeadlineError: The notice's deadline came before.
-
-        Ranks:
-            All ranks call this, once.
-
+        A save of that step waits for all ranks by itself; without one, all call this, once. Raises
+        PeerLostError and NoticeDeadlineError.
         """
         if self._rank_group.world_size > 1:
             came = self._rank_group.gather("agreement/stopped", {}, timeout_s)
             self._rank_group.broadcast("agreement/all-stopped", {} if came else None, timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """End the thread, which leaves the store once the rank group is aborted, and wait for it for `timeout_s` at
-        most.
-        """
+        """End the thread, which leaves the store once the rank group is aborted."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

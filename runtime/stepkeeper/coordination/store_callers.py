@@ -32,8 +32,8 @@ _LOOK_S: Final = 0.1
 class _StoreCalls:
     """Track the calls in progress, and prevent new ones at the end of the process.
 
-    The store is C++. A daemon thread that returns from it into an ending interpreter is unwound through frames that
-    allow no unwinding, and the whole process aborts.
+    The store is C++. A daemon thread that returns from it into an ending interpreter is unwound through
+    frames that allow no unwinding, and the whole process aborts.
     """
 
     def __init__(self) -> None:
@@ -68,10 +68,7 @@ class _StoreCalls:
             self._changed.notify_all()
 
     def end(self, timeout_s: float) -> None:
-        """Prevent further calls by daemon threads, and wait for the calls in progress.
-
-        A call that has taken `timeout_s` seconds is stuck, because the store hangs, and isn't waited for.
-        """
+        """Prevent further calls by daemon threads, and wait for those in progress, which aren't stuck."""
         with self._changed:
             self._ended = True
             while (
@@ -94,14 +91,11 @@ os.register_at_fork(after_in_child=STORE_CALLS.forget_after_fork)
 class StoreCallers:
     """Threads that call one store, each with its own client: a client blocks all its users while one waits.
 
-    All of them connect at the first call, at the start of the training. Kubernetes removes the DNS names of a job's
-    pods before it stops the pods, so later on, during the last save, no thread could resolve the store's name.
-
-    The threads end with the last reference to this object. A stuck one remains, but keeps no process alive.
+    All connect at the first call. Kubernetes removes the DNS names of a job's pods before it stops the pods,
+    so during the last save none could. The threads end with the last reference to this object.
     """
 
     def __init__(self, store: Store) -> None:
-        """Store the arguments; no thread is started yet."""
         self._store = store
         self._begin()
         forget_in_forks(self)
@@ -109,15 +103,8 @@ class StoreCallers:
     def ask(self, call: Callable[[Store], T], limit_s: float, check: Callable[[], None]) -> T:
         """Run `call` with a client of the store, and return its result.
 
-        Args:
-            call: Calls the store.
-            limit_s: The longest time for the answer.
-            check: Polled during the call. An error that it raises ends the wait.
-
-        Raises:
-            TimeoutError: There was no answer within `limit_s`.
-            RuntimeError: The store is gone or can't be reached.
-
+        `check` is polled meanwhile, and what it raises ends the wait. Raises TimeoutError without an answer
+        in `limit_s`, RuntimeError if the store is gone or can't be reached.
         """
         ends_s = time.monotonic() + limit_s
         future: Future[T] = Future()
@@ -212,9 +199,7 @@ class _Threads:
             del call  # it refers to the waiting thread's objects
 
     def _leave(self, error: BaseException) -> None:
-        """End a thread that couldn't connect. The last one fails the queued calls, and the next call starts all threads
-        again.
-        """
+        """End a thread that couldn't connect. The last one fails the queued calls; the next starts all."""
         with self._starting:
             self._n_running -= 1
             while not self._n_running and not self._calls.empty():

@@ -53,7 +53,7 @@ The ranks of a group make them in the same order; other ranks needn't.
 
 
 class StoreRankGroup:
-    """The rank group of several processes with a common store."""
+    """The rank group of several processes with a common store, which is in rank 0."""
 
     def __init__(
         self,
@@ -65,16 +65,9 @@ class StoreRankGroup:
         *,
         limits: TimeLimits | None = None,
     ) -> None:
-        """Open the group of the ranks that use `store`.
+        """Open the group of `world_size` ranks, whose ranks in the default process group are `members`.
 
-        Args:
-            store: The store, which is in rank 0.
-            rank: This rank.
-            world_size: How many ranks there are.
-            members: The processes' ranks in the default process group, if those differ.
-            waits: Ends the waits for other ranks. It is notified of a lost rank.
-            limits: The limits of this rank's waits.
-
+        `waits` ends the waits for other ranks, and is notified of a lost one.
         """
         self.limits: Final = limits or TimeLimits()
         self._waits = waits or Waits()
@@ -200,10 +193,8 @@ class StoreRankGroup:
     def _await(self, name: str, limit: SilenceLimit, waiting_for: int) -> dict[str, Any]:
         """Wait for the value of `name`.
 
-        Raises:
-            PeerLostError: It didn't come within `limit`, or that rank hangs or has left, or a rank is lost.
-            NoticeDeadlineError: A notice's deadline has come.
-
+        Raises PeerLostError if it doesn't come within `limit`, the rank hangs or has left, or any is lost;
+        NoticeDeadlineError.
         """
         since_s = time.monotonic()
         look_s, pause_s = since_s + _LOOK_S, _SHORTEST_PAUSE_S
@@ -250,17 +241,9 @@ class StoreRankGroup:
         return self._ask(lambda client: (client.add(f"{_BEATS}/{rank}", 0), client.add(_MOVED, 0)))
 
     def _ask(self, call: Callable[[Store], T], within_s: float | None = None) -> T:
-        """Call the store, which is in rank 0.
+        """Call the store. It has `within_s` for its answer; None: as long as waits may continue.
 
-        Args:
-            call: Calls the store.
-            within_s: The time for the answer, independent of other limits. None: as long as waits may continue, until
-                `abort`.
-
-        Raises:
-            PeerLostError: The store is gone or doesn't answer, or a rank is lost.
-            NoticeDeadlineError: A notice's deadline has come.
-
+        Raises PeerLostError if the store doesn't answer, or a rank is lost; NoticeDeadlineError.
         """
         since_s = time.monotonic()
 
@@ -301,16 +284,10 @@ class StoreRankGroup:
 
 @contextmanager
 def _beating(beat: Callable[[int], None], end: Callable[[int], None]) -> Iterator[Callable[[int], None]]:
-    """Send heartbeats in a thread while the block runs. A stopped process sends none.
+    """Send heartbeats in a thread while the block runs, and give it a function that counts moved bytes.
 
-    Args:
-        beat: Publishes one heartbeat with the bytes that were moved since the last one. Other ranks then expect more. A
-            PeerLostError ends the thread: the store is gone.
-        end: Takes so many heartbeats back. It is called in the same thread, after the last one.
-
-    Yields:
-        A function that counts moved bytes. One thread uses it.
-
+    `beat` publishes one, with the bytes since the last one; other ranks then expect more. A PeerLostError,
+    without the store, ends the thread. `end` takes the given number of heartbeats back, in the same thread.
     """
     over = threading.Event()
     moved_bytes = 0

@@ -43,23 +43,13 @@ class UpkeepWait:
         self._published = -1
 
     def note_commit(self, slot: int, done: Future[None] | None) -> None:
-        """Record the newest commit. Called in the saves' thread.
-
-        Args:
-            slot: Its slot in the log.
-            done: Resolved when the upkeep after the commit has ended. None on ranks other than rank 0, which read it
-                from the store.
-
-        """
+        """Record the newest commit, in the saves' thread, and on rank 0 the future for its upkeep's end."""
         self._newest, self._done = slot, done
         if done is not None and self._rank_group.world_size > 1:
             done.add_done_callback(lambda _: self._start_to_publish(slot))
 
     def await_newest(self) -> None:
-        """Wait until the upkeep after the newest commit has ended. Failures are logged, not raised.
-
-        Ranks: any rank, on its own.
-        """
+        """Wait, on any rank, until the upkeep after the newest commit has ended. Failures are logged only."""
         slot = self._newest
         if slot is None:
             return
@@ -79,7 +69,7 @@ class UpkeepWait:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _has_ended(self, slot: int, pause_s: float) -> bool:
-        """Return whether the upkeep has ended, after a pause if it hasn't. Return True if the answer can't be known."""
+        """Return whether the upkeep has ended, or that can't be known; else return False after a pause."""
         if self._rank_group.rank == 0:
             return self._done is None or self._has_ended_here(self._done)
         try:

@@ -6,14 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 from weakref import WeakMethod
 
 from stepkeeper.errors import ClosedError, NoticeDeadlineError, StepkeeperError
 from stepkeeper.fork_guard import forget_in_forks
 
-__all__ = ["SilenceLimit", "Waits"]
+__all__ = ["SilenceLimit", "Waits", "call_weakly"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _FORKED: Final = "this manager belongs to the parent of this forked process; construct another one"
 _LOOK_S: Final = 0.2
@@ -25,11 +26,21 @@ and another one fails with its own error.
 """
 
 
+def call_weakly(method: Callable[P, T]) -> Callable[P, T | None]:
+    """Return a function that calls a bound method as long as its object lives, without keeping it alive."""
+    held = WeakMethod(method)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        alive = held()
+        return None if alive is None else alive(*args, **kwargs)
+
+    return call
+
+
 class SilenceLimit:
     """Limit how long a rank waits for others without any rank's progress."""
 
     def __init__(self, timeout_s: float, now_s: float) -> None:
-        """Start a limit of `timeout_s` seconds at `now_s`."""
         self._timeout_s = timeout_s
         self._ends_s = now_s + timeout_s
         self._moved: int | None = None
@@ -39,12 +50,7 @@ class SilenceLimit:
         return now_s > self._ends_s
 
     def has_moved(self, moved: int, now_s: float) -> bool:
-        """Record the bytes that saves have moved by `now_s`, and restart the time if there are more than before.
-
-        Returns:
-            True if there are more.
-
-        """
+        """Record the bytes that saves have moved. If there are more than before, restart and return True."""
         before, self._moved = self._moved, moved
         if before is None or moved == before:
             return False
@@ -77,24 +83,12 @@ class Waits:
         forget_in_forks(self)
 
     def limit_by_notices(self, left_s: Callable[[float], float | None]) -> None:
-        """Limit waits by the time that this method returns.
-
-        It is held weakly: a save that the training keeps must not keep the manager's parts alive.
-        """
-        held = WeakMethod(left_s)
-
-        def ask(progress_s: float) -> float | None:
-            found = held()
-            return None if found is None else found(progress_s)
-
-        self.notice_left_s = ask
+        """Limit waits by the time that this method returns. Its object, a manager's part, is held weakly."""
+        self.notice_left_s = call_weakly(left_s)
 
     @property
     def stuck_since_s(self) -> float | None:
-        """Time (time.monotonic()) since which a thread has been in one of the manager's calls without progress.
-
-        None if no thread is in one.
-        """
+        """Time (time.monotonic()) since which a thread is in a manager's call without progress, if any."""
         began_s = min(tuple(self._calls.values()), default=None)
         return None if began_s is None else max(began_s, self._progress_s)
 
@@ -114,12 +108,9 @@ class Waits:
         return self._loss
 
     def end_all(self, error: StepkeeperError, *, is_death: bool = False) -> None:
-        """Raise `error` in all present and later waits. The first error stays.
+        """Raise `error`, which names a lost rank, in all present and later waits. The first error stays.
 
-        Args:
-            error: Names the lost rank.
-            is_death: True if it ended without notice to the others.
-
+        `is_death`: the rank ended without notice to the others.
         """
         with self._lock:
             if self._loss is None:
@@ -134,8 +125,8 @@ class Waits:
     def explain(self, error: BaseException, timeout_s: float) -> BaseException:
         """Return the loss of a rank that ended without notice, as the cause of `error`; else `error`.
 
-        The training's collectives may fail before the connections between the ranks show the loss, so this waits for
-        `timeout_s` seconds. An exit that the program chose is returned unchanged.
+        The training's collectives may fail before the connections between the ranks show the loss, so this
+        waits for it. An exit that the program chose is returned unchanged.
         """
         if not isinstance(error, Exception):
             return error
@@ -162,16 +153,7 @@ class Waits:
         return self._loss is not None or self.notice_left_s(time.monotonic()) is not None
 
     def check(self, since_s: float) -> None:
-        """Check that a wait may continue.
-
-        Args:
-            since_s: Time at which the wait began, by time.monotonic().
-
-        Raises:
-            NoticeDeadlineError: A notice's deadline has come.
-            StepkeeperError: Another rank is lost.
-
-        """
+        """Check that a wait since `since_s` may continue. Raises NoticeDeadlineError, or a rank's loss."""
         self.raise_loss()
         progress_s = max(since_s, self._progress_s)
         if self._over_since_s is not None and self._progress_s <= self._over_since_s:
@@ -186,19 +168,9 @@ class Waits:
             )
 
     def await_all(self, futures: Collection[Future[Any]], timeout_s: float | None = None) -> bool:
-        """Wait until all `futures` are done.
+        """Wait until all `futures` are done. Return False if some aren't after `timeout_s` (None: no limit).
 
-        Args:
-            futures: The futures to wait for.
-            timeout_s: Longest time to wait, in seconds; None waits until something ends the wait.
-
-        Returns:
-            False if some aren't done after `timeout_s`.
-
-        Raises:
-            NoticeDeadlineError: A notice's deadline has come.
-            StepkeeperError: Another rank is lost, and the futures weren't done shortly after.
-
+        Raises NoticeDeadlineError, or the loss of a rank if the futures aren't done shortly after.
         """
         since_s = time.monotonic()
         ends_s = None if timeout_s is None else since_s + timeout_s
@@ -219,18 +191,9 @@ class Waits:
 
     @contextmanager
     def in_turn(self, turn: threading.Lock, doing: str, timeout_s: float | None = None) -> Iterator[None]:
-        """Hold the lock `turn` for the block. Unlike a plain wait for the lock, this wait ends with the others.
+        """Hold the lock `turn` for the block; the wait for it ends like others. `doing` is its holder's work.
 
-        Args:
-            turn: The lock.
-            doing: The work of the lock's holder, for messages.
-            timeout_s: Longest time to wait, in seconds; None waits until something ends the wait.
-
-        Raises:
-            TimeoutError: Another thread still holds the lock after `timeout_s`.
-            NoticeDeadlineError: A notice's deadline has come.
-            StepkeeperError: Another rank is lost.
-
+        Raises TimeoutError if another thread still holds it after `timeout_s`, and the errors of `check`.
         """
         since_s = time.monotonic()
         left_s = _LOOK_S if timeout_s is None else timeout_s
@@ -254,18 +217,7 @@ class Waits:
                     self.check(since_s)
 
     def run(self, call: Callable[[], T], timeout_s: float | None = None) -> T:
-        """Run `call` in another thread and wait for it, since it may hang.
-
-        Args:
-            call: The function to run, while this thread waits.
-            timeout_s: Longest time to wait, in seconds; None waits until something ends the wait.
-
-        Raises:
-            TimeoutError: `call` hasn't ended after `timeout_s`.
-            NoticeDeadlineError: A notice's deadline has come.
-            StepkeeperError: Another rank is lost, or `call` raised it.
-
-        """
+        """Run `call`, which may hang, in another thread. Raises TimeoutError, or what it or `check` raise."""
         future: Future[T] = Future()
 
         def run() -> None:

@@ -17,12 +17,7 @@ Location = str | os.PathLike[str]
 
 
 def folder_uri(location: Location) -> str:
-    """Return the folder's URI. A path may be relative, as for torch's own writers.
-
-    Raises:
-        BadUriError: `location` is empty, or a URI that pathlib has mangled.
-
-    """
+    """Return the folder's URI. A path may be relative, as for torch's own writers. Raises BadUriError."""
     text = os.fspath(location)
     if not text:
         raise BadUriError("'' names no folder to save to or load from")
@@ -30,12 +25,7 @@ def folder_uri(location: Location) -> str:
 
 
 def open_folder(location: Location) -> "Folder":
-    """Open a folder; nothing is read yet.
-
-    Raises:
-        BadUriError: `location` names no store. The message suggests what to write instead.
-
-    """
+    """Open a folder; nothing is read yet. Raises BadUriError, which suggests what to write instead."""
     # Only the put of `.metadata` has to be exclusive, and one process puts it.
     store = open_store(folder_uri(location), unsafe_single_writer=True)
     return _StreamedFolder(store) if isinstance(store, StreamedStore) else Folder(store)
@@ -71,12 +61,7 @@ class Located:
         return True
 
     def reset(self, checkpoint_id: Location | None = None) -> None:
-        """Prepare for another save or load, in `checkpoint_id` if it is given.
-
-        Raises:
-            BadUriError: `checkpoint_id` names no store.
-
-        """
+        """Prepare for another save or load, in `checkpoint_id` if it is given. Raises BadUriError."""
         if checkpoint_id is not None:
             folder_uri(checkpoint_id)
             self._location = checkpoint_id
@@ -88,10 +73,7 @@ class Located:
 
 
 class Folder:
-    """Access one folder of a store, and nothing else in the store.
-
-    Paths begin with the folder's name, so that error messages show where an object is.
-    """
+    """Access one folder of a store, by paths that begin with its name, as error messages show them."""
 
     def __init__(self, store: Store) -> None:
         """Wrap `store`, whose root is the folder."""

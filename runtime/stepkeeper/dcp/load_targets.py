@@ -33,18 +33,10 @@ class LoadTargets:
         items: Iterable[ReadItem],
         planner: LoadPlanner,
     ) -> None:
-        """Map every item of the plan.
+        """Map every item of the plan to memory that the planner gives, by the checkpoint's blocks.
 
-        Args:
-            metadata: The checkpoint's metadata.
-            table: Its blocks.
-            chunks: Its chunks, by their file and their first byte in it.
-            items: The items.
-            planner: Gives memory for each item.
-
-        Raises:
-            ManifestError: The manifests don't list where an item is stored.
-
+        `chunks` has its chunks by their file and first byte in it. Raises ManifestError if no manifest lists
+        an item.
         """
         self.table = table
         self.places = Places()
@@ -120,12 +112,7 @@ class _Target:
         self._aside: torch.Tensor | None = None
 
     def resolve(self) -> torch.Tensor:
-        """Return CPU memory of the item's shape and the stored dtype.
-
-        Raises:
-            RestoreError: The planner's memory has another shape.
-
-        """
+        """Return CPU memory of the item's shape and stored dtype. Raises RestoreError for another shape."""
         wanted = self._planner.resolve_tensor(self._item).detach()
         if wanted.shape != self._item.lengths:
             raise RestoreError(

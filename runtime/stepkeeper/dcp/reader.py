@@ -61,7 +61,6 @@ class StorageReader(Located, storage.StorageReader):
 
         Ranks:
             Each rank makes one with the same arguments, and `dcp.load` calls its methods.
-
         """
         super().__init__(path)
         self._patience = patience
@@ -88,7 +87,6 @@ class StorageReader(Located, storage.StorageReader):
             RestoreError: There is no checkpoint, or one whose save hasn't ended.
             TornCheckpointError: The checkpoint is damaged.
             StorageError: The store gave no answer, or refused.
-
         """
         if self._failure is not None and "rank" in kwargs:
             # After any Exception `dcp.load` assumes that each rank has metadata of its own, and requests that.
@@ -132,7 +130,6 @@ class StorageReader(Located, storage.StorageReader):
             TornCheckpointError: Bytes of the checkpoint are bad; the message names the object.
             RestoreError: Something is stored in an unsupported form.
             StorageError: The store gave no answer, or refused.
-
         """
         assert self._metadata is not None
         with self._open() as folder:
@@ -230,10 +227,7 @@ def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest,
 
 
 def _is_of(manifest: Manifest, metadata: Metadata) -> bool:
-    """Return whether the manifest and the metadata belong to the same save.
-
-    Another writer may have put its checkpoint over one of ours.
-    """
+    """Return whether the two belong to one save: another writer may have replaced our checkpoint."""
     save_id = getattr(metadata.storage_meta, "save_id", None)
     # A checkpoint by CheckpointManager has no such id, and is alone in its folder.
     return save_id is None or save_id == manifest.nonce

@@ -70,16 +70,7 @@ class Share:
     """A rank's items as one range of bytes. Each tensor is resolved when it is written, and released after that."""
 
     def __init__(self, items: Sequence[WriteItem], resolve: Resolve) -> None:
-        """Lay out the items.
-
-        Args:
-            items: The rank's part of the plan.
-            resolve: The planner's `resolve_data`.
-
-        Raises:
-            ValueError: A tensor is of a dtype that can't be saved.
-
-        """
+        """Lay out the rank's items of the plan. Raises ValueError for a dtype that can't be saved."""
         self._resolve = resolve
         self._items: list[_Item] = []
         self._lock = threading.Lock()
@@ -114,16 +105,7 @@ class Share:
         return part
 
     def locate_items(self, files: Iterable[File], manifest: Manifest) -> list[tuple[WriteItem, WrittenItem]]:
-        """Find where each item is stored.
-
-        Args:
-            files: The files that the share was written to.
-            manifest: The manifest of these files.
-
-        Returns:
-            Each item with its description for the coordinator, in the order of the plan.
-
-        """
+        """Find where each item is stored, for the coordinator, and return both in the order of the plan."""
         chunks = {
             (chunk.path, chunk.offset_bytes): chunk for tensor in manifest.tensors for chunk in tensor.chunks
         }
@@ -184,14 +166,7 @@ def _elements(order: TensorOrder | ValueOrder, resolved: Any) -> memoryview:
 
 
 def join_manifests(written: Iterable[WrittenItem], *, nonce: str, more: Sequence[ObjectRecord]) -> Manifest:
-    """Join the ranks' manifests and the objects `more` to one manifest that stands alone.
-
-    Args:
-        written: The written items of all ranks.
-        nonce: Id of the save.
-        more: Further objects that belong to the checkpoint.
-
-    """
+    """Join the ranks' manifests and the objects `more` to one manifest that stands alone."""
     manifests = [each.manifest for each in written if each.manifest is not None]
     return Manifest(
         rank=0,
@@ -210,8 +185,7 @@ def join_manifests(written: Iterable[WrittenItem], *, nonce: str, more: Sequence
 def add_storage_places(metadata: Metadata, written: Mapping[MetadataIndex, WrittenItem]) -> Metadata:
     """Return the metadata with where everything is stored, as torch's FileSystemReader understands it.
 
-    Each piece of a tensor that was cut becomes a chunk. `metadata` isn't changed: planners keep theirs for the next
-    save.
+    Each piece of a tensor that was cut becomes a chunk. `metadata` isn't changed: planners keep theirs.
     """
     placed = replace(metadata)
     # Assigning checks, in our planner's metadata, that nothing is lacking, and adds the further names of tied tensors.

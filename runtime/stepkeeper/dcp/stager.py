@@ -37,7 +37,6 @@ class Stager(SPMDStager):
 
         Ranks:
             Each rank makes one, and `dcp.async_save` calls its methods.
-
         """
         self._buffers: list[_StagingBuffer] = []
 
@@ -46,7 +45,6 @@ class Stager(SPMDStager):
 
         Args:
             state_dict: A state with the names, dtypes and shapes that saves will have.
-
         """
         sources = _host_tensors(flatten_state(state_dict).tensors)
         buffer = self._take_free_buffer()
@@ -67,7 +65,6 @@ class Stager(SPMDStager):
             DuplicateNameError: Two entries get the same name.
             UnsupportedValueError: A value is of a type that isn't stored.
             UnsupportedShardingError: A tensor's placement doesn't determine which device holds what.
-
         """
         self._buffer = self._take_free_buffer()
         staged = _Staged(super().stage(state_dict))
@@ -76,12 +73,7 @@ class Stager(SPMDStager):
 
     @override
     def copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy the tensors: those on the host into the buffer, the others on their devices.
-
-        Returns:
-            The copies by the same names.
-
-        """
+        """Copy the tensors: those on the host into the buffer, the others on their devices."""
         sources = _host_tensors(tensors)
         places = self._buffer.lay_out(_layout_of(sources))
         pairs = list(zip(places, sources.values(), strict=True))

@@ -67,7 +67,6 @@ class StorageWriter(Located, storage.StorageWriter):
 
         Ranks:
             Each rank makes one with the same arguments, and `dcp.save` calls its methods.
-
         """
         super().__init__(path)
         self._overwrite = overwrite
@@ -86,7 +85,6 @@ class StorageWriter(Located, storage.StorageWriter):
 
         Raises:
             SaveError: The save is one with use_collectives=False.
-
         """
         if not kwargs.get("use_collectives", True):
             raise SaveError(
@@ -106,7 +104,6 @@ class StorageWriter(Located, storage.StorageWriter):
         Raises:
             ObjectExistsError: The folder holds a checkpoint, and `overwrite` is False.
             StorageError: The store gave no answer, or refused.
-
         """
         with self._open() as folder:
             there = folder.path(METADATA_NAME)
@@ -129,7 +126,6 @@ class StorageWriter(Located, storage.StorageWriter):
             SaveError: The planner returned other elements than planned.
             ValueError: A tensor is of a dtype that can't be saved.
             StorageError: The store gave no answer, or refused.
-
         """
         share = Share(plan.items, planner.resolve_data)
         order = SaveOrder(
@@ -171,7 +167,6 @@ class StorageWriter(Located, storage.StorageWriter):
         Raises:
             ObjectExistsError: Another process has finished another checkpoint there meanwhile.
             StorageError: The store gave no answer, refused, or doesn't show the other ranks' objects here.
-
         """
         written = {each.index: each.storage_data for of_rank in results for each in of_rank}
         whole = add_storage_places(replace(metadata, version=_VERSION), written)
@@ -210,22 +205,14 @@ class StorageWriter(Located, storage.StorageWriter):
             self._patience.retry(partial(folder.delete, path))
 
     def _next_file_number(self, folder: Folder, rank: int) -> int:
-        """Return the first number that no object of this rank has.
-
-        Objects of earlier saves, and of saves that were killed, keep their names.
-        """
+        """Return the first number that no object of this rank, such as one of a killed save, has."""
         names = self._patience.retry(lambda: self._listed(folder, {}, f"__{rank}_"))
         found = map(_DATA.fullmatch, names)
         return max((int(match[2]) + 1 for match in found if match), default=0)
 
     @staticmethod
     def _listed(folder: Folder, expected: Mapping[str, int], prefix: str = "") -> Collection[str]:
-        """List the folder.
-
-        Raises:
-            TransientStorageError: The folder doesn't show the objects in `expected` with these sizes, in bytes.
-
-        """
+        """List the folder. Raises TransientStorageError unless it has the `expected` objects and sizes."""
         found = {stat.path.removeprefix(folder.path("")): stat for stat in folder.list(folder.path(prefix))}
         lacking = [
             name for name, size in expected.items() if name not in found or found[name].size_bytes != size

@@ -29,8 +29,8 @@ class Hardware:
 def find_hardware() -> Hardware:
     """Find this process's device, and make it the current one.
 
-    torch_xla is used if it is imported already, or if the environment names its device or a TPU. Otherwise the device
-    is torch's own accelerator, if this host has one.
+    torch_xla is used if it is imported already, or if the environment names its device or a TPU. Otherwise
+    the device is torch's own accelerator, if this host has one.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None and _uses_torch_xla():
@@ -45,10 +45,7 @@ def find_hardware() -> Hardware:
 
 
 def choose_backend(device: torch.device) -> str:
-    """Return a process group's backends for tensors on that kind of device: NCCL for CUDA.
-
-    Tensors on the CPU use gloo, and so do all tensors if torch has no backend for the device.
-    """
+    """Return a process group's backends: NCCL for CUDA tensors, gloo for those on the CPU, or for all."""
     try:
         own = dist.get_default_backend_for_device(device)
     except ValueError:

@@ -78,7 +78,6 @@ def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
 
     Ranks:
         All ranks call this. If a group exists already, this changes nothing and doesn't wait.
-
     """
     _exit_at_notice()
     hardware = find_hardware()
@@ -140,10 +139,10 @@ def _join_pods(backend: str, timeout: timedelta) -> None:
 
 
 def _join_launched(backend: str, timeout: timedelta) -> None:
-    """Form the group by torchrun's variables.
+    """Form the group by torchrun's variables, under names of each start.
 
-    After a restart by torchrun, its store may still hold values of the earlier processes, such as gloo's addresses. So
-    each start uses its own names.
+    After a restart by torchrun, its store may still hold values of the earlier processes, such as gloo's
+    addresses.
     """
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     try:
@@ -172,12 +171,7 @@ def _leave(error: PeerLostError) -> NoReturn:
 
 
 def _prepare_tpu() -> None:
-    """Turn SPMD on if this process is its host's only one, and check that the TPU runtime sees all hosts.
-
-    Raises:
-        ProcessGroupError: The runtime doesn't see all hosts: each would train by itself.
-
-    """
+    """Turn SPMD on if this process is its host's only one. Raises ProcessGroupError if hosts are missing."""
     importlib.import_module("torch_xla.distributed.xla_backend")  # This registers xla://.
     runtime: Any = importlib.import_module("torch_xla.runtime")
     alone_on_host = not dist.is_torchelastic_launched() and runtime.local_process_count() == 1

@@ -33,16 +33,7 @@ class Launcher(Enum):
 
 
 def choose_launcher(environ: Mapping[str, str], *, on_tpu: bool) -> Launcher:
-    """Return the launcher that started this process.
-
-    Args:
-        environ: The process's environment.
-        on_tpu: True if torch_xla runs on a TPU.
-
-    Raises:
-        ProcessGroupError: Some of a launcher's variables are set. The message names the missing ones.
-
-    """
+    """Return the launcher that started this process. Raises ProcessGroupError if variables are missing."""
     if on_tpu:
         return Launcher.TPU
     if is_launched(environ):

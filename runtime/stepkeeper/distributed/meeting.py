@@ -32,16 +32,9 @@ _ALL: Final = "all"
 def meet(identity: Identity, timeout_s: float) -> Store:
     """Wait for all hosts of the job, and return their common store.
 
-    The wait consists of short ones, so that Python's signal handlers run in between.
-
-    Args:
-        identity: The identity of this process, one in each pod.
-        timeout_s: Seconds for all hosts to join.
-
-    Raises:
-        ProcessGroupError: Not all hosts joined in time. The message names the missing ones.
-        PeerLostError: Rank 0 was lost meanwhile, with the store.
-
+    The wait consists of short ones, so that Python's signal handlers run in between. Raises
+    ProcessGroupError, which names the hosts that didn't join in `timeout_s`, or PeerLostError: rank 0 was
+    lost, with the store.
     """
     ends_s = time.monotonic() + timeout_s
     tcp_store = (_serve if identity.rank == 0 else _join)(identity, ends_s)

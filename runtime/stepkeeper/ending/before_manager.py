@@ -1,7 +1,8 @@
-"""Handle SIGTERM in a process without a training manager, where the signal would end it at once.
+"""Handle SIGTERM in a process without a training manager.
 
-Without a handler, a container's first process ignores SIGTERM: it would be killed at the end of the grace period, and
-count as failed. A handler of the program, in Python or in C, takes precedence, even if it is installed later.
+A container's first process ignores SIGTERM without a handler: it would be killed at the end of the grace
+period, and count as failed. A handler of the program, in Python or in C, takes precedence, even if it is
+installed later.
 """
 
 import ctypes
@@ -33,11 +34,6 @@ def exit_at_early_notice(pod: Identity, trigger: Path = Path(NOTICE_FILE)) -> No
     """Exit with code 75 at SIGTERM or a notice file, until a manager handles notices: nothing was trained yet.
 
     A signal during the import of modules is lost, but the file remains.
-
-    Args:
-        pod: The identity of this process, with the path of its termination message.
-        trigger: A file whose existence is a notice.
-
     """
     early = _EarlyExit(partial(_exit_early, pod), trigger)
     if early.start():
@@ -51,9 +47,7 @@ def leave_notices_to_manager() -> None:
 
 
 def clean_up_at_sigterm(clean_up: Callable[[], object], *, limit_s: float) -> "SigtermAct":
-    """Return an act, not started, that calls a bound method before SIGTERM ends the process. The method's object is
-    held weakly.
-    """
+    """Return an act that calls a weakly held bound method before SIGTERM ends the process."""
     return SigtermAct(partial(_clean_up, WeakMethod(clean_up), limit_s))
 
 
@@ -64,13 +58,7 @@ class SigtermAct:
     """True to yield to a C handler that is installed later, such as libtpu's, if it can be called."""
 
     def __init__(self, act: Callable[[NoticeSource], object], trigger: Path | None = None) -> None:
-        """Store the arguments; nothing is watched before `start`.
-
-        Args:
-            act: Called with the notice's source. It ends the process.
-            trigger: A file that counts as a signal, even if it existed before; None for no such file.
-
-        """
+        """Store the arguments. `act` ends the process. `trigger` is a file that counts as a signal."""
         self.wants_sigterm = True
         self._act = act
         self._trigger = trigger

@@ -40,14 +40,13 @@ class StopChoice(NamedTuple):
 def choose_stop_save(newest: Sequence[NewestSave], cost_s: float | None, *, again: bool) -> StopChoice:
     """Choose whether to start a save of the stop step, besides one that may be in flight.
 
-    Another save never endangers older commits, but it takes bandwidth from the one in flight. If there is time for only
-    one, the one in flight gets all of it.
+    Another save never endangers older commits, but it takes bandwidth from the one in flight. If there is time for
+    only one, the one in flight gets all of it.
 
     Args:
         newest: The newest save as each rank knows it.
         cost_s: Seconds from the call to the commit of a recent save; None if none was measured.
         again: True if an earlier save of this step failed.
-
     """
     left = [each.left_s for each in newest if each.left_s is not None]
     if again and cost_s is not None and left and min(left) < cost_s:

@@ -47,10 +47,7 @@ def interrupts_a_step(error: BaseException) -> bool:
 
 @contextmanager
 def tolerate_worker_exits() -> Iterator[None]:
-    """Log the errors of the program's SIGCHLD handler inside the block, so that they don't end a save.
-
-    torch checks its workers again at the next batch.
-    """
+    """Log errors of the program's SIGCHLD handler, which must end no save. torch checks workers again."""
     before = signal.getsignal(signal.SIGCHLD)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield

@@ -73,7 +73,7 @@ def has_own_code(error: BaseException) -> bool:
 
 
 def find_end(error: BaseException) -> BaseException:
-    """Return the error that decides the exit: the cause of a partial restore if that has its own code, else `error`."""
+    """Return the error that decides the exit: the cause of a partial restore if it has a code, or `error`."""
     cause = error.__cause__ if isinstance(error, PartlyRestoredError) else None
     return error if cause is None or not has_own_code(cause) else cause
 
@@ -95,14 +95,7 @@ def find_known_cause(failure: BaseException | None) -> Cause | None:
 
 
 def end_now(code: int, why: str, *first: Callable[[], object]) -> NoReturn:
-    """End the process at once, from any thread. Write all threads' stacks to stderr, and log `why`.
-
-    Args:
-        code: The exit code.
-        why: The reason to log.
-        first: Functions to call before. A hanging one doesn't delay the end.
-
-    """
+    """End the process at once, from any thread, after `first`, the stacks of all threads, and a log line."""
     try:
         run_briefly(*first, _show_stacks, partial(_log.critical, "%s; the process exits now", why))
     finally:
@@ -140,13 +133,7 @@ class ExitTimer:
     """
 
     def __init__(self, code: int, at_s: float) -> None:
-        """Start the timer.
-
-        Args:
-            code: The exit code.
-            at_s: When to end the process, by time.monotonic().
-
-        """
+        """Start the timer, for the time `at_s` of time.monotonic()."""
         library = ctypes.CDLL(None)
         self._cancel: Callable[[], object] = lambda: None
         if not hasattr(library, "timer_create"):
@@ -172,12 +159,8 @@ class ExitTimer:
 def ending_in_time(left_s: float | None, code: int, *, lasts: Callable[[], bool]) -> Iterator[None]:
     """End the process with `code` if the block hasn't ended in `left_s` seconds; None sets no limit.
 
-    Args:
-        left_s: Seconds left.
-        code: The exit code.
-        lasts: Called after the block. Returns True if the process's end has to fit in the same time: the interpreter
-            waits for threads, and calls registered exit functions.
-
+    If `lasts` returns True after the block, the process has to end in the same time: the interpreter waits
+    for threads, and calls registered exit functions.
     """
     ended = threading.Event()
 

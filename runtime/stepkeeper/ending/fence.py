@@ -21,10 +21,7 @@ _lost: Final[list[Callable[[], Callable[[], bool] | None]]] = []
 def end_as_fenced_if(is_lost: Callable[[], bool], *, is_pods: bool) -> None:
     """End this process as fenced if the method `is_lost` returns True at its end.
 
-    Args:
-        is_lost: The method; its object is held weakly unless the root is the pod's own.
-        is_pods: True if the operator gave this root to the pod.
-
+    `is_pods`: the operator gave this root to the pod. Otherwise the method's object is held weakly.
     """
     _lost.append((lambda: is_lost) if is_pods else WeakMethod(is_lost))
     if not isinstance(sys.excepthook, _ShowAndEnd):

@@ -13,33 +13,28 @@ from typing import Final
 from stepkeeper.contract import LAUNCHER_VARIABLE
 from stepkeeper.kernel_record import KernelRecord
 
-__all__ = ["list_ranks", "sign_off", "sign_on"]
+__all__ = ["list_registered", "register", "unregister"]
 
 _OWN_ONLY: Final = 0o600
 _OWN_NAMESPACE: Final = Path("/proc/self/ns/pid")
 
 
-def sign_on() -> None:
-    """Register this process with the launcher, if there is one, to get SIGTERM. Without the folder the command gets
-    it.
-    """
+def register() -> None:
+    """Register this process with the launcher, if there is one, to get SIGTERM in place of the command."""
     if (path := _own_file()) is not None:
         with suppress(OSError):
             path.touch(_OWN_ONLY)
 
 
-def sign_off() -> None:
+def unregister() -> None:
     """Unregister this process from the launcher: SIGTERM would kill it now."""
     if (path := _own_file()) is not None:
         with suppress(OSError):
             path.unlink()
 
 
-def list_ranks(folder: Path) -> frozenset[int]:
-    """Return the pids of the processes that are registered in the launcher's folder and still run.
-
-    Processes of another PID namespace are left out: their pids mean other processes here.
-    """
+def list_registered(folder: Path) -> frozenset[int]:
+    """Return the pids of the registered processes that still run, in this PID namespace."""
     signed = {path.name: int(path.name.partition("-")[0]) for path in folder.glob("[1-9]*-*")}
     return frozenset(
         pid for name, pid in signed.items() if name == _name(pid) and not KernelRecord(pid).has_ended()

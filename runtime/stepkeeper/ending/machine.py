@@ -7,6 +7,14 @@ interleavings of the ranks.
     Running → Stopping → Saved | GaveUp      all ranks reach a stop step, or a program ends itself after a notice
     Running → Done                           training is done
     any     → GaveUp                         an exception, a fence, a lost rank
+
+The moves, until `move` is None again or all parts are closed:
+
+    stop    SAVE_STOP, repeated while a retry may help; MEET and then SAVE_STOP if the job saves nothing at a stop
+    leave   after a stop: SETTLE, CLOSE
+            at a stop step where the program hasn't stopped: MEET, SAVE_STOP, CLOSE
+            otherwise: AGREE, then SAVE_LAST or SAVE_STOP if the ranks choose so, CLOSE
+    fail    SETTLE, CLOSE; only CLOSE after the loss of a rank
 """
 
 from dataclasses import dataclass, replace
@@ -20,17 +28,17 @@ from stepkeeper.errors import PeerLostError
 __all__ = ["Ending", "Move"]
 
 _MOST_TRIES: Final = 3
-"""How often the save of one step is tried: a third failure is no accident."""
+"""How often the save of one step is tried. After the third failure, another try has little chance."""
 
 
 class Move(Enum):
     """An action of the train thread on the way to its end. All ranks make the first four together."""
 
     MEET = "meet"
-    """Wait for all ranks at the stop step, which this move doesn't save."""
+    """Wait until all ranks have reached the stop step. SAVE_STOP follows, without a state to save."""
 
     SAVE_STOP = "save the stop step"
-    """Choose with all ranks whether to start a save of the stop step, and wait for the newest save."""
+    """If the stop step's state is available, choose with all ranks whether to save it. Wait for the newest save."""
 
     AGREE = "agree"
     """Wait for the saves in flight, and agree with all ranks on the end."""
@@ -54,7 +62,7 @@ class Ending:
     """False if a stop saves no step, as the job's setting Skip asks."""
 
     move: Move | None = None
-    """The next move; None while the process trains, or the program has the thread."""
+    """The next move; None while the program's own code runs in the train thread."""
 
     stop_step: int | None = None
     """The agreed stop step, once this rank has reached it."""
@@ -63,7 +71,7 @@ class Ending:
     """True if the stop step's state is available, so that the step can be saved or retried."""
 
     n_tries: int = 0
-    """How often all ranks have made the choice whether to save the stop step."""
+    """The number of SAVE_STOP moves that have ended."""
 
     has_stopped: bool = False
     """True if nothing more is saved and the train loop should end."""
@@ -75,7 +83,7 @@ class Ending:
     """True if the program ended itself because of a notice."""
 
     loss: str | None = None
-    """Why the last step isn't saved, for messages; None if it is, or there was nothing to save."""
+    """The reason that the last step isn't saved, for messages; None if it is, or there was nothing to save."""
 
     choice: str | None = None
     """The ranks' choice what to save, with the reason, for messages; None if there was no choice."""
@@ -108,13 +116,10 @@ class Ending:
     def on_save_finished(
         self, loss: str | None, *, may_retry: bool = False, choice: str | None = None
     ) -> Self:
-        """Continue after the newest save has ended.
+        """Continue after the newest save has ended. `loss` is why it failed or wasn't started, if it did.
 
-        Args:
-            loss: Why it failed, or wasn't started; None if it is committed.
-            may_retry: True if another try may avoid the failure.
-            choice: The ranks' choice and its reason, for messages.
-
+        `may_retry`: another try may avoid the failure. `choice` is the ranks' choice and its reason, for
+        messages.
         """
         n_tries = self.n_tries + 1
         again = self.has_state and may_retry and n_tries < _MOST_TRIES
@@ -134,10 +139,8 @@ class Ending:
     def leave(self, *, ends_itself: bool = False, respects_stop: bool = True) -> Self:
         """End the process in order.
 
-        Args:
-            ends_itself: True if the program ended itself after a notice.
-            respects_stop: False if training is done, even if the program reached a stop step without stopping.
-
+        `ends_itself`: the program ended itself after a notice. `respects_stop` is False if training is done,
+        even if the program reached a stop step without stopping.
         """
         leaving = replace(self, is_leaving=True, ends_itself=ends_itself)
         if self.has_stopped:
@@ -148,14 +151,7 @@ class Ending:
         return replace(leaving, move=Move.AGREE)
 
     def on_end_agreed(self, *, saves: bool, stops: bool, loss: str | None = None) -> Self:
-        """Continue after all ranks have agreed on the end.
-
-        Args:
-            saves: True if they save the last finished step.
-            stops: True if a program ended itself because of a notice: training isn't done.
-            loss: Why the last step isn't saved, for messages.
-
-        """
+        """Continue after all ranks have agreed on the end, as `EndChoice` has it."""
         if stops:
             return replace(self, move=Move.SAVE_STOP, has_state=saves, loss=loss)
         return replace(self, move=Move.SAVE_LAST) if saves else self.close_with(ExitCode.DONE)

@@ -30,14 +30,9 @@ _BY_SIGNAL: Final = 128
 def write(path: Path, message: Termination, *, is_for_killed: bool = False) -> None:
     """Write a message, or merge it into another process's message in the file. A failure is logged.
 
-    If the process is killed meanwhile, the file has either the earlier message or this one. The kubelet owns the file,
-    so it can't be replaced by another file, and it is never emptied first.
-
-    Args:
-        path: The termination-message file.
-        message: The message. A missing `kind` or `restart` is filled in.
-        is_for_killed: True if another process writes it for a killed one, whose own message would stay.
-
+    If the process is killed meanwhile, the file has either the earlier message or this one. The kubelet owns
+    the file, so it can't be replaced by another file, and it is never emptied first. `is_for_killed`: another
+    process writes it for a killed one, whose own message would stay.
     """
     restart = count_restarts() if message.restart is None else message.restart
     message = replace(message, kind=message.kind or EndKind.of(message.code), restart=restart)
@@ -63,16 +58,7 @@ def write(path: Path, message: Termination, *, is_for_killed: bool = False) -> N
 def write_for_killed(
     pod: Identity, rank: int, number: int, *, step: int | None, restored: CommitPoint | None
 ) -> None:
-    """Write the message of a rank that a signal killed, unless its own or a stronger one is in the file.
-
-    Args:
-        pod: The rank's pod.
-        rank: The rank.
-        number: The signal's number.
-        step: The last finished step of the rank.
-        restored: The commit that the rank restored last.
-
-    """
+    """Write the message of a rank that a signal killed, unless its own or a stronger one is in the file."""
     path, error = Path(pod.termination_file), f"signal {number} ({_name_of(number)}) killed rank {rank}"
     message = Termination(
         code=_BY_SIGNAL + number,

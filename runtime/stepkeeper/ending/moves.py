@@ -50,24 +50,15 @@ class Moves:
     """Make moves, one at a time."""
 
     def __init__(self, parts: EndingParts, notices: Notices) -> None:
-        """Store the parts; no move is made yet."""
         self._steps, self._saver, self._rank_group = parts.steps, parts.saver, parts.rank_group
         self._notices, self._progress = notices, parts.progress
         self.stop_request: SaveRequest | None = None
         """The stop step, with its state."""
 
     def make(self, ending: Ending) -> Change:
-        """Make the next move of `ending`, and return the change.
+        """Make the next move of `ending`, and return the change. All ranks call this with the same moves.
 
-        Raises:
-            FencedError: Another claim owns the root.
-            NoticeDeadlineError: A notice's deadline has come.
-            PeerLostError: A rank is lost, or didn't come in time.
-            StepkeeperError: A save failed.
-
-        Ranks:
-            All ranks call this with the same moves.
-
+        Raises FencedError, NoticeDeadlineError, PeerLostError, and StepkeeperError if a save failed.
         """
         match ending.move:
             case Move.MEET:
@@ -122,13 +113,10 @@ class Moves:
         return lambda ending: ending.on_save_finished(loss, may_retry=may_retry, choice=choice.why)
 
     def _choose(self, step: int, ending: Ending) -> tuple[StopChoice, str | None]:
-        """Choose with all ranks whether to save `step`.
+        """Choose with all ranks whether to save `step`. Also return why it isn't saved, if that is known.
 
-        Each rank may see another newest save, and a save that only some ranks start would wait for the others.
-
-        Returns:
-            The choice, and the known reason why the step isn't saved, for messages.
-
+        Each rank may see another newest save, and a save that only some ranks start would wait for the
+        others.
         """
         left_s = self._notices.schedule.left_s
         own = asdict(_describe(self._saver.newest_save, step, left_s))
@@ -180,9 +168,7 @@ class Moves:
         self._saver.await_hooks(self._notices.schedule.bound_s(_HOOKS_S))
 
     def _agree_to_stop(self, ending: Ending) -> Change:
-        """Agree on the end of a program that ended itself. If the other ranks' programs don't end, nothing can be
-        saved.
-        """
+        """Agree on the end of a program that ended itself. If others don't end, nothing can be saved."""
         try:
             return self._agree(ending)
         except (PeerLostError, NoticeDeadlineError) as error:

@@ -38,12 +38,8 @@ class Notices:
     ) -> None:
         """Start without a notice; nothing is watched before `start`.
 
-        Args:
-            schedule: The time limits of this process.
-            trigger: A file whose existence is a notice; None for no such file.
-            on_first: Called once, with the first notice, in the thread where it came up.
-            on_tick: Called five times a second while watching.
-
+        `on_first` is called once, with the first notice, in the thread where it came up. `trigger` is a file
+        whose existence is a notice, if any.
         """
         self.wants_sigterm = False
         self._schedule = schedule
@@ -80,9 +76,9 @@ class Notices:
     def start(self, *, signals: bool) -> None:
         """Start to watch, including SIGTERM if `signals` is set and this is the main thread.
 
-        After a first call in another thread, a later call in the main thread adds SIGTERM. An earlier SIGTERM that
-        another manager handled is a notice here too. If another manager closed with SIGTERM as its notice, that is a
-        notice here whenever it came: the process still has to end.
+        After a first call in another thread, a later one in the main thread adds SIGTERM. If another manager
+        closed with SIGTERM as its notice, that is a notice here whenever it came: the process still has to
+        end.
         """
         if not signals:
             # This comes before this object listens, and restores the SIGTERM handler from before the early notice.
@@ -92,14 +88,7 @@ class Notices:
         leave_notices_to_manager()
 
     def record(self, source: NoticeSource, came_s: float | None = None, *, kills: bool = True) -> None:
-        """Record a notice, unless one from the same source is recorded already.
-
-        Args:
-            source: The source of the request.
-            came_s: The notice's time (time.monotonic()); None means now.
-            kills: False if no kill follows the notice.
-
-        """
+        """Record the first notice of each source. `kills` is False if the process isn't killed after it."""
         came_s = time.monotonic() if came_s is None else came_s
         notice = Notice(source=source, monotonic_s=came_s, kills=kills)
         with self._lock:
@@ -122,9 +111,7 @@ class Notices:
     def starting(self, has_started: Callable[[], bool]) -> Iterator[None]:
         """End the block's waits soon after a notice until `has_started`: there is nothing to save.
 
-        Raises:
-            NoticeDeadlineError: A notice ended a wait, or another rank with a notice has left before.
-
+        Raises NoticeDeadlineError if a notice ended a wait, or another rank with a notice has left before.
         """
         self._has_started = has_started
         try:

@@ -28,11 +28,17 @@ _TORCHRUN_S: Final = 30.0
 """Seconds after which torchrun kills its processes once it has sent them SIGTERM."""
 
 _CLOSING_S: Final = 9.0
+"""Seconds that a manager has to close, without a notice."""
+
 _CLOSING_STOPPED_S: Final = 4.0
+"""The same after a notice."""
+
 _CLOSING_LATE_S: Final = 0.9
-"""Part of END_RESERVE_S."""
+"""The same if the kill is near: a part of END_RESERVE_S."""
 
 _LAST_RESORT_S: Final = 0.3
+"""Seconds before the kill at which a process that is stuck is ended."""
+
 _LEAST_END_S: Final = 0.5
 """The least seconds that a process has to end by itself, if its end begins late in the grace period."""
 
@@ -40,6 +46,7 @@ _SILENCE_S: Final = 22.0
 """Kubernetes and Slurm kill 30 s after SIGTERM by default."""
 
 _PYTHONS_END_S: Final = 1.0
+"""Seconds that the interpreter has to end once the manager is closed."""
 
 _START_S: Final = 10.0
 """Seconds after a notice in which all ranks have to start. Before that there is nothing to save, and a rank that builds
@@ -50,7 +57,10 @@ _START_BEFORE_RANK_0_S: Final = 8.0
 """The same for ranks other than rank 0. They leave first, since rank 0 has their store."""
 
 _SAVE_S: Final = 60.0
+"""Seconds that a save in flight has when an exception ends the process."""
+
 _SAVE_TOGETHER_S: Final = 10.0
+"""The same if other ranks take part, which may have ended already."""
 
 _KILLERS: Final = (NoticeSource.SIGTERM, NoticeSource.FILE, NoticeSource.PREEMPTED)
 """Sources of notices after which this process is killed. After a peer's notice, the peer is killed."""
@@ -146,13 +156,9 @@ class Schedule:
         return limit_s if self.left_s is None else min(limit_s, self.left_s)
 
     def wait_left_s(self, progress_s: float) -> float | None:
-        """Return the seconds left to a wait; None without a limit.
+        """Return the seconds left to a wait whose start or last progress was at `progress_s`; None: no limit.
 
         A known kill time ends all waits. Otherwise a wait continues as long as a save makes progress.
-
-        Args:
-            progress_s: Time of the wait's start or a save's last progress.
-
         """
         limits_s = [self.left_s]
         if self.grace_s is None and self.killer_s is not None:
@@ -165,9 +171,7 @@ class Schedule:
     def save_timeout_s(self, *, alone: bool) -> float:
         """Return the seconds that a save in flight has when an exception ends the process.
 
-        Args:
-            alone: True if no other rank takes part in the save. Others may have ended already.
-
+        Other ranks that take part, unless it's `alone`, may have ended already.
         """
         return self.bound_s(_SAVE_S if alone else _SAVE_TOGETHER_S)
 
@@ -186,12 +190,7 @@ class Schedule:
         return None if self.killer_s is None else self.closing_timeout_s + _PYTHONS_END_S
 
     def is_overdue(self, stuck_since_s: float) -> bool:
-        """Return True if the process, which is stuck in a call, is about to be killed.
-
-        Args:
-            stuck_since_s: Time of the call's start or a save's last progress.
-
-        """
+        """Return True if the process, stuck in a call since `stuck_since_s`, is about to be killed."""
         if self.kill_s is not None:
             return self.now_s >= self.kill_s - _LAST_RESORT_S
         if self.killer_s is None:

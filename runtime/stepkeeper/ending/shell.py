@@ -63,9 +63,10 @@ class EndingShell:
 
     @contextmanager
     def in_call(self) -> Iterator[None]:
-        """Register that the training waits in one of the manager's calls, and remember a fence that the call raises.
+        """Register that the training waits in a manager's call, and remember a fence that the call raises.
 
-        Its waits end at a notice's deadline. If it is stuck anyway, the process is ended shortly before the kill.
+        Its waits end at a notice's deadline. If it is stuck anyway, the process is ended shortly before the
+        kill.
         """
         try:
             with self._parts.waits.in_call():
@@ -87,11 +88,9 @@ class EndingShell:
         self._parts.saver.failures.raise_failure(newest=newest)
 
     def should_stop_at(self, step: int) -> bool:
-        """Return True from the agreed stop step on.
+        """Return True from the agreed stop step on. All ranks call this after each step.
 
-        Ranks:
-            All ranks call this after each step. The ranks agree on requests here even if the caller doesn't stop.
-
+        They agree on requests here even if the caller doesn't stop.
         """
         self.start()
         if not self._parts.steps.decider.should_stop_at(step):
@@ -124,34 +123,21 @@ class EndingShell:
         self._watch.become(lambda ending: ending.miss_deadline(loss))
 
     def close(self) -> None:
-        """Finish the training: commit the saves in flight and the last finished step, and report to the operator.
+        """Finish the training on all ranks: commit saves in flight and the last finished step, and report.
 
-        If the caller already got a fence, the manager is closed with the fence's code.
-
-        Raises:
-            StepkeeperError: A background save failed.
-            PeerLostError: A rank is lost, or didn't come in time.
-            SystemExit: The process was asked to stop, or another rank's program ended itself because of a notice.
-
-        Ranks:
-            All ranks call this.
-
+        If the caller already got a fence, the manager is closed with the fence's code. Raises StepkeeperError
+        if a save failed, PeerLostError, and SystemExit if the process, or another rank, stops because of a
+        notice.
         """
         if not self.is_closed:
             self._run(lambda ending: ending.leave(respects_stop=False))
             self._exit_if_saved()
 
     def leave_block(self, error: BaseException | None) -> None:
-        """End the manager, and the process if needed, when the manager's block is left.
+        """End the manager, and the process if needed, when its block is left, with `error` if not None.
 
-        Args:
-            error: The exception that leaves the block, if any.
-
-        Raises:
-            SystemExit: The process stopped after a notice, in time or not; or another claim owns the root; or a rank is
-                lost.
-            StepkeeperError: A background save failed.
-
+        Raises SystemExit if the process stops after a notice, in time or not, another claim owns the root, or
+        a rank is lost; StepkeeperError if a save failed.
         """
         if self.is_closed:
             return None
@@ -182,10 +168,8 @@ class EndingShell:
     def _leave_in_order(self, chosen: BaseException | None) -> None:
         """Leave the block after a stop, or at the training's end.
 
-        Args:
-            chosen: The exception that asked for exit code 0, or ended the training after a notice. After a notice it is
-                a stop: the program ended itself, as Lightning's does.
-
+        The exception `chosen`, if any, asked for exit code 0, or ended the training after a notice. Then the
+        program has ended itself, as Lightning's does.
         """
         self._raise_fence()
         ending, respects_stop = self._watch.ending, self.saves_on_notice
@@ -207,12 +191,9 @@ class EndingShell:
             sys.exit(ExitCode.SAVED)
 
     def _end_with(self, error: BaseException) -> BaseException:
-        """Close the manager because of `error`. A save in flight gets a short time, other ranks get none.
+        """Close the manager because of `error`. Return what ends the process: it, a fence, or a rank's death.
 
-        Returns:
-            The error that ends the process: `error`, a FencedError if another claim is known to own the root, or a
-            PeerLostError if another rank was killed.
-
+        A save in flight gets a short time, other ranks get none.
         """
         if self._parts.rank_group.world_size > 1 and not has_own_code(error):
             error = self._parts.waits.explain(error, self.notices.schedule.bound_s(_NOTICED_S))
@@ -290,7 +271,7 @@ class EndingShell:
     def _close_parts(self, code: int, failure: BaseException | None, ends_s: float) -> None:
         """Close all parts by `ends_s`. Each gets a share of the time that is left.
 
-        Announcing the end to the other ranks comes first: they may be waiting for this one or its error.
+        The other ranks come first: they may be waiting for this one or its error.
         """
 
         def share_s(part: float, most_s: float = math.inf) -> float:

@@ -36,12 +36,10 @@ class NoticeListener(Protocol):
     """True if SIGTERM is a notice to it, and must not end the process."""
 
     def check_notices(self, sigterm_s: float | None, *, was_handled: bool) -> None:
-        """Check for notices. Called five times a second, in the signal watcher's thread.
+        """Check for notices. The signal watcher's thread calls this five times a second.
 
-        Args:
-            sigterm_s: Time of the last SIGTERM (time.monotonic()); None if none came.
-            was_handled: True if another listener closed with SIGTERM as its notice; `sigterm_s` is its time.
-
+        `sigterm_s` is the time of the last SIGTERM, if any; `was_handled`: of the one that another listener
+        had as its notice when it closed.
         """
         ...
 
@@ -105,14 +103,10 @@ class SignalWatcher:
     def remove_listener(
         self, listener: NoticeListener, *, keep_handler: bool, handled_s: float | None
     ) -> None:
-        """Stop calling `listener`. After the last listener, the thread ends and the earlier signal handling is
-        restored.
+        """Stop calling `listener`. After the last one, the thread ends and the earlier handling is restored.
 
-        Args:
-            listener: The listener to remove.
-            keep_handler: True if the listener had a notice: SIGTERM stays handled until the process ends.
-            handled_s: Time of the SIGTERM of that notice, for later listeners; None if none came.
-
+        `keep_handler`: it had a notice, so SIGTERM stays handled until the process ends. `handled_s` is the
+        time of that notice's SIGTERM, if one came, for later listeners.
         """
         with self._lock:
             self._listeners = tuple(each for each in self._living_listeners() if each() is not listener)
@@ -270,10 +264,10 @@ _forking = threading.local()
 
 
 def _before_fork() -> None:
-    """Block SIGTERM while this thread forks.
+    """Block SIGTERM while this thread forks: it must kill a forked data-loader worker.
 
-    SIGTERM must kill a forked data-loader worker. If it came before the worker had released the handler, the worker
-    would survive, and its byte in the parent's pipe would look like a notice there.
+    If it came before the worker had released the handler, the worker would survive, and its byte in the
+    parent's pipe would look like a notice there.
     """
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 

@@ -9,7 +9,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any, Final
 
-from stepkeeper.ending.launcher_folder import sign_off, sign_on
+from stepkeeper.ending.launcher_folder import register, unregister
 
 __all__ = ["SigtermHandler", "is_raised_by_handler"]
 
@@ -39,19 +39,14 @@ class SigtermHandler:
     """
 
     def __init__(self, on_sigterm: Callable[[], bool]) -> None:
-        """Install the handler, in the main thread.
-
-        Args:
-            on_sigterm: Called first, inside the signal handler. Returns True if the signal is a listener's notice.
-
-        """
+        """Install the handler, in the main thread. `on_sigterm` returns True if that is a notice."""
         self._on_sigterm = on_sigterm
         self.is_permanent = False
         """True to never uninstall: a second SIGTERM must not kill a process that is stopping."""
 
         self.before: Final[_Handler] = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self)
-        sign_on()
+        register()
         self._owner: Final = os.getpid()
         self._own_action: Final = _read_action()
         self._displaced: _Action | None = None
@@ -75,14 +70,10 @@ class SigtermHandler:
             signal.raise_signal(number)
 
     def take_back(self) -> bool:
-        """Restore this handler if C code has replaced it, and call that code too if it can be called.
+        """Restore this handler if C code has replaced it, and return True then. Any thread may call this.
 
-        torch_xla's PreemptionSyncManager is such code. Python doesn't see it, and would never get the signal. Any
-        thread may call this.
-
-        Returns:
-            True if the handler was restored just now.
-
+        torch_xla's PreemptionSyncManager is such code. Python doesn't see it, and would never get the signal.
+        From now on that code is called too if it can be.
         """
         found, own = _read_action(), self._own_action
         if found.handler in (*_NOT_CODE, own.handler):
@@ -94,8 +85,7 @@ class SigtermHandler:
     def calls_displaced(self) -> bool:
         """True if SIGTERM is passed on to the C code that had replaced this handler.
 
-        Handlers with SA_SIGINFO aren't called: libtpu's seems to write stacks and raise the signal again to end the
-        process.
+        A handler with SA_SIGINFO isn't called: libtpu's seems to write stacks and raise the signal again.
         """
         return self._displaced is not None and not self._displaced.flags & _SA_SIGINFO
 
@@ -115,7 +105,7 @@ class SigtermHandler:
         if self._has_parents_end and os.getpid() == self._owner:
             _replace_parents_end(signal.SIGTERM, signal.SIGINT)
         if signal.getsignal(signal.SIGTERM) is self:
-            sign_off()
+            unregister()
             signal.signal(signal.SIGTERM, before)
             if displaced is not None:
                 _LIBC.sigaction(signal.SIGTERM, ctypes.byref(displaced), None)

@@ -30,7 +30,6 @@ class EndWatch:
     """Hold the `Ending` of this process, and watch for events that change it. Any thread may call this."""
 
     def __init__(self, parts: EndingParts) -> None:
-        """Store the parts; nothing is watched before `start`."""
         self._parts, self._environment = parts, parts.environment
         steps, saver, environment = parts.steps, parts.saver, parts.environment
         settings = None if environment is None else environment.settings
@@ -67,9 +66,7 @@ class EndWatch:
         self.become(lambda ending: ending.on_closed())
 
     def start(self) -> None:
-        """Watch for notices and other ranks' requests. A call in the main thread adds SIGTERM if the first was
-        elsewhere.
-        """
+        """Watch for notices and other ranks' requests. A later call in the main thread may add SIGTERM."""
         if self.ending.is_closed:
             return
         if not self._is_started:
@@ -107,14 +104,9 @@ class EndWatch:
         failure: BaseException | None = None,
         is_final: bool = True,
     ) -> None:
-        """Write this process's termination message. Without an operator there is no reader, and nothing is written.
+        """Write this process's termination message, if there is an operator to read it.
 
-        Args:
-            code: The intended exit code.
-            error: The error, as text.
-            failure: The exception that ends the process, if any.
-            is_final: False if the process may still end differently. A final message isn't replaced then.
-
+        The process may still end differently if it isn't final. A final message isn't replaced then.
         """
         if self._environment is None:
             return

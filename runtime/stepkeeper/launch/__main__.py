@@ -64,15 +64,7 @@ def main(command: list[str]) -> int:
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that pass the job's hosts to torchrun, in place of its options.
-
-    Args:
-        environ: The environment of an operator's container. Variables that it has already stay.
-
-    Raises:
-        ContractError: The operator's variables are missing or malformed.
-
-    """
+    """Return the variables that pass the job's hosts to torchrun, but for those that are set."""
     identity = Identity.from_env(environ)
     variables = {
         "PET_NNODES": str(identity.n_hosts),
@@ -119,7 +111,7 @@ def _start(command: list[str], environ: Mapping[str, str], folder: Path, grace_s
 
 
 def _judge_early_stop(code: int, child: Child) -> Termination | None:
-    """Return the message for a command that SIGTERM killed: it had no rank that could have saved.
+    """Return the message for a command that SIGTERM killed without a rank that could have saved.
 
     SIGTERM kills torchrun while it is loading, and while it waits for the other pods.
     """

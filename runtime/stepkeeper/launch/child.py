@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stepkeeper.contract import LAUNCHER_VARIABLE
-from stepkeeper.ending.launcher_folder import list_ranks
+from stepkeeper.ending.launcher_folder import list_registered
 
 __all__ = ["Child"]
 
@@ -31,14 +31,9 @@ class Child:
     """A command with an orderly stop: its ranks get SIGTERM first, and the command once all ranks have ended."""
 
     def __init__(self, command: list[str], environ: Mapping[str, str], folder: Path, grace_s: float) -> None:
-        """Start the command, in the main thread. Raises OSError.
+        """Start the command, in the main thread. Raises OSError. Its ranks register in `folder`.
 
-        Args:
-            command: The program and its arguments.
-            environ: Its environment.
-            folder: Where the ranks register.
-            grace_s: Seconds from SIGTERM until its sender kills all processes.
-
+        `grace_s` are the seconds from SIGTERM until its sender kills all processes.
         """
         self._folder = folder
         self._time_s = grace_s - _MARGIN_S
@@ -60,10 +55,8 @@ class Child:
     def wait(self, may_leave: Callable[[], bool]) -> int:
         """Wait for the command's end and return its exit code; 128 plus the signal's number if a signal killed it.
 
-        Args:
-            may_leave: Returns True if the wait may end, with the command counted as killed. It is called once, shortly
-                before the kill that follows SIGTERM. The end of a container's first process ends the command.
-
+        Shortly before the kill that follows SIGTERM, `may_leave` is called once. If it returns True, the
+        command counts as killed: the end of a container's first process ends it.
         """
         n_seen, has_asked = 0, False
         while (code := self._process.poll()) is None:
@@ -92,7 +85,7 @@ class Child:
         """After SIGTERM, send it to the processes that are due. Return True if the command's time is over."""
         if self._ends_s is None:
             return False
-        ranks, is_over = list_ranks(self._folder) - self._out_of_reach, time.monotonic() >= self._ends_s
+        ranks, is_over = list_registered(self._folder) - self._out_of_reach, time.monotonic() >= self._ends_s
         due = set(ranks)
         if is_over or not ranks:
             due.add(self._process.pid)

@@ -18,18 +18,12 @@ def choose_exit_code(code: int, message: Termination | None, *, was_asked_to_sto
     """Return the code to end with.
 
     The rules, in this order:
-
     - A launcher that ends well is right: it may have restarted its processes after one of them had failed.
     - A launcher that was asked to stop may fail after a training that was done.
-    - If the launcher wasn't asked to stop, a process that SIGTERM stopped was stopped by the launcher, because another
-      one failed without a message: the failure counts. If all ranks had agreed on a stop step, none had failed before.
+    - If the launcher wasn't asked to stop, a process that SIGTERM stopped was stopped by the launcher,
+      because another one failed without a message: the failure counts. If all ranks had agreed on a stop
+      step, none had failed before.
     - Otherwise the training's message has more information than the launcher's code (torchrun's is always 1).
-
-    Args:
-        code: The launcher's exit code.
-        message: The training's termination message, if any.
-        was_asked_to_stop: True if the launcher got a signal to stop.
-
     """
     if code == ExitCode.DONE or message is None:
         return code
@@ -44,11 +38,8 @@ def choose_exit_code(code: int, message: Termination | None, *, was_asked_to_sto
 def read_torchrun_error(path: Path) -> Termination | None:
     """Read why torchrun failed before its processes trained, if the reason is a lost host or a notice.
 
-    The torchrun in rank 0's pod has the rendezvous store of all hosts.
-
-    Args:
-        path: The file into which torchrun writes the exception that ended it.
-
+    The torchrun in rank 0's pod has the rendezvous store of all hosts. `path` has the exception that ended
+    it.
     """
     try:
         message = json.loads(path.read_bytes())["message"]

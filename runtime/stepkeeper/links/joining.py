@@ -24,10 +24,7 @@ class Joining:
         on_join: Callable[[int, socket.socket], None],
         listener: socket.socket | None = None,
     ) -> None:
-        """Listen, on a free port unless a `listener` is given.
-
-        `on_join` is called with each connected rank, in a separate thread.
-        """
+        """Listen, on a free port unless a `listener` is given. A thread calls `on_join` with each rank."""
         self._rank = rank
         self._on_join = on_join
         self._listener = listen() if listener is None else listener
@@ -91,12 +88,7 @@ def connect_to_rank(rank: int, peer: int, address: Mapping[str, Any], secret: by
 
 
 def addresses_of_host(towards: str | None) -> list[str]:
-    """List the addresses at which other hosts may reach this one, likeliest first.
-
-    Args:
-        towards: A host that all ranks reach; None if there is none.
-
-    """
+    """List the addresses at which other hosts may reach this one, likeliest first."""
     found: dict[str, None] = {}
     if towards is not None:
         for family, *_, address in _looked_up(towards):

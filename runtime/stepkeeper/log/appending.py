@@ -63,9 +63,9 @@ class Appender:
         return self._state
 
     def open(self) -> LogState:
-        """Read the state at the tail. Few entries are read, even of a long log.
+        """Read the state at the tail from few entries, even of a long log.
 
-        Raises LogGapError, LogFormatError, StorageError.
+        Raises LogGapError, LogFormatError and StorageError.
         """
         self.settle()
         self._state = self._read_from_tail()
@@ -73,6 +73,8 @@ class Appender:
 
     def refresh(self) -> LogState:
         """Read what was appended since the last call, and return the state. If nothing was, this is one read."""
+        if self._state.tail < 0:
+            return self.open()
         self.settle()
         try:
             return self._read_on()

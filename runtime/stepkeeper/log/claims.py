@@ -77,15 +77,8 @@ def resolve_base(
 ) -> Base:
     """Find what a begin continues from: `base` if given, nothing if from scratch, else what HEAD means.
 
-    Args:
-        state: The log before the begin.
-        base: The base that the caller has chosen, if any.
-        scratch: True to start from scratch.
-        offer: Called if nothing is committed; returns another writer's step to continue from.
-
-    Raises:
-        RestoreError: `base` isn't live, or HEAD is nothing although there were commits.
-
+    `offer`, called if nothing is committed, returns another writer's step to continue from. Raises
+    RestoreError if `base` isn't live, or HEAD is nothing although there were commits.
     """
     if base is not None:
         return base if isinstance(base, ForeignBase) else state.live_commit(base).slot
@@ -110,10 +103,7 @@ def resolve_base(
 def is_continued(restored: Collection[str] | None, saved: Collection[str]) -> bool:
     """Return True if a process has restored all that it saves: then it may continue HEAD at any step.
 
-    Args:
-        restored: The names in the state that it has restored whole; None if it has restored nothing, or parts only.
-        saved: The names in the state to save.
-
+    `restored` has the names in the state that it has restored whole; None: nothing, or parts only.
     """
     return restored is not None and frozenset(restored) == frozenset(saved)
 
@@ -121,10 +111,7 @@ def is_continued(restored: Collection[str] | None, saved: Collection[str]) -> bo
 def must_branch(found: CommitRecord | ForeignBase | None, step: int) -> bool:
     """Return True if a process that continues no commit may save `step` only on a new branch.
 
-    Args:
-        found: What HEAD meant when the process claimed the root; None if nothing was there.
-        step: The step to save.
-
+    `found` is what HEAD meant when the process claimed the root; None if nothing was there.
     """
     return found is not None and step <= found.step
 

@@ -169,16 +169,10 @@ class Entry:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Entry":
-        """Decode an entry.
+        """Decode an entry; `where` names its object in errors.
 
-        Args:
-            data: The JSON.
-            where: The entry's object, for errors.
-
-        Raises:
-            DamagedEntryError: The data isn't what any release has written: empty, cut, changed.
-            LogFormatError: A newer release has written it.
-
+        Raises DamagedEntryError if no release has written this: it is empty, cut or changed; LogFormatError
+        if a newer release has.
         """
         sealed = _SEALED.fullmatch(data)
         if sealed is None:
@@ -218,12 +212,7 @@ class Entry:
 
 
 def lost_marker(nonce: str) -> bytes:
-    """Encode the object that fills a slot whose entry is gone, so that no entry can be put there again.
-
-    Args:
-        nonce: The nonce of the repair.
-
-    """
+    """Encode the object by which a repair fills the slot of a lost entry, so that none can be put there."""
     return _seal(encode_json({"format": _FORMAT, "kind": _LOST, "nonce": nonce}))
 
 

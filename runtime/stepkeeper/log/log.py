@@ -25,10 +25,9 @@ __all__ = ["Log"]
 
 @final
 class Log(Appender):
-    """Read the log of a root, and append to it.
+    """Read the log of a root, and append to it. One thread at a time may use it.
 
-    Call `open` or `refresh` before reading. Appending needs a claim, from `begin` or `resume`. One thread at
-    a time may use it.
+    Call `open` or `refresh` before reading. Appending needs a claim, from `begin` or `resume`.
     """
 
     def begin(
@@ -62,7 +61,6 @@ class Log(Appender):
             FencedError: A later start of the same job has claimed the root, or `after` no longer holds.
             OtherJobsRootError: The root belongs to another job, and `take_over` doesn't free it.
             RestoreError: `base` isn't live, or HEAD is nothing because commits were condemned.
-
         """
         owner = identity if isinstance(identity, Owner) else owner_of(identity)
 
@@ -90,14 +88,7 @@ class Log(Appender):
     def repair(self, state: LogState, body: BeginEntry, nonce: str) -> Claim:
         """Append a begin whose index replaces all entries before it, because some can't be read.
 
-        Args:
-            state: What is known of the log after its last slot.
-            body: The begin, which names the slots that can't be read.
-            nonce: The entry's nonce.
-
-        Raises:
-            RefusedError: Another process has written the next slot meanwhile; nothing was appended.
-
+        `state` is what is known of the log. Raises RefusedError if another process has written the next slot.
         """
         self.settle()
         self._state = state
@@ -112,10 +103,7 @@ class Log(Appender):
         return Claim(slot=winner.claim, nonce=nonce)
 
     def resume(self, claim: Claim) -> LogState:
-        """Read the state, and check that `claim` still holds.
-
-        Raises FencedError if it doesn't, or isn't of this log.
-        """
+        """Read the state, and check that `claim` is of this log and still holds. Raises FencedError."""
         self.open()
         check_claim(self._state, claim)
         if self.entry(claim.slot).nonce != claim.nonce:
@@ -125,9 +113,9 @@ class Log(Appender):
         return self._state
 
     def latest(self, claim: Claim) -> CommitRecord | None:
-        """Read which commit HEAD names, and check that `claim` still holds; None if HEAD names no commit.
+        """Read which commit HEAD names, if any, and check that `claim` still holds.
 
-        Raises FencedError; RestoreError if HEAD is nothing because commits were condemned.
+        Raises FencedError, or RestoreError if HEAD is nothing because commits were condemned.
         """
         state = self.resume(claim)
         base = resolve_base(state, None, scratch=self._began_from_scratch(state))
@@ -145,11 +133,8 @@ class Log(Appender):
     ) -> CommitRecord:
         """Commit the checkpoint in `folder`, which is durable already. It is HEAD from then on.
 
-        Raises:
-            FencedError: The claim is stale; nothing is committed.
-            StorageError: The store refused; nothing is committed.
-            UnknownOutcomeError: The store gave no answer. Call `settle` or `void` to find out.
-
+        Nothing is committed after FencedError or StorageError; UnknownOutcomeError: call `settle` or `void`
+        to find out.
         """
 
         def build(state: LogState) -> Body:
@@ -194,9 +179,7 @@ class Log(Appender):
         return chosen
 
     def void(self, claim: Claim, reason: str, folder: str) -> CommitRecord | None:
-        """Give up the save in `folder` so that it can't become a commit.
-
-        If it has become one already, return that commit.
+        """Give up the save in `folder` so that it can't become a commit, or return the commit that it is.
 
         The answer is certain even in a new process while its predecessor's commit may still arrive.
         """

@@ -30,10 +30,7 @@ def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> 
 
 
 def apply(state: LogState, slot: int, entry: Entry) -> LogState:
-    """Compute the state with `entry` at `slot`.
-
-    Raises ContradictedEntryError if the entry contradicts those before it.
-    """
+    """Compute the state with `entry` at `slot`. Raises ContradictedEntryError if the two don't fit."""
     try:
         return _applied(state, slot, entry)
     except LogFormatError as error:
@@ -59,16 +56,9 @@ def _applied(state: LogState, slot: int, entry: Entry) -> LogState:
 
 
 def state_at(slot: int, read: ReadEntry) -> LogState:
-    """Compute the state after the entry in `slot` from the newest index up to there.
+    """Compute the state after the entry in `slot`, or -1 for none, from the newest index up to there.
 
-    Args:
-        slot: The slot; -1 for the state before the first entry.
-        read: Reads an entry.
-
-    Raises:
-        DamagedEntryError: An entry is bad that is needed.
-        LogFormatError: The entries contradict each other.
-
+    Raises DamagedEntryError if a needed entry is bad, LogFormatError if they contradict each other.
     """
     if slot < 0:
         return LogState()

@@ -90,10 +90,7 @@ class LogState:
         return self.head is None and self.legacy is not None and self.legacy.folder == base.folder
 
     def commit_in(self, folder: str) -> CommitRecord | None:
-        """Find the commit whose data is in `folder`.
-
-        This shows whether a save that got no answer is in the log.
-        """
+        """Find the commit whose data is in `folder`: a save without an answer may be in the log."""
         return next((record for record in self.commits.values() if record.folder == folder), None)
 
 

@@ -1,7 +1,4 @@
-"""Find out when objects were put into a root, by the store's own clock, and how often its training was restarted.
-
-The retention of commits by age and the estimate of disruptions use this.
-"""
+"""Find out when objects were put into a root, by the store's clock, and how often training restarted."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -44,10 +41,7 @@ class StoreTimes:
         return found
 
     def between_s(self, first: int, last: int) -> int | None:
-        """Return the seconds between the entries at slots `first` and `last`.
-
-        None: the store doesn't report times, or gives no answer.
-        """
+        """Return the seconds between the entries at slots `first` and `last`; None if the store can't say."""
         try:
             first_s, last_s = self.of_entry(first), self.of_entry(last)
         except StorageError as error:

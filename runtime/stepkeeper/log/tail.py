@@ -55,12 +55,8 @@ def _plain_path(slot: int) -> str:
 def read_entry(store: Store, slot: int) -> Entry:
     """Read the entry in `slot`. If its bytes are bad, read it twice more over new connections.
 
-    Raises:
-        MissingObjectError: The slot is empty.
-        DamagedEntryError: The bytes were bad in every read.
-        LogFormatError: A newer release has written the entry.
-        TransientStorageError: The store gave no answer, which proves nothing.
-
+    Raises MissingObjectError, DamagedEntryError if the bytes were bad in every read, LogFormatError if a
+    newer release has written it, TransientStorageError, which proves nothing.
     """
     where = f"{store.uri}/{slot_path(slot)}"
     found: DamagedEntryError | None = None

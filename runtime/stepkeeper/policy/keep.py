@@ -1,7 +1,4 @@
-"""Policies that select the commits to keep, as frozen values. They are applied after each commit.
-
-The module is pure. `Keep` carries the policies to the companion process, which deletes.
-"""
+"""Policies that select the commits to keep, as frozen values. They are applied after each commit."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -53,7 +50,6 @@ class KeepPolicy(Protocol):
 
         Args:
             commits: The live commits, in the order in which they were committed.
-
         """
         ...
 
@@ -68,7 +64,6 @@ class LastN:
     Raises:
         TypeError: `n` isn't a whole number.
         ValueError: `n` is less than 1.
-
     """
 
     n: int
@@ -91,7 +86,6 @@ class EveryNSteps:
     Raises:
         TypeError: `steps` isn't a whole number.
         ValueError: `steps` is less than 1.
-
     """
 
     steps: int
@@ -117,7 +111,6 @@ class EverySeconds:
     Raises:
         TypeError: `seconds` isn't a whole number.
         ValueError: `seconds` is less than 1.
-
     """
 
     seconds: int
@@ -154,7 +147,6 @@ class BestN:
     Raises:
         TypeError: `n` isn't a whole number.
         ValueError: `n` is less than 1, or `mode` is neither "min" nor "max".
-
     """
 
     n: int
@@ -193,7 +185,6 @@ class MaxAge:
     Raises:
         TypeError: `seconds` isn't a whole number.
         ValueError: `seconds` is less than 1.
-
     """
 
     seconds: int
@@ -217,7 +208,6 @@ class AnyOf:
 
     Args:
         policies: The policies to combine.
-
     """
 
     policies: tuple[KeepPolicy, ...]
@@ -229,7 +219,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """A policy in a form that another process can receive: lists of the policies of `policy.keep`."""
+    """A policy in a form that can be sent to the companion, which deletes: its parts, sorted by type."""
 
     last: tuple[LastN, ...] = ()
     steps: tuple[EveryNSteps, ...] = ()
@@ -239,12 +229,7 @@ class Keep:
 
     @classmethod
     def from_policy(cls, policy: KeepPolicy) -> "Keep":
-        """Sort the parts of `policy` by type.
-
-        Raises:
-            TypeError: A part isn't one of those policies, so the companion process wouldn't know it.
-
-        """
+        """Sort the parts of `policy` by type. Raises TypeError for a type that the companion doesn't know."""
         parts: dict[str, list[KeepPolicy]] = {name: [] for name in _FIELDS.values()}
         waiting = [policy]
         while waiting:

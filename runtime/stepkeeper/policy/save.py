@@ -1,6 +1,4 @@
-"""Policies that decide when to save, as frozen values. They are applied after each step; clocks and counts are
-arguments.
-"""
+"""Policies that decide after each step whether to save it, as frozen values. Clocks are arguments."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -85,7 +83,6 @@ class SavePolicy(Protocol):
 
         Args:
             moment: The finished step, and the state of saves at it.
-
         """
         ...
 
@@ -100,7 +97,6 @@ class EveryNSteps:
     Raises:
         TypeError: `steps` isn't a whole number.
         ValueError: `steps` is less than 1.
-
     """
 
     steps: int
@@ -123,7 +119,6 @@ class AtSteps:
     Raises:
         TypeError: `steps` isn't a tuple of whole numbers.
         ValueError: A step is less than 0.
-
     """
 
     steps: tuple[int, ...]
@@ -150,7 +145,6 @@ class EverySeconds:
     Raises:
         TypeError: `seconds` isn't a number.
         ValueError: `seconds` isn't greater than 0.
-
     """
 
     seconds: float
@@ -173,7 +167,6 @@ class Continuous:
     Raises:
         TypeError: `min_s` isn't a number.
         ValueError: `min_s` is negative.
-
     """
 
     min_s: float = 0.0
@@ -208,7 +201,6 @@ class Auto:
         TypeError: A field isn't a number.
         ValueError: A time or weight isn't greater than 0, the bounds are in the wrong order, or `background_share`
             isn't from 0 to 1.
-
     """
 
     min_s: float = 60.0
@@ -246,7 +238,6 @@ class Auto:
         Args:
             cost: The measured cost of a save; None before the first.
             disruptions: The disruptions of this training so far.
-
         """
         if cost is None:
             return self.min_s
@@ -264,7 +255,6 @@ class AnyOf:
 
     Args:
         policies: The policies to combine.
-
     """
 
     policies: tuple[SavePolicy, ...]
@@ -297,14 +287,9 @@ def from_interval(interval: Interval) -> SavePolicy:
 
 
 def _daly_s(cost_s: float, between_s: float) -> float:
-    """Estimate the interval that costs least, by Daly's higher-order formula.
+    """Estimate the interval that costs least, by Daly's higher-order formula, if a save costs `cost_s`.
 
     If a save costs twice the time between disruptions or more, a shorter interval gains nothing.
-
-    Args:
-        cost_s: Seconds that a save costs.
-        between_s: Mean seconds between disruptions.
-
     """
     if cost_s >= 2 * between_s:
         return between_s

@@ -81,9 +81,7 @@ class DamagedLog:
     def read_older(self) -> tuple[set[str | None], list[int]]:
         """Read also the older entries of the newest index's claim.
 
-        Returns:
-            The folders that entries name, and the slots of those older entries that can't be read.
-
+        Returns the folders that entries name, and the slots of those older entries that can't be read.
         """
         older = range((self.start.claim or 0) + 1, self.start.tail + 1)
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-log") as threads:

@@ -1,7 +1,7 @@
 """Rebuild the state of a log that has damaged or missing entries. Pure.
 
-Up to the damage, it is the log's state. A wrong HEAD is worse than a quarantined commit: a save that a later entry
-may condemn or delete gets no slot.
+Up to the damage, it is the log's state. A wrong HEAD is worse than a quarantined commit: a save that a later
+entry may condemn or delete gets no slot.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -72,7 +72,7 @@ def rebuild(
     rest: Sequence[FoundSave],
     objects: Mapping[str, Collection[str]],
 ) -> Rebuilt:
-    """Rebuild the state after the last of `entries`.
+    """Rebuild the state after the last of `entries`, which follow `start`.
 
     Args:
         start: The state before them.
@@ -80,7 +80,6 @@ def rebuild(
         placed: The saves that count as commits, by the slot that each gets.
         rest: The saves to keep without counting them.
         objects: The names of the objects in each folder of a save.
-
     """
     state = _replay(start, entries, placed)
     last_lost = max((slot for slot, entry in entries.items() if entry is None), default=-1)
@@ -179,8 +178,8 @@ def place_saves(
 ) -> tuple[dict[int, FoundSave], list[FoundSave]]:
     """Assign to each whole save a lost slot that may have been its commit's.
 
-    A claim's commits are in the slots before the next claim, in the order of their steps. If the claim itself is after
-    the log's tail, the end of the log is lost, and it had as many slots as the saves need.
+    A claim's commits are in the slots before the next claim, in the order of their steps. If the claim itself
+    is after the log's tail, the end of the log is lost, and it had as many slots as the saves need.
 
     Args:
         saves: The saves that no entry names.
@@ -192,7 +191,6 @@ def place_saves(
 
     Returns:
         The saves by slot, and those that may have been commits but aren't whole, or get no slot.
-
     """
     lost = [*sorted(lost_before), *(slot for slot, entry in entries.items() if entry is None)]
     gaps: dict[tuple[int, int, int | None], list[FoundSave]] = {}

@@ -70,14 +70,7 @@ class LastWrite:
 def plan_repair(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Plan:
     """Read the log from its newest index on, and the manifests of saves that it doesn't name. Nothing is written.
 
-    Args:
-        store: The root's store.
-        patience: How long to retry while the store doesn't answer.
-
-    Raises:
-        LogFormatError: A newer release has written an entry.
-        StorageError: The store gave no answer, or refused.
-
+    Raises LogFormatError if a newer release has written an entry, or StorageError.
     """
     log = DamagedLog(store, patience)
     sizes = log.sizes
@@ -119,17 +112,9 @@ def _begin(state: LogState, lost: Collection[int], last: BeginEntry | None) -> B
 
 
 def find_last_write(store: Store, slot: int, *, probe: bool, patience: Patience) -> LastWrite:
-    """Find the last write to the root.
+    """Find the last write to the root, whose log's next slot is `slot`. Raises StorageError.
 
-    Args:
-        store: The root's store.
-        slot: The log's next slot.
-        probe: Put a probe object to read the store's own clock; without it, this machine's clock is used.
-        patience: How long to retry while the store doesn't answer.
-
-    Raises:
-        StorageError: The store gave no answer, or refused.
-
+    `probe`: put a probe object to read the store's own clock; without it, this machine's clock is used.
     """
     listed = patience.retry(lambda: store.list(""))
     newest = max(listed, key=lambda stat: stat.time_unix_s or 0.0, default=None)
@@ -157,21 +142,10 @@ def carry_out(
 ) -> Claim:
     """Mark the empty slots as lost, and append the begin that replaces all entries before it.
 
-    Existing entries aren't changed. Every earlier claim is stale from then on. If this is interrupted, it can be
-    planned and carried out again.
-
-    Args:
-        store: The root's store.
-        log: The root's log.
-        plan: The plan, as shown to the user.
-        host: This command and its host, for people.
-        patience: How long to retry while the store doesn't answer.
-
-    Raises:
-        RefusedError: Another process has written to the log since it was read.
-        UnknownOutcomeError: The store gave no answer. Run the repair again to find out.
-        StorageError: The store refused.
-
+    Existing entries aren't changed. Every earlier claim is stale from then on. If this is interrupted, it can
+    be planned and carried out again. `host` names this command and its host for people. Raises RefusedError
+    if another process has written to the log since it was read; UnknownOutcomeError: run the repair again to
+    find out; StorageError.
     """
     nonce = new_nonce()
     for slot in plan.marked:

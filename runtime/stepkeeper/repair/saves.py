@@ -27,17 +27,9 @@ class FoundSave:
 
 
 def inspect_save(store: Store, folder: str, sizes: Mapping[str, int], patience: Patience) -> FoundSave:
-    """Compare the objects of a finished save with its manifests. Tensor files aren't read.
+    """Compare the objects of a finished save, with these sizes, with its manifests. Raises StorageError.
 
-    Args:
-        store: The root's store.
-        folder: The save's folder.
-        sizes: The sizes of the objects in it.
-        patience: How long to retry while the store doesn't answer.
-
-    Raises:
-        StorageError: The store gave no answer, or refused.
-
+    Tensor files aren't read.
     """
     path = manifest_name(0)
     data = patience.retry(lambda: _read_twice(store, f"{folder}/{path}"))

@@ -25,7 +25,10 @@ _WAITING: Final = 8
 """The number of blocks whose finished parts may wait for the thread that moves them to devices."""
 
 _LOOK_S: Final = 0.2
+"""The interval at which a waiting thread checks whether the run has ended."""
+
 _Found = Sequence[Place]
+"""Places that were filled by the same bytes."""
 
 
 class Peers(Protocol):
@@ -68,8 +71,8 @@ class Filling:
             reader: Reads the blocks.
             table: The blocks by number.
             places: Where their bytes go.
-            progress: Logs the progress; None logs it without a name.
-            waits: Ends the wait for the blocks.
+            progress: Logs the progress; None logs that of "a checkpoint".
+            waits: Ends the wait for the blocks if a notice's deadline comes, or a rank is lost.
             rank_group: The ranks that fill their states together; None: this one alone.
             n_streams: The number of blocks that are read at once. Each is held in host memory.
 
@@ -85,6 +88,8 @@ class Filling:
         self._lock = threading.Condition()
         self._n_putting = 0
         self._found: Queue[_Found | None] = Queue(_WAITING)
+        """From the reading threads to the thread of `run`; None from each thread that ends."""
+
         self._ended = threading.Event()
         self._failure: BaseException | None = None
         self._is_stuck = False
@@ -128,7 +133,8 @@ class Filling:
         self._ended.set()
         failure = self._failure
         try:
-            # After the deadline the closed connections notify the other ranks, and no thread is waited for.
+            # A stuck thread may never end, and after the deadline there is no time to wait. The other ranks notice that
+            # this rank's connections are closed.
             if not (self._is_stuck or isinstance(failure, NoticeDeadlineError)):
                 if failure is not None and peers is not None:
                     self._waits.run(lambda: peers.announce_failure(failure))
@@ -176,7 +182,7 @@ class Filling:
     def _pieces(
         self, n_threads: int, note_moved: Callable[[int], None], peers: Peers | None
     ) -> Iterator[Piece]:
-        """Yield each piece once it is whole, until all are and every thread is done."""
+        """Yield each piece once all its bytes have come, until all places are filled and every thread has ended."""
         n_open, noted_bytes = len(self._places.all), 0
         since_s = time.monotonic()
         silence = SilenceLimit(self._rank_group.limits.silence_s, since_s)
@@ -190,7 +196,7 @@ class Filling:
             self._progress.note_bytes(noted_bytes)
             if self._ended.is_set():
                 return
-            # Also while blocks come so fast that this thread never waits.
+            # In every round: blocks may come so fast that this thread never waits for one.
             self._waits.check(since_s)
             self._check_silence(silence, peers)
             if found is None:
@@ -228,6 +234,7 @@ class Filling:
         return self._moved_bytes != before
 
     def _hand_on(self, found: _Found | None) -> None:
+        """Pass filled places to the thread of `run`, as soon as its queue has room. None: this thread ends."""
         while not self._ended.is_set():
             try:
                 self._found.put(found, timeout=_LOOK_S)

@@ -19,10 +19,9 @@ _DICTS: Final = ("mismatched", "left_over")
 
 
 def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None:
-    """Check that this restore replaces all tensors that a failed restore has partly filled.
-
-    Raises PartlyRestoredError, which names the tensors that it wouldn't replace.
-    """
+    """Check that this restore replaces all that a failed one has half filled. Raises PartlyRestoredError."""
+    if not half_filled:
+        return
     filled = {above for name in names for above in _list_above(name)}
     # What was empty before has names of its own once it is filled, and what has some may be empty in another step.
     left = [
@@ -44,14 +43,7 @@ def _list_above(name: str) -> Iterable[str]:
 
 
 def encode_findings(differences: Differences, stored_names: Iterable[str], *, rank: int) -> dict[str, Any]:
-    """Encode the mismatches of this rank's state for the other ranks, as plain JSON values.
-
-    Args:
-        differences: The differences that this rank has found.
-        stored_names: Names of the tensors and values that are stored, the same on all ranks.
-        rank: This rank. All but rank 0 send a bounded number of names.
-
-    """
+    """Encode this rank's mismatches for the others as plain JSON values. All but rank 0 send few names."""
     if differences.is_none:
         return {}
     findings = Findings.from_differences(differences, stored_names, short=rank != 0)
@@ -65,17 +57,10 @@ def encode_findings(differences: Differences, stored_names: Iterable[str], *, ra
 def judge_mismatch(
     stored_names: Callable[[], Iterable[str]], reports: Sequence[dict[str, Any]]
 ) -> Exception | None:
-    """Merge the ranks' findings into one error. A name that only some ranks request isn't a mismatch.
+    """Merge the reports of all ranks, by rank, into one LoadMismatchError; None if the checkpoint fits.
 
-    If the checkpoint fits, log what only one side has.
-
-    Args:
-        stored_names: Returns the names that are stored.
-        reports: The reports of all ranks, by rank.
-
-    Returns:
-        One LoadMismatchError for all ranks; None if the checkpoint fits.
-
+    A name that only some ranks request isn't a mismatch. If the checkpoint fits, what only one side has is
+    logged.
     """
     found = [_decode(each["findings"]) if "findings" in each else None for each in reports]
     return judge_differences(intersect_unexpected(found, stored_names()))

@@ -37,13 +37,9 @@ class LatestRestore:
         companion.choose_foreign_step = partial(choose_foreign_step, restorer.store, restorer.reopen)
 
     def restore(self, target: LoadTarget, *, rules: LoadRules = WHOLE) -> Restorable | None:
-        """Claim the root and restore HEAD's commit into the target's state, or its parent if HEAD's commit is torn.
+        """Claim the root and restore HEAD's commit into the target's state, or its parent if it is torn.
 
         Where nothing is committed, restore the newest complete step of another writer, if there is one.
-
-        Args:
-            target: This rank's state, filled in place.
-            rules: Which parts to load, and how strictly.
 
         Returns:
             The restored checkpoint; None if the root holds none.
@@ -54,7 +50,6 @@ class LatestRestore:
             RestoreError: There is a commit, but it can't be used.
             BadNodeError: One node reads bad bytes where another one reads good ones.
             LoadMismatchError: The state and the commit differ in names, shapes, dtypes or kinds.
-
         """
         mixed_state = self._restorer.mixed_state
         with mixed_state.restoring():
@@ -148,10 +143,7 @@ class LatestRestore:
         return True
 
     def _restorable(self, base: CommitRecord | ForeignBase | None) -> Restorable | None:
-        """Convert the claim's base into a record that can be loaded.
-
-        Only rank 0, which has claimed the root, calls this.
-        """
+        """Convert the claim's base into a record that can be loaded, in rank 0, which has claimed."""
         if not isinstance(base, ForeignBase):
             return base
         claimed = self._companion.claimed_root
@@ -169,15 +161,11 @@ def restore_step(
 ) -> Restorable:
     """Restore the newest commit of `step` on HEAD's line into `state`. Nothing is appended to the log.
 
-    Returns:
-        The restored commit, or another writer's step.
-
     Raises:
         PartlyRestoredError: It failed after it had changed the state.
         RestoreError: There is no such commit; or it was deleted meanwhile.
         TornCheckpointError: Bytes of it are bad.
         BadNodeError: One node reads bad bytes where another one reads good ones.
-
     """
     record = restorer.votes.choose_in_rank_0(partial(find_settled_step, restorer.store, companion, step))
     assert record is not None

@@ -57,26 +57,22 @@ class CheckpointInfo:
 
 
 def list_steps(store: Store) -> list[int]:
-    """List the steps of HEAD's line, and of the other writer that it continues from, in ascending order."""
+    """List the steps of HEAD's line, and the foreign steps that it continues from, in ascending order."""
     state = Log(store).open()
     return _steps_in(state, find_steps_below(state, partial(find_steps, store)))
 
 
 def _find_step(store: Store, step: int) -> Restorable:
-    """Find the newest commit of `step` on HEAD's line, or another writer's checkpoint of it.
-
-    Raises:
-        RestoreError: There is none; the message lists the existing steps.
-
-    """
+    """Find the newest commit of `step` on HEAD's line, or else a foreign step. Raises RestoreError if there is none."""
     state = Log(store).open()
     record = next((record for record in state.line if record.step == step), None)
     if record is not None:
         return record
     found = find_steps_below(state, partial(find_steps, store))
-    legacy = next((each for each in found if each.step == step and each.is_finished), None)
-    if legacy is not None:
-        return ForeignRecord(slot=state.tail + 1, step=step, folder=legacy.folder)
+    foreign = next((each for each in found if each.step == step and each.is_finished), None)
+    if foreign is not None:
+        # A foreign step has no entry in the log. Its slot is the next one, which the begin of a restore would get.
+        return ForeignRecord(slot=state.tail + 1, step=step, folder=foreign.folder)
     steps = ", ".join(map(str, _steps_in(state, found))) or "none"
     raise RestoreError(f"{store.uri} has no commit of step {step}; its steps: {steps}")
 
@@ -90,7 +86,7 @@ def find_settled_step(store: Store, companion: Companion, step: int) -> Restorab
 
 
 def was_deleted(store: Store, record: Restorable, *, is_pinned: Callable[[], bool] = lambda: False) -> bool:
-    """Return whether the log has had this commit and has deleted it since, with no pin that keeps its data."""
+    """Return whether the log once had this commit, but has it no longer, and no pin keeps its data."""
     if isinstance(record, ForeignRecord) or is_pinned():
         return False
     state = Log(store).open()
@@ -109,10 +105,8 @@ def _steps_in(state: LogState, found: tuple[ForeignStep, ...]) -> list[int]:
 def describe_step(store: Store, step: int) -> CheckpointInfo:
     """Describe the newest commit of `step` on HEAD's line from its manifests, or another writer's step.
 
-    Raises:
-        RestoreError: There is no such commit; or it was deleted meanwhile.
-        TornCheckpointError: A manifest is missing or bad.
-
+    Raises RestoreError if there is no such step, or if it has just been deleted, and TornCheckpointError for a bad
+    manifest.
     """
     record = _find_step(store, step)
     if isinstance(record, ForeignRecord):

@@ -27,6 +27,7 @@ from stepkeeper_planners.adapters.open_shardings import (
     is_inferred,
 )
 from stepkeeper_planners.dtypes import dtype_of
+from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.fitted_target import FittedTarget
 from stepkeeper_planners.loading.load_request import LoadRequest, LoadTarget, Path, build_load_request
@@ -103,6 +104,7 @@ class Loading:
         tensors, values = self._reads.pieces, self._reads.values
         return self._fitted.list_filled([*(each.fqn for each in tensors), *(each.fqn for each in values)])
 
+    @without_collections()
     def compare_state(self) -> dict[str, Any]:
         """Compare the state with the checkpoint, and plan what to read. Nothing in the state is changed.
 
@@ -280,6 +282,7 @@ class Loading:
             copies[piece.stored_fqn].resolve_memory(piece).copy_(chunk[part.slices])
         check_tied_copies(copies.values(), self._fitted.flat.tensors, strict=self._rules.strict)
 
+    @without_collections()
     def scatter_values(self) -> dict[str, Any]:
         """Set the values in the state, and call load_state_dict() of every Stateful with its part."""
         finish_load(self._target.state, self._fitted.filled, self._loaded)

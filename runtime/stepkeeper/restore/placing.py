@@ -1,9 +1,11 @@
 """Place the bytes of blocks into the tensors and values of one rank."""
 
+import ctypes
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Self
 
@@ -12,8 +14,9 @@ import numpy.typing as npt
 import torch
 
 from stepkeeper.checkpoint.blocks import Block, BlockTable, Contents
-from stepkeeper.checkpoint.inventory import TensorRecord, ValueRecord
+from stepkeeper.checkpoint.inventory import ChunkRecord, TensorRecord, ValueRecord
 from stepkeeper.restore.ranges import Array
+from stepkeeper_planners.adapters import is_ordinary
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
@@ -23,17 +26,23 @@ from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredTensor
 
-__all__ = ["Bytes", "Piece", "Place", "Places", "StoredBytes", "stored_tensor"]
+__all__ = ["Bytes", "Piece", "Place", "Places", "StoredBytes", "WholeTensors", "stored_tensor"]
 
 Bytes = npt.NDArray[np.uint8]
 
 
 def stored_tensor(tensor: TensorRecord) -> StoredTensor:
     """Convert a manifest's tensor into the planners' description of it."""
-    boxes = tuple(Box(offsets=chunk.offsets, sizes=chunk.sizes) for chunk in tensor.chunks)
+    boxes = tuple(_box(chunk.offsets, chunk.sizes) for chunk in tensor.chunks)
     return StoredTensor(
         dtype=tensor.dtype, global_shape=tensor.global_shape, boxes=boxes, data=tuple(tensor.chunks)
     )
+
+
+@lru_cache(maxsize=1024)
+def _box(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Box:
+    """Return a box, which thousands of tensors of one shape share."""
+    return Box(offsets=offsets, sizes=sizes)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,6 +145,66 @@ class StoredBytes:
 
 
 @dataclass(slots=True, kw_only=True)
+class WholeTensors:
+    """The tensors of the state whose memory gets bytes of one object's block as they are, all at once."""
+
+    starts: list[int] = field(default_factory=list)
+    """The places of their bytes in the object."""
+
+    ends: list[int] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    """The number of each tensor's bytes before its part."""
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    memory: dict[int, Bytes] = field(default_factory=dict)
+    """The memory of the tensors that have got bytes, by their number. While it is held, torch doesn't resize it."""
+
+    n_lacking: int = 0
+
+    def add(self, tensor: torch.Tensor, chunk_start: int, block: Block) -> None:
+        """Add the block's part of a contiguous CPU tensor, which begins at `chunk_start` in the object."""
+        start = max(chunk_start, block.start)
+        end = min(chunk_start + tensor.nbytes, block.start + block.size_bytes)
+        self.starts.append(start)
+        self.ends.append(end)
+        self.skipped.append(start - chunk_start)
+        self.tensors.append(tensor)
+        self.n_lacking += end - start
+
+    def sort(self) -> None:
+        """Sort the parts by their places, for `copy_bytes`. Two are disjoint, or the same bytes for two tensors."""
+        order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
+        self.starts, self.ends, self.skipped = (
+            [each[index] for index in order] for each in (self.starts, self.ends, self.skipped)
+        )
+        self.tensors = [self.tensors[index] for index in order]
+
+    def copy_bytes(self, first: int, data: Bytes) -> int:
+        """Copy their parts of these bytes into place, as `Piece.copy_bytes` does."""
+        end, source, n_bytes = first + data.size, data.ctypes.data - first, 0
+        for number in range(bisect_right(self.ends, first), bisect_left(self.starts, end)):
+            low, tensor = self.starts[number], self.tensors[number]
+            start = max(low, first)
+            length = min(self.ends[number], end) - start
+            if number not in self.memory:
+                self.memory[number] = _open_memory(tensor, self.skipped[number] + self.ends[number] - low)
+            ctypes.memmove(tensor.data_ptr() + self.skipped[number] + start - low, source + start, length)
+            n_bytes += length
+        return n_bytes
+
+
+def _open_memory(tensor: torch.Tensor, n_bytes: int) -> Bytes:
+    """Return the tensor's memory as it is now, which may not be that of the time of the plan."""
+    begin = tensor.storage_offset() * tensor.itemsize
+    if tensor.nbytes < n_bytes or tensor.untyped_storage().nbytes() < begin + tensor.nbytes:
+        raise ValueError(
+            f"a tensor's memory is too small for its {n_bytes} bytes: it was resized or released"
+        )
+    memory: Bytes = tensor.detach().view(-1).view(torch.uint8).numpy()
+    return memory
+
+
+@dataclass(slots=True, kw_only=True)
 class Checked:
     """Stands for a block that is read for its checksum alone, and kept nowhere."""
 
@@ -146,7 +215,7 @@ class Checked:
         return data.size
 
 
-Place = Piece | StoredBytes | Checked
+Place = Piece | StoredBytes | WholeTensors | Checked
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,6 +224,9 @@ class Places:
 
     by_block: dict[int, list[Place]] = field(default_factory=dict)
     pieces: list[Piece] = field(default_factory=list)
+    wholes: dict[int, WholeTensors] = field(default_factory=dict)
+    """The tensors that are read whole and unchanged into their memory, by block."""
+
     values: dict[str, StoredBytes] = field(default_factory=dict)
     held: dict[int, StoredBytes] = field(default_factory=dict)
     """Whole blocks that are held in memory, by their numbers, since they are needed again."""
@@ -164,7 +236,13 @@ class Places:
     @property
     def all(self) -> list[Place]:
         """All places, those of one block and those of several."""
-        return [*self.pieces, *self.values.values(), *self.held.values(), *self.checked]
+        return [
+            *self.pieces,
+            *self.wholes.values(),
+            *self.values.values(),
+            *self.held.values(),
+            *self.checked,
+        ]
 
     @classmethod
     def of(
@@ -189,11 +267,37 @@ class Places:
 
         """
         places = cls()
-        for piece in _pieces(reads, request, contents.tensors, state, ranks, shardings=shardings or {}):
-            places.add_piece(piece, contents.table)
+        by_fqn: dict[str, list[PieceRead]] = {}
+        for read in reads.pieces:
+            by_fqn.setdefault(read.fqn, []).append(read)
+        layouts = {layout.fqn: layout for layout in request.layouts}
+        for fqn, mine in by_fqn.items():
+            stored = contents.tensors[mine[0].stored_fqn]
+            if _is_copied_whole(state[fqn], stored, mine):
+                places.add_whole(state[fqn], stored.chunks[mine[0].stored_index], contents.table)
+                continue
+            target = ReadTarget(
+                fqn=fqn,
+                tensor=state[fqn],
+                boxes=layouts[fqn].local_boxes(ranks.rank),
+                stored_dtype=dtype_of(stored.dtype),
+                n_reads=len(mine),
+                sharding=(shardings or {}).get(fqn),
+            )
+            for piece in _pieces_of(target, stored, mine):
+                places.add_piece(piece, contents.table)
+        for number, wholes in places.wholes.items():
+            wholes.sort()
+            places.by_block.setdefault(number, []).append(wholes)
         for name in dict.fromkeys(name for read in reads.values for name in read.stored_names):
             places.add_value(contents.values[name], contents.table)
         return places
+
+    def add_whole(self, tensor: torch.Tensor, chunk: ChunkRecord, table: BlockTable) -> None:
+        """Add a tensor to those of the blocks that hold bytes of it."""
+        start = chunk.offset_bytes + chunk.data_offset_bytes
+        for number in table.find_blocks(chunk.path, start, tensor.nbytes):
+            self.wholes.setdefault(number, WholeTensors()).add(tensor, start, table.blocks[number])
 
     def add_piece(self, piece: Piece, table: BlockTable) -> None:
         """Add a piece to the blocks that hold bytes of it."""
@@ -221,30 +325,17 @@ class Places:
         self.by_block[block.number].append(held)
 
 
-def _pieces(
-    reads: StateReads,
-    request: LoadRequest,
-    tensors: Mapping[str, TensorRecord],
-    state: Mapping[str, torch.Tensor],
-    ranks: Ranks,
-    *,
-    shardings: Mapping[str, str],
-) -> Iterator[Piece]:
-    by_fqn: dict[str, list[PieceRead]] = {}
-    for read in reads.pieces:
-        by_fqn.setdefault(read.fqn, []).append(read)
-    layouts = {layout.fqn: layout for layout in request.layouts}
-    for fqn, mine in by_fqn.items():
-        stored = tensors[mine[0].stored_fqn]
-        target = ReadTarget(
-            fqn=fqn,
-            tensor=state[fqn],
-            boxes=layouts[fqn].local_boxes(ranks.rank),
-            stored_dtype=dtype_of(stored.dtype),
-            n_reads=len(mine),
-            sharding=shardings.get(fqn),
-        )
-        yield from _pieces_of(target, stored, mine)
+def _is_copied_whole(tensor: torch.Tensor, stored: TensorRecord, reads: Sequence[PieceRead]) -> bool:
+    """Return whether the tensor's memory is to hold exactly the bytes of one stored chunk."""
+    return (
+        len(reads) == 1
+        and reads[0].wanted_box == reads[0].stored_box
+        and is_ordinary(tensor)
+        and tensor.is_contiguous()
+        and tuple(tensor.shape) == reads[0].wanted_box.sizes
+        and dtype_of(stored.dtype) == tensor.dtype
+        and not (tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())  # noqa: SLF001  # torch has no public name
+    )
 
 
 def _pieces_of(target: ReadTarget, stored: TensorRecord, reads: Sequence[PieceRead]) -> Iterator[Piece]:

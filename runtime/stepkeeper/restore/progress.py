@@ -1,4 +1,4 @@
-"""Log how far a restore has come, while it takes long."""
+"""Log the progress of a restore that takes long."""
 
 import time
 from typing import Final
@@ -14,17 +14,10 @@ _EVERY_S: Final = 5.0
 
 
 class RestoreProgress:
-    """Log one line for each 5 s that a rank reads. Used by one thread."""
+    """Log a line every 5 s while a rank reads. Used by one thread."""
 
     def __init__(self, what: str, *, step: int | None = None, doing: str = "restoring") -> None:
-        """Begin now.
-
-        Args:
-            what: Name of the restored checkpoint, for people.
-            step: The step that is restored, if it is one.
-            doing: The activity that is logged.
-
-        """
+        """Begin now. `what` names the restored checkpoint, and `doing` the activity, for people."""
         self.what: Final = what
         self._step, self._doing = step, doing
         self._began_s = self._logged_s = time.monotonic()

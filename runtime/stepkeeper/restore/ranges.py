@@ -11,14 +11,17 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A box of bytes to copy from a range of the array into the wanted box."""
+    """One box of bytes to copy: from a part of the range, read as an array of `source_shape`, into the wanted box."""
 
     source_start: int
-    """The place in the range at which the box of whole rows begins that it is cut from."""
+    """The byte of the range at which that part begins."""
 
     source_shape: Ints
     source_box: tuple[slice, ...]
+    """The box to copy, in the array of `source_shape`."""
+
     target_box: tuple[slice, ...]
+    """The place to copy it to, in the wanted box."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ class Array:
     def copies(self, start: int, end: int) -> Iterator[Copy]:
         """Yield the copies to make of the bytes from `start` to before `end`, each wanted byte once."""
         for lead, shape, first in _boxes(self.sizes, start, end, 0):
-            # `lead` fixes the first dimensions; `shape` is whole rows of the others, from the last index of `lead` on.
+            # The box begins at `lead`, then 0. It has length 1 in all dimensions of `lead` but the last, then `shape`.
             depth = len(lead) - 1
             offsets = (*lead, *(0,) * (len(shape) - 1))
             lengths = (*(1,) * depth, *shape)
@@ -80,12 +83,10 @@ def _slices(starts: Ints, ends: Ints, origin: Ints) -> tuple[slice, ...]:
 
 
 def _boxes(sizes: Ints, start: int, end: int, base: int) -> Iterator[tuple[Ints, Ints, int]]:
-    """Divide a range of bytes into boxes.
+    """Divide the bytes from `start` to before `end` of an array of these sizes into boxes of whole rows.
 
-    Yields:
-        The indices at which a box begins, down to the dimension that it is cut in; its shape from there on;
-            and the place of its first byte, counted from `base`.
-
+    Yields for each box: the indices at which it begins, down to the dimension that it is a range of; its shape from
+    that dimension on; and its first byte. `base` is the first byte of the array.
     """
     if start >= end:
         return
@@ -95,7 +96,7 @@ def _boxes(sizes: Ints, start: int, end: int, base: int) -> Iterator[tuple[Ints,
         return
     first, last = -(-start // row), end // row
     if first > last:
-        # Within one row.
+        # The range begins and ends within row `last`.
         yield from _below(sizes, last, start, end, base)
         return
     if start < first * row:

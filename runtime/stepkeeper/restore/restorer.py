@@ -39,15 +39,9 @@ class Restorer:
         cached_store: CachedStore | None = None,
         waits: Waits | None = None,
     ) -> None:
-        """Restore from `store`.
+        """Restore from `store`, or `cached_store`, the same root with copies on a local disk.
 
-        Args:
-            store: The root.
-            rank_group: The ranks that restore together.
-            reopen: Opens the same root over a connection of its own.
-            cached_store: The same root with copies on a local disk, from which blocks are read where it has them.
-            waits: Ends the waits for the store and for other ranks.
-
+        `reopen` opens the same root over a connection of its own.
         """
         self.mixed_state: Final = MixedState()
         self.waits: Final = waits or Waits()
@@ -68,21 +62,10 @@ class Restorer:
         rules: LoadRules = WHOLE,
         is_pinned: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Restore `record` into `state`.
+        """Restore `record`, the same on all ranks, into `state`. Raises as `restore_step`.
 
-        Args:
-            record: A checkpoint of the root, the same one on all ranks.
-            state: This rank's state, filled in place.
-            rules: Which parts to load, and how strictly.
-            is_pinned: Returns whether a pin still holds the commit. Called if objects are missing: with a pin that is
-                damage, since retention can't have deleted them.
-
-        Raises:
-            PartlyRestoredError: It failed, for any of the reasons below or another one, and parts of it are in `state`.
-            RestoreError: The commit was deleted meanwhile.
-            TornCheckpointError: Bytes of it are bad.
-            BadNodeError: One node reads bad bytes where another one reads good ones.
-
+        `is_pinned` returns whether a pin still holds the commit. It is called if objects are missing: with a
+        pin that is damage, since retention can't have deleted them.
         """
         deleted = partial(was_deleted, self.store, record, is_pinned=is_pinned)
         with self.mixed_state.restoring():
@@ -99,21 +82,11 @@ class Restorer:
         *,
         was_deleted: Callable[[], bool] = lambda: False,
     ) -> str | None:
-        """Load `record` into the target's state, or find out why its bytes are bad.
+        """Load `record` into the target's state. Return None if all ranks have, else why its bytes are bad.
 
-        No rank changes anything in its state before all ranks have voted that the checkpoint fits theirs. Once it is
-        loaded, the caller clears `mixed_state`.
-
-        Args:
-            record: A checkpoint of the root, the same one on all ranks.
-            target: This rank's state, filled in place.
-            rules: Which parts to load, and how strictly.
-            was_deleted: Returns whether the log has deleted the commit. Rank 0 calls it if the only fault is that
-                objects are missing.
-
-        Returns:
-            None if all ranks have loaded the checkpoint, else why its bytes are bad. Other failures are raised.
-
+        No rank changes anything in its state before all ranks have voted that the checkpoint fits theirs.
+        Once it is loaded, the caller clears `mixed_state`. Rank 0 calls `was_deleted`, whether the log has
+        deleted the commit, if the only fault is that objects are missing. Other failures are raised.
         """
         name, together = self.votes.new_name(), self.votes.act_together
         self._count_cached_bytes()

@@ -109,12 +109,10 @@ def confirm_bad(
     was_deleted: Callable[[], bool] = lambda: False,
     waits: Waits | None = None,
 ) -> str:
-    """Confirm by a second reading that bytes are bad.
+    """Confirm by a second reading that bytes are bad, and return why, and which nodes have read them so.
 
-    The second reading is on another host; or, if there is one host only, over two more connections of this
-    one.
-
-    Ranks: all ranks call this if one of them has read bad bytes. All raise the same error.
+    The second reading is on another host; or, if there is only one, over two more connections of this one. All
+    ranks call this if one of them has read bad bytes, and all raise the same error.
 
     Args:
         name: A name for this exchange; used once.
@@ -122,19 +120,15 @@ def confirm_bad(
         host: Where this rank runs.
         torn: The error of this rank, if it has met one.
         reopen: Opens the root over a connection of its own.
-        was_deleted: Returns whether the log has deleted the commit. Rank 0 calls it if the only fault is that objects
-            are missing.
+        was_deleted: Returns whether the log has deleted the commit. Rank 0 calls it if objects are missing,
+            and there is no other fault.
         waits: Ends the waits for the store.
-
-    Returns:
-        Why the bytes are bad, and which nodes have read them so.
 
     Raises:
         RestoreError: The commit was deleted while it was read.
         BadNodeError: One host reads good bytes where another one read bad ones.
         TornCheckpointError: No rank knows which bytes were bad.
         StorageError: The second reading got no answer. That proves nothing about the bytes.
-
     """
     waits = waits or Waits()
     silence_s = rank_group.limits.silence_s

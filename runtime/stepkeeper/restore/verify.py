@@ -40,14 +40,9 @@ class Verification:
 def verify_step(restorer: Restorer, companion: Companion, step: int) -> Verification:
     """Read every byte of the newest commit of `step` on HEAD's line, each in one of the ranks, and compare it.
 
-    Nothing is appended to the log, and nothing is condemned.
-
-    Raises:
-        RestoreError: There is no such commit, or it is another writer's, which has no checksums; or it was deleted
-            meanwhile.
-        TornCheckpointError: Bytes of it are bad.
-        BadNodeError: One node reads bad bytes where another one reads good ones.
-
+    Nothing is appended to the log, and nothing is condemned. Raises RestoreError if there is no such commit,
+    it is another writer's, which has no checksums, or it was deleted meanwhile; TornCheckpointError;
+    BadNodeError if one node reads bad bytes where another one reads good ones.
     """
     store, rank_group = restorer.store, restorer.rank_group
     record = restorer.votes.choose_in_rank_0(partial(find_settled_step, store, companion, step))
@@ -91,13 +86,7 @@ class _Verifying:
         self.size_bytes = 0
 
     def read(self) -> dict[str, Any]:
-        """Read this rank's share, and compare it with the manifests.
-
-        Raises:
-            TornCheckpointError: Bytes are bad; the error names the first bad block.
-            StorageError: The store gave no answer, or refused.
-
-        """
+        """Read this rank's share, and compare it with the manifests. Raises TornCheckpointError."""
 
         def prove(stored: Sequence[bytes]) -> tuple[Sequence[Manifest], int]:
             return prove_manifests(stored, self._record, self._store.uri), sum(map(len, stored))

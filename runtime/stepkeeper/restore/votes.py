@@ -50,16 +50,9 @@ class Votes:
         return f"restore/{self._number}"
 
     def choose_in_rank_0(self, choose: Callable[[], Restorable | None]) -> Restorable | None:
-        """Let rank 0 choose a checkpoint, and return its choice in every rank.
+        """Let rank 0 choose a checkpoint, and return its choice, or raise its error, in every rank.
 
         Rank 0 chooses only after all ranks have arrived, so that it writes nothing before they are all there.
-
-        Args:
-            choose: Called in rank 0 only. What it raises is raised in all ranks.
-
-        Returns:
-            What `choose` returned.
-
         """
         name = self.new_name()
         limits = self._rank_group.limits
@@ -88,17 +81,10 @@ class Votes:
         act: Callable[[], dict[str, Any]],
         judge: Callable[[Sequence[dict[str, Any]]], Exception | None] = lambda _: None,
     ) -> TornVote | None:
-        """Call `act` in every rank, and raise in all of them the error of any one.
+        """Call `act` in every rank, and raise the error of any one in all, but return why bytes are bad.
 
-        Args:
-            name: The name of this vote, made with `new_name`.
-            act: The act of this rank. It returns its report to rank 0, as plain JSON values.
-            judge: Called in rank 0 with the answers of all ranks, by rank. The error that it returns is
-                raised in all ranks.
-
-        Returns:
-            None if no rank failed, else why bytes of the checkpoint are bad.
-
+        `act` returns this rank's report as plain JSON values. `judge` is called in rank 0 with the reports of
+        all ranks, by rank, and the error that it returns is raised in all.
         """
         failure: Exception | None = None
         own: TornCheckpointError | None = None
@@ -151,10 +137,7 @@ def encode_rank_error(error: Exception, rank: int) -> dict[str, Any]:
 
 
 def decode_rank_error(answer: dict[str, Any]) -> Exception:
-    """Make the error that another rank failed with.
-
-    It is of its own class if stepkeeper or the planners define that, else a CompanionError that names the class.
-    """
+    """Make the error that another rank failed with: stepkeeper's or the planners', else a CompanionError."""
     if "mismatch" in answer:
         return LoadMismatchError(**answer["mismatch"])
     message = f"rank {answer['rank']}: {answer['message']}"

@@ -16,22 +16,13 @@ def choose_deletable(
     verified: Collection[int],
     times_unix_s: Mapping[int, float] | None = None,
 ) -> tuple[int, ...]:
-    """Choose the commits that may be deleted: first those on abandoned branches, then the oldest ones.
+    """Choose the commits that may be deleted, by slot: those on abandoned branches, then the oldest ones.
 
-    HEAD and the newest verified commit of its line are always kept. A commit on another branch is kept until the
-    line has a verified commit that was made later, at the same step or a greater one. Nothing may be deleted
-    without a verified commit, or by a claim that has yet to begin a branch.
-
-    Args:
-        state: The log.
-        policy: Chooses which commits of HEAD's line to keep besides.
-        verified: Slots of commits whose objects were compared with what was written. A restored commit counts
-            too.
-        times_unix_s: When commits were put, by slot, as far as the store reports it.
-
-    Returns:
-        The slots of the commits.
-
+    HEAD and the newest verified commit of its line are always kept, and so are commits of the line that
+    `policy` selects. A commit on another branch is kept until the line has a verified commit that was made
+    later, at the same step or a greater one. Nothing may be deleted without a verified commit, or by a claim
+    that has yet to begin a branch. `verified` has the slots of commits whose objects were compared with what
+    was written; a restored commit counts too.
     """
     line = () if state.branching else state.line
     proven = [record for record in line if record.verified or record.slot in verified]
@@ -47,10 +38,7 @@ def choose_deletable(
 
 
 def _is_passed(abandoned: CommitRecord, proven: Collection[CommitRecord]) -> bool:
-    """Return True if training has reached that step again.
-
-    An earlier commit doesn't prove that, whatever its step.
-    """
+    """Return True if training has reached that step again, by a later commit."""
     return any(record.slot > abandoned.slot and record.step >= abandoned.step for record in proven)
 
 

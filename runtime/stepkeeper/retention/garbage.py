@@ -70,15 +70,8 @@ def sweep(
 ) -> tuple[Garbage, ...]:
     """Delete the data of commits that the log has deleted, and return those that are kept because of a pin.
 
-    The log must have deleted them before the call. A process that pins a commit reads the log afterwards, and so
-    notices if the pin was too late. Pins whose lease is over are removed first.
-
-    Args:
-        store: The root.
-        garbage: The deleted commits.
-        is_over: Returns whether the lease of a pin is over; by default none is.
-        patience: How long to wait for answers.
-
+    The log must have deleted them before the call. A process that pins a commit reads the log afterwards, and
+    so notices if the pin was too late. Pins whose lease is over are removed first.
     """
     doomed = tuple(garbage)
     if not doomed:
@@ -100,7 +93,7 @@ def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DE
     An earlier claim can no longer commit: a save of it that isn't in the log by now never will be. So any process
     that may delete objects may call this, with or without a claim, also while another process saves.
     """
-    state = log.open() if log.state.tail < 0 else log.refresh()
+    state = log.refresh()
     return collect(
         state,
         log.entry,
@@ -122,16 +115,7 @@ def collect(
 ) -> GcReport:
     """Collect as `gc` does, by the state that the log had at some time after its last begin.
 
-    The log may be appended to meanwhile: garbage stays garbage.
-
-    Args:
-        state: The log at that time.
-        entry: Reads an entry.
-        store: The root.
-        is_over: Returns whether the lease of a pin is over; by default none is.
-        dry_run: Only report what would be deleted.
-        patience: How long to wait for answers.
-
+    The log may be appended to meanwhile: garbage stays garbage. `entry` reads an entry.
     """
     if state.claim is None:
         return GcReport()
@@ -164,10 +148,7 @@ def _garbage(state: LogState, claim: int, listed: Collection[ObjectStat]) -> tup
 
 
 def _proofs(claim: int, listed: Collection[ObjectStat]) -> tuple[str, ...]:
-    """Find objects of proofs made before `claim` had begun: their makers were killed, or will make another one.
-
-    Pure.
-    """
+    """Find objects of proofs made before `claim` had begun: their makers are dead, or make others. Pure."""
     found = ((stat.path, _PROBE.fullmatch(stat.path)) for stat in listed)
     return tuple(path for path, match in found if match and int(match[1]) <= claim)
 
@@ -175,14 +156,7 @@ def _proofs(claim: int, listed: Collection[ObjectStat]) -> tuple[str, ...]:
 def _folders_of(
     entry: Callable[[int], Entry], pinned: Iterable[int], found: Collection[Garbage]
 ) -> dict[str, int]:
-    """Find which commits were in these slots, by folder. Their entries are read again.
-
-    Args:
-        entry: Reads an entry.
-        pinned: The slots. A repair may have assigned one whose entry is lost to a different commit.
-        found: The garbage that they may name.
-
-    """
+    """Find which commits were in the slots `pinned`, by folder. Their entries are read again."""
     slots: dict[str, int] = {}
     for slot in pinned:
         try:

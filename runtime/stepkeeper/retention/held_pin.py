@@ -41,16 +41,7 @@ class HeldPin:
         renew_every_s: float = RENEW_EVERY_S,
         patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
-        """Start to renew.
-
-        Args:
-            store: The root.
-            pin: The pin, which has been put.
-            read_s: When the log was read for it, by time.monotonic(). The lease runs from then on.
-            renew_every_s: Seconds between two renewals.
-            patience: How long to wait for answers when the pin is removed.
-
-        """
+        """Start to renew `pin`. The log was read for it at `read_s`, when its lease begins."""
         self._store, self._pin, self._patience = store, pin, patience
         self._read_s, self._renew_every_s = read_s, renew_every_s
         self._pid: Final = os.getpid()
@@ -141,20 +132,7 @@ def hold_commit(
 ) -> tuple[HeldPin | None, CommitRecord]:
     """Choose a commit and hold it as `pin_commit` does, from now until the pin is released.
 
-    Args:
-        log: The root's log.
-        store: The root.
-        choose: Picks the commit. It is called again if its pick was deleted before the pin was there.
-        holder: Whose pin it is, for people.
-        host: The holder's host, for people.
-        reason: Why it is pinned, for people.
-
-    Returns:
-        The pin, or None where nothing may be written to the root; and the commit.
-
-    Raises:
-        StorageError: No answer. Errors of `choose` are raised too.
-
+    Returns no pin where nothing may be written to the root.
     """
     read_s = time.monotonic()
     pin, record = pin_commit(log, store, choose, holder=holder, host=host, reason=reason)

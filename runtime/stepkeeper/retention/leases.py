@@ -41,17 +41,11 @@ IsOver = Callable[[int | None], bool]
 
 
 def lease_is_over(seen: int | None, tail: int, time_of: Callable[[int], float | None]) -> bool:
-    """Return whether a lease is over. Pure.
+    """Return whether a pin's lease is over. `seen` is the last slot that its holder had read; None: no lease.
 
-    The clocks of holders and collectors aren't used: the times are the store's, of entries that were put after the
-    holder had read the log up to `seen`. The first one's time doesn't count: in a folder, the entry's file may have
-    been written, and got its time, long before it became the entry.
-
-    Args:
-        seen: The last slot that the holder had read when it renewed; None if the pin has no lease.
-        tail: The last slot of the log.
-        time_of: Returns when the entry at a slot was put; None if the store doesn't report it.
-
+    The clocks of holders and collectors aren't used: the times are the store's, of entries that were put
+    after the holder had read the log. The first one's time doesn't count: in a folder, the entry's file may
+    have been written, and got its time, long before it became the entry. Pure.
     """
     if seen is None or tail < seen + LEASE_ENTRIES:
         return False
@@ -96,15 +90,8 @@ def drop_over(
 ) -> HeldSlots:
     """List the pins, and remove those whose lease is over.
 
-    A holder that returns and renews at the same time either finds its pin gone, or its renewal is found here: then
-    the commit's data stays.
-
-    Args:
-        store: The root.
-        is_over: Returns whether a lease is over.
-        dry_run: Remove nothing.
-        patience: How long to wait for answers.
-
+    A holder that returns and renews at the same time either finds its pin gone, or its renewal is found here:
+    then the commit's data stays.
     """
     names = list_pin_names(store, patience=patience)
     pins = newest_of(names)
@@ -130,14 +117,7 @@ def report_pins(
     *,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[PinReport, ...]:
-    """List all pins, by slot, also those that can't be read.
-
-    Args:
-        store: The root.
-        is_over: Returns whether a lease is over.
-        patience: How long to wait for answers.
-
-    """
+    """List all pins, by slot, also those that can't be read."""
     names = newest_of(list_pin_names(store, patience=patience))
     found = []
     for name in names:

@@ -168,10 +168,7 @@ def newest_of(names: Iterable[PinName]) -> tuple[PinName, ...]:
 
 
 def list_pins(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> list[Pin]:
-    """Read all pins, by slot, each as it was renewed last.
-
-    Raises PinFormatError for one that contradicts its name.
-    """
+    """Read all pins, by slot, each as it was renewed last. Raises PinFormatError."""
     names = newest_of(list_pin_names(store, patience=patience))
     pins = (read_pin(store, name, patience=patience) for name in names)
     return [pin for pin in pins if pin is not None]
@@ -206,8 +203,8 @@ def pin_commit(
 ) -> tuple[Pin | None, CommitRecord]:
     """Choose a commit and pin it; `renew_pin` keeps it, `remove_pin` releases it.
 
-    If the root can't be written to, the pin is None, and a warning is logged: a deletion can then remove the data
-    while it is read.
+    If the root can't be written to, the pin is None, and a warning is logged: a deletion can then remove the
+    data while it is read.
 
     Args:
         log: The root's log.
@@ -218,14 +215,10 @@ def pin_commit(
         reason: Why it is pinned, for people.
         patience: How long to wait for answers.
 
-    Returns:
-        The pin, and the commit.
-
     Raises:
         StorageError: No answer. Errors of `choose` are raised too.
-
     """
-    state = log.open() if log.state.tail < 0 else log.refresh()
+    state = log.refresh()
     mine = Pin(slot=0, nonce=new_nonce(), holder=holder, host=host, reason=reason)
     while True:
         pin = replace(mine, slot=choose(state).slot, seen=state.tail)
@@ -268,25 +261,13 @@ def _put_if_allowed(store: Store, pin: Pin, patience: Patience) -> bool:
 
 
 def renew_pin(log: Log, store: Store, pin: Pin, *, patience: Patience = DEFAULT_PATIENCE) -> Pin:
-    """Renew the pin under a new name, which shows that the commit is still being read.
+    """Renew the pin under a new name, which shows that the commit is still being read, and return it.
 
     The lease runs by the log's progress. If the log hasn't grown since the last renewal, nothing is put.
-
-    Args:
-        log: The root's log.
-        store: The root.
-        pin: The pin as it was renewed last.
-        patience: How long to wait for answers.
-
-    Returns:
-        The pin as it is now.
-
-    Raises:
-        PinLostError: A collection has found the lease to be over, or a user has removed the pin.
-        StorageError: No answer. The pin may have been renewed.
-
+    Raises PinLostError if a collection has found the lease to be over, or a user has removed the pin;
+    StorageError if there is no answer, and the pin may have been renewed.
     """
-    state = log.open() if log.state.tail < 0 else log.refresh()
+    state = log.refresh()
     renewed = replace(pin, seen=state.tail)
     if renewed == pin:
         return pin

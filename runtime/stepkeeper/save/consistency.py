@@ -7,8 +7,8 @@ from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import SaveError
 from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.copy_comparison import Answer, HeldDigests, compare_copies, group_ranks
-from stepkeeper_planners.saving.differing_copies import CopyVerdict
+from stepkeeper_planners.saving.copy_comparison import Answer, compare_copies, group_ranks
+from stepkeeper_planners.saving.differing_copies import CopyRules, CopyVerdict
 from stepkeeper_planners.saving.fingerprints import build_ranks_differ_error, fingerprint
 from stepkeeper_planners.saving.proposals import check_rules, describe_rules
 
@@ -21,9 +21,6 @@ It is also the most refusals, or ranks of a step, in an error.
 """
 
 
-_NO_COPIES: Final = HeldDigests(digests=CopyDigests({}, ()))
-
-
 def check_same_state(
     save: str,
     step: int,
@@ -31,15 +28,13 @@ def check_same_state(
     rank_group: RankGroup,
     *,
     refusal: str | None = None,
-    copies: HeldDigests | None = None,
+    copies: CopyDigests | None = None,
+    rules: CopyRules | None = None,
     transfer_bytes: int = 0,
 ) -> CopyVerdict | None:
-    """Check that all ranks save the same step and state, except for `PerRank` values, and divide it in the same way.
+    """Check that all ranks save the same step and state, except for `PerRank` values, and divide it alike.
 
-    Each rank sends one digest to rank 0, and one more for each set of ranks that it holds copies with; names are
-    compared only where these differ.
-
-    Ranks: all ranks call this.
+    All ranks call this. Each sends a digest to rank 0; names are compared only where these differ.
 
     Args:
         save: The ranks' name for this save.
@@ -47,18 +42,17 @@ def check_same_state(
         digest: Computes the digests of this rank's snapshot; None if it has no snapshot.
         rank_group: All ranks.
         refusal: The reason why this rank has no snapshot; None if it has one.
-        copies: The digests of the copies that this rank holds; None if it has no snapshot.
-        transfer_bytes: Number of bytes that this rank's devices had to transfer before. A rank whose devices have
-            more, or are slower, reports its progress, and the others wait as long as it makes some.
+        copies: The digests of the copies that this rank holds.
+        rules: The rules that judge copies that differ; None on all ranks if their elements may have changed.
+        transfer_bytes: Number of bytes that this rank's devices had to transfer before. A rank whose devices
+            have more, or are slower, reports its progress, and the others wait as long as it makes some.
 
     Returns:
         The verdict on copies that differ; None if none do.
 
     Raises:
         RanksDifferError: The states differ; the error names the difference. All ranks raise it.
-        SaveError: A rank has no snapshot, saves another step, or has a release with other rules. All ranks raise
-            it.
-
+        SaveError: A rank has no snapshot, saves another step, or has other rules. All ranks raise it.
     """
     if rank_group.world_size == 1:
         return None
@@ -68,7 +62,7 @@ def check_same_state(
         "refusal": refusal,
         "step": step,
         "fingerprint": fingerprint(digests).hex(),
-        "copies": {} if copies is None else copies.digests.combine(),
+        "copies": {} if copies is None else copies.combine(),
     }
     limits = rank_group.limits
     limit_s = limits.apart_s + (limits.transfer_s(transfer_bytes) if transfer_bytes else 0.0)
@@ -82,14 +76,14 @@ def check_same_state(
     groups: list[list[int]] = verdict["groups"]
     if groups:
         raise _build_difference(save, groups, digests, rank_group)
-    if not verdict["copies"]:
+    if copies is None or not verdict["copies"]:
         return None
 
     def exchange(name: str, value: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
         values = rank_group.gather(f"{save}/{name}", value, limit_s)
         return rank_group.broadcast(f"{save}/{name}-all", answer(values) if values else None, 2 * limit_s)
 
-    return compare_copies(verdict["copies"], copies or _NO_COPIES, rank_group.rank, exchange)
+    return compare_copies(verdict["copies"], copies, rules, rank_group.rank, exchange)
 
 
 def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -117,7 +111,7 @@ def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "error": None,
         "groups": largest_first if len(alike) > 1 else [],
-        "copies": group_ranks([proposal.get("copies", {}) for proposal in proposals]),
+        "copies": group_ranks([proposal["copies"] for proposal in proposals]),
     }
 
 

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Callable
 from typing import Final, Protocol
-from weakref import WeakMethod
 
+from stepkeeper.coordination.waits import call_weakly
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
@@ -30,8 +30,7 @@ class EndAsFencedIf(Protocol):
 class SaveFailures:
     """Remember failures of saves, and decide which of them a later save recovers from. Any thread may call it.
 
-    A later save recovers from the loss of one companion. It also recovers from full devices, because each save copies
-    less there.
+    A later save recovers from the loss of one companion, and from full devices, where each save copies less.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,7 @@ class SaveFailures:
 
         self._lost_in_a_row = 0
         self._fence: FencedError | None = None
-        self._on_fence: WeakMethod[Callable[[FencedError], None]] | None = None
+        self._on_fence: Callable[[FencedError], object] = lambda _fence: None
         self._is_pods = False
         self._had_root = False
         """True once this process has claimed the root."""
@@ -56,25 +55,18 @@ class SaveFailures:
     def on_fence(
         self, method: Callable[[FencedError], None], end_as_fenced_if: EndAsFencedIf, *, is_pods: bool
     ) -> None:
-        """Call a method when a fence becomes known, in the thread that found it.
+        """Call a method, held weakly, when a fence becomes known, in the thread that found it.
 
-        Args:
-            method: The method; its object is held weakly.
-            end_as_fenced_if: Called first; it makes the process exit as fenced if `is_lost` returns True at its end.
-            is_pods: True if the root is the one that the operator has given to this pod: a process that loses it, or
-                is refused, must not exit as if training were done.
-
+        `end_as_fenced_if`, called first, makes the process exit as fenced if `is_lost` returns True at its
+        end. `is_pods`: the operator has given this root to this pod.
         """
-        self._on_fence = WeakMethod(method)
+        self._on_fence = call_weakly(method)
         self._end_as_fenced_if = end_as_fenced_if
         self._is_pods = is_pods
 
     @property
     def fence(self) -> FencedError | None:
-        """The first error that showed that another claim owns the root.
-
-        No later save recovers from it, unless that claim was another job's and the root was freed since.
-        """
+        """The first error that showed that another claim owns the root; None if this one owns it again."""
         return self._fence
 
     def record_fence(self, fence: FencedError) -> None:
@@ -87,10 +79,8 @@ class SaveFailures:
             if self._end_as_fenced_if is not None and not self._has_hook:
                 self._has_hook = True
                 self._end_as_fenced_if(self.is_lost, is_pods=self._is_pods)
-            # Gone if the manager was dropped: the process may keep running until its last save has ended.
-            on_fence = None if self._on_fence is None else self._on_fence()
-            if on_fence is not None:
-                on_fence(fence)
+            # Not if the manager was dropped: the process may keep running until its last save has ended.
+            self._on_fence(fence)
 
     def is_lost(self) -> bool:
         """Return True if this process has lost its root, and must not exit as if training were done.
@@ -146,16 +136,9 @@ class SaveFailures:
     def raise_failure(self, *, newest: bool = False) -> None:
         """Raise the failure of a save in the background since the last call, if there was one.
 
-        Args:
-            newest: True if no later save comes that could recover from a failure.
-
-        Raises:
-            FencedError: A save failed because another claim owns the root.
-            PeerLostError: A save failed because another rank is lost.
-            NoticeDeadlineError: A save failed because a notice's deadline passed.
-            SaveError: A save failed for another reason. The loss of a companion counts only if it happened twice in
-                a row, or with `newest`; full devices count only with `newest`.
-
+        `newest`: no later save comes that could recover from a failure. Raises FencedError, PeerLostError or
+        NoticeDeadlineError if that was the failure, else SaveError. The loss of a companion counts only if it
+        happened twice in a row, or with `newest`; full devices count only with `newest`.
         """
         failure = self.pop_failure(newest=newest)
         if isinstance(failure, FencedError | PeerLostError | NoticeDeadlineError):
@@ -164,10 +147,7 @@ class SaveFailures:
             raise SaveError(f"a save in the background failed: {failure}") from failure
 
     def forget_failure(self, error: BaseException) -> None:
-        """Forget the failure: the caller of `result` has seen `error`. The loss of the root or of a rank stays.
-
-        Ranks: all ranks call this, or none.
-        """
+        """Forget `error`, which a caller has seen, on all ranks. The loss of the root or of a rank stays."""
         self.remember_fence(error)
         if isinstance(error, FencedError | PeerLostError):
             return

@@ -31,10 +31,7 @@ _EMPTY: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
-    """A finished step, and its state.
-
-    The request is dropped with the snapshot, because the state belongs to the training.
-    """
+    """A finished step, and its state. It is dropped with the snapshot: the state belongs to the training."""
 
     step: int
     state: GivenState
@@ -55,10 +52,7 @@ def build_request(
 ) -> SaveRequest:
     """Build the request for a save, from a step of any library's integer type. A function isn't called yet.
 
-    Raises:
-        TypeError: `step` is no whole number, `state` neither a state nor a function, or `metrics` no mapping.
-        ValueError: `step` is negative, or doesn't fit in 64 bits; or `state` is empty.
-
+    Raises TypeError for a wrong type of an argument, ValueError for a step out of bounds or an empty state.
     """
     number = check_whole("step", step)
     if not 0 <= number < _STEPS_END:
@@ -71,13 +65,7 @@ def build_request(
 
 
 def check_target(state: Mapping[str, object]) -> None:
-    """Check that a restore can fill `state`.
-
-    Raises:
-        TypeError: It is something else, or a function.
-        ValueError: It is empty.
-
-    """
+    """Check that a restore can fill `state`. Raises TypeError if it's no state, ValueError if it's empty."""
     if _is_function(state):
         raise TypeError(
             "restore needs a state dict, not a function: call it, restore into the result, then use the result"
@@ -91,21 +79,15 @@ def _is_function(state: object) -> bool:
 
 
 def name_entries(state: object) -> frozenset[str]:
-    """Return the names of a state's entries; none of an object that is a state itself.
-
-    Names below them aren't included, because they may change: a list grows.
-    """
+    """Return the names of a state's entries, but none below them, which may change: a list grows."""
     return frozenset(map(str, state)) if isinstance(state, Mapping) else frozenset()
 
 
 def build_state(given: GivenState, step: int) -> Mapping[str, object]:
     """Return the state of `step`: the given one, or the result of the given function.
 
-    Raises:
-        TypeError: The function returned no state.
-        ValueError: It returned an empty one.
-        Exception: The function raised it. A note names the function.
-
+    Raises the function's own error, with a note, TypeError if it returned no state, ValueError for an empty
+    one.
     """
     if not _is_function(given):
         return given  # type: ignore[return-value]  # _is_function has checked it

@@ -25,10 +25,9 @@ SaveHook = Callable[[SaveReport], object]
 class SaveHooks:
     """Log saves and restores, and call the hooks of saves.
 
-    Successes are logged at INFO, which is shown in an operator's pod, and elsewhere if the training turns it on.
-
-    A separate thread calls the hooks one after the other, in the order of the saves. A hook may take long, or
-    call the manager: no save waits for it. The thread ends when there are no more reports.
+    Successes are logged at INFO, which is shown in an operator's pod, and elsewhere if the training turns it
+    on. A thread calls the hooks in the order of the saves. One may take long, or call the manager: no save
+    waits for it.
     """
 
     def __init__(self) -> None:
@@ -38,12 +37,7 @@ class SaveHooks:
         self._thread: threading.Thread | None = None
 
     def on_save(self, hook: SaveHook) -> Callable[[], None]:
-        """Call `hook` with the report of each save that ends from now on.
-
-        Returns:
-            A function that removes the hook.
-
-        """
+        """Call `hook` with the report of each save that ends from now on. Return a function to remove it."""
         if not callable(hook):
             raise TypeError(f"a hook is a function of a SaveReport, not a {type(hook).__name__}")
         self._hooks.append(hook)
@@ -94,12 +88,7 @@ class SaveHooks:
             )
 
     def await_hooks(self, timeout_s: float) -> bool:
-        """Wait until all hooks have returned. A call from a hook itself doesn't wait.
-
-        Returns:
-            False, after logging it, if a hook was still running after `timeout_s` seconds; else True.
-
-        """
+        """Wait until all hooks have returned, unless a hook calls this. Return False if time is up."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True

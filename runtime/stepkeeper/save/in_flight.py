@@ -54,22 +54,11 @@ class InFlight:
         self.state = state
 
     def mark_share_durable(self, size_bytes: int) -> None:
-        """Note that this rank's share is durable, and count its bytes in the report.
-
-        Args:
-            size_bytes: Size of the share.
-
-        """
+        """Note that this rank's share, of `size_bytes`, is durable."""
         self._durable_bytes = size_bytes
 
     def end_save(self, committed: Committed | None, error: BaseException | None) -> None:
-        """End the save, and make its report.
-
-        Args:
-            committed: The commit; None if the save failed.
-            error: The reason why the save failed, if it did.
-
-        """
+        """End the save, with the commit or the error, and make its report."""
         record = None if committed is None else committed.record
         self.report = self.clock.build_report(
             self.step,
@@ -114,7 +103,6 @@ class InFlight:
             StepkeeperError: The save failed. In a job of one rank, later calls of the manager don't raise the
                 failure again, except for the loss of the root. In a job of several ranks, the manager's next call
                 raises it on all of them.
-
         """
         if not self._waits.await_all([self.future], timeout_s):
             raise TimeoutError(f"the save of step {self.step} was still in flight after {timeout_s:.1f} s")

@@ -16,12 +16,7 @@ class Lineage:
     """The restored commit, this process's newest one, and the base of the next claim."""
 
     def __init__(self, companion: Companion) -> None:
-        """Start with nothing restored or committed.
-
-        Args:
-            companion: Knows the root's claim, if this process has one.
-
-        """
+        """Start with nothing restored or committed. `companion` knows the root's claim."""
         self._companion = companion
         self._restored: Restorable | None = None
         self._restored_names: frozenset[str] | None = None

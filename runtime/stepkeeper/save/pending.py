@@ -13,17 +13,11 @@ __all__ = ["PendingSaves"]
 class PendingSaves:
     """Keep the saves that have not ended in the order of their start, and the regions that none of them uses.
 
-    Each save gets a region from one thread at a time. It gives the region back in the thread that runs it.
+    One thread at a time starts a save, which gets a region, and gives it back in the thread that runs it.
     """
 
     def __init__(self, n_regions: int, waits: Waits) -> None:
-        """Create `n_regions` empty regions: as many snapshots may be in host memory.
-
-        Args:
-            n_regions: The number of snapshots.
-            waits: Ends the waits for saves.
-
-        """
+        """Create `n_regions` empty regions: as many snapshots may be in host memory."""
         self._waits = waits
         self._saves: list[InFlight] = []
         self._free_regions: Final = [Region() for _ in range(n_regions)]
@@ -52,17 +46,7 @@ class PendingSaves:
         return not self._saves or save is self._saves[-1]
 
     def take_region(self, timeout_s: float | None) -> Region:
-        """Wait for a region that no save needs, and take it.
-
-        Args:
-            timeout_s: Seconds to wait for earlier saves; None waits until they end or all waits do.
-
-        Raises:
-            TimeoutError: All regions are still in use after `timeout_s`.
-            NoticeDeadlineError: A notice's deadline passed first.
-            PeerLostError: Another rank is lost.
-
-        """
+        """Wait for a region that no save needs, and take it; raises TimeoutError, or as `Waits.check`."""
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._free_regions:
             left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())

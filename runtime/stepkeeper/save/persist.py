@@ -44,18 +44,13 @@ _LATE_VOID_S: Final = 10.0
 
 
 def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:
-    """Turn the snapshot into a commit in the log.
+    """Turn the snapshot into a commit in the log. All ranks call this.
 
-    A rank that fails reports it in its vote, so that no other rank waits for it in vain. One failure voids the save. A
-    rank that is stopped can't vote: the others miss its heartbeats.
+    A rank that fails reports it in its vote, so that no other rank waits for it in vain. One failure voids
+    the save. A rank that is stopped can't vote: the others miss its heartbeats.
 
-    Ranks: all ranks call this.
-
-    Raises:
-        RanksDifferError: The ranks' states differ. Nothing was written.
-        CopiesDifferError: The ranks' copies of a tensor differ. Nothing was written.
-        StepkeeperError: The save is no commit and never will be.
-
+    Raises RanksDifferError if the ranks' states differ, CopiesDifferError if their copies of a tensor do, and
+    StepkeeperError: the save is no commit and never will be.
     """
     snapshot = job.snapshot
     with rank_group.heartbeat() as report_moved:
@@ -67,11 +62,10 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
             job.step,
             snapshot.digest,
             rank_group,
-            copies=snapshot.copies_held,
+            copies=snapshot.copy_digests,
             transfer_bytes=snapshot.transfer_bytes,
         )
         if differing is not None:
-            differing.raise_refusal()
             raise CopiesDifferError(
                 f"{differing}. Nothing was written; the next save compares them before it divides the state"
             )
@@ -125,9 +119,7 @@ def _write_and_commit(
 
 
 def _choose_error(own: Exception | None, shared: Exception) -> Exception:
-    """Choose the error that this rank raises.
-
-    Its own failure is the most specific one. It gives way to the shared error in two cases:
+    """Choose the error that this rank raises: its own, the most specific one, except in two cases.
 
     - The next save recovers from it: all ranks must forgive a failure, or none.
     - Another claim owns the root: its collection may have caused the failure, and all ranks exit as fenced.
@@ -170,12 +162,8 @@ def _commit_or_void(
 ) -> dict[str, Any]:
     """Commit the save on rank 0 if all ranks voted for it, else void it.
 
-    Only `process`, which has written rank 0's share, can commit it.
-
-    Raises:
-        FencedError: Another claim owns the root, whatever else has failed.
-        StepkeeperError: The save can't be committed, and is void.
-
+    Only `process`, which has written rank 0's share, can commit it. Raises FencedError if another claim owns
+    the root, whatever else has failed, or StepkeeperError once the save is void.
     """
     folder = None if place is None else place.folder(job.step)
     refusals = {rank: decode_error(vote["error"]) for rank, vote in enumerate(votes) if "error" in vote}
@@ -206,11 +194,7 @@ def _request_commit(
 
 
 def _join_refusals(step: int, refusals: Mapping[int, Exception]) -> StepkeeperError:
-    """Join the ranks' refusals into the one error that all ranks raise.
-
-    The error's class decides how the job continues: a lost claim has its own, and so have failures that the next
-    save recovers from.
-    """
+    """Join the ranks' refusals into one error, whose class decides on all ranks how the job continues."""
     reasons = "; ".join(f"rank {rank}: {error}" for rank, error in refusals.items())
     text = f"the save of step {step} was given up: {reasons}"
     if any(isinstance(error, FencedError) for error in refusals.values()):
@@ -236,11 +220,8 @@ def _void_folder(
 ) -> None:
     """Record in the log that the folder is void. If that fails, nothing in the log names the folder.
 
-    A lost companion process is replaced for that, unless the next save replaces it anyway.
-
-    Raises:
-        FencedError: Another claim owns the root, so `error` may only be what that claim has caused.
-
+    A lost companion process is replaced for that, unless the next save replaces it anyway. Raises FencedError
+    if another claim owns the root: `error` may only be what that claim has caused.
     """
     present = None if process is None or process.lost else process
     if present is None and _next_save_recovers(error):

@@ -5,18 +5,17 @@ store or for another rank. The other thread does everything else.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
-from weakref import WeakMethod
 
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.progress import select_stored_metrics
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.coordination.waits import Waits
+from stepkeeper.coordination.waits import Waits, call_weakly
 from stepkeeper.errors import CopiesDifferError, PeerLostError, SaveError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
@@ -31,9 +30,10 @@ from stepkeeper.save.pending import PendingSaves
 from stepkeeper.save.persist import persist_save
 from stepkeeper.save.report import SaveClock, SaveState
 from stepkeeper.save.snapshot.region import Region
-from stepkeeper.save.snapshot.take import Compare, Snapshot, SnapshotTaker
+from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
 from stepkeeper.save.snapshot.transfer import transfer_snapshot
 from stepkeeper.save.worker import Worker
+from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.loading.differences import list_with_state
 from stepkeeper_planners.state.parameter_names import find_optimizers
 from stepkeeper_planners.state.tree import FlatState
@@ -90,6 +90,10 @@ class SavePipeline:
         self._primed: set[tuple[str, str]] | None = None
         """The parameters that optimizers had state for at the start; None if that is unknown, or was compared."""
 
+        self._planning: Future[None] | None = None
+        """Resolved once the first save is planned, if another thread plans it. None from the first save on."""
+
+        self._is_closed = False
         self._number = 0
         self._max_pending: Final = max_pending
         self._after: set[int] = set()
@@ -99,65 +103,67 @@ class SavePipeline:
         self._transfers = Worker("save-transfer", self._waits)
         self._persisting = Worker("save", self._waits)
 
-    def prepare(self, flat: FlatState) -> None:
-        """Compile the programs for saves of states with this structure, and populate their memory, in the first call.
+    def prepare(self, flat: FlatState, *, in_background: bool = False) -> None:
+        """Plan saves of such states, compile their programs and populate their memory, at the first call.
 
-        Ranks: all ranks call this.
+        `in_background`: another thread does it. Then nothing is raised: a save that can't be planned raises why.
         """
         if self.prepared:
             return
         self.prepared = True
+        # Only the train thread runs programs on devices: their order must be the same on all ranks.
+        if in_background and all(tensor.is_cpu for tensor in flat.tensors.values()):
+            self._planning = self._transfers.submit(self._plan_in_background, flat)
+        else:
+            with without_collections():
+                self._plan(flat)
+
+    def _plan_in_background(self, flat: FlatState) -> None:
+        try:
+            self._plan(flat)
+        except Exception as error:  # the first save plans again, and raises it in the train thread
+            _log.info("preparing saves failed, the first save retries: %s", error)
+
+    def _plan(self, flat: FlatState) -> None:
         self._primed = list_with_state(flat.tensors, find_optimizers(flat.paths))
-        size_bytes = self._snapshots.prepare(flat)
         region = self.pending.next_region
-        region.reserve(size_bytes)
-        self._transfers.submit(region.populate, size_bytes)
+        size_bytes = self._snapshots.prepare(flat.tree, region, flat.modules)
+        if self._is_closed:
+            region.close()
+        else:
+            self._transfers.submit(region.populate, size_bytes)
 
     def start_save(
         self, request: SaveRequest, timeout_s: float | None = None, *, clock: SaveClock | None = None
     ) -> InFlight:
-        """Take a snapshot of the state and start its save. Wait first while too many saves are pending.
+        """Take a snapshot of the state and start its save. All ranks call this, in the same order.
 
-        Ranks: all ranks call this, in the same order.
-
-        Args:
-            request: The step and its state.
-            timeout_s: Seconds to wait for earlier saves; None waits until they end or all waits do.
-            clock: The save's clock, if it runs already.
-
-        Raises:
-            TimeoutError: Too many saves are still pending after `timeout_s`, or their copies still fill the
-                devices. Nothing was started.
-            NoticeDeadlineError: A notice's deadline passed first. Nothing was started.
-            PeerLostError: Another rank is lost. Nothing was started.
-
+        It first waits while too many saves are pending. Nothing is started after a TimeoutError (earlier
+        saves are still pending, or their copies still fill the devices, after `timeout_s`), a
+        NoticeDeadlineError or a PeerLostError.
         """
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         clock = clock or SaveClock()
         # In the train thread, before this call holds anything that it would have to release.
         metrics = select_stored_metrics(request.metrics)
+        if self._planning is not None and not self._waits.await_all([self._planning], timeout_s):
+            raise TimeoutError(f"the first save was still being planned after {timeout_s:.1f} s")
+        self._planning = None
         number, waits = self._number, self._waits
-        name = f"save/{number}"
-        region = self.pending.take_region(timeout_s)
-        in_flight, transfer = None, None
-        comparison = None
+        name, compare = f"save/{number}", None
         if self._rank_group.world_size > 1 and (number in {0, *self._after} or request.is_last):
-            comparison = FirstComparison(
-                f"{name}/first",
-                request.step,
-                self._rank_group,
-                self._waits,
-                reads_devices=number in self._after,
+            compare = FirstComparison(
+                name, request.step, self._rank_group, waits, reads_devices=number in self._after
             )
+        region = self.pending.take_region(_until(ends_s))
+        in_flight, transfer = None, None
         try:
             self._number += 1
             in_flight = self._follow_save(request.step, clock)
             state = build_state(request.state, request.step)
-            snapshot, transfer = self._take_snapshot(
-                request, state, region, clock, ends_s, compare=comparison
-            )
+            snapshot, transfer = self._take_snapshot(request, state, region, clock, ends_s, compare=compare)
             job = SaveJob(
-                name=name,
+                name=compare.name if compare else name,
                 in_flight=in_flight,
                 origin=self._lineage.origin,
                 is_continued=self._lineage.is_continued(state),
@@ -174,7 +180,7 @@ class SavePipeline:
             self.pending.add(in_flight)
             self._persisting.submit(self._run_save, job, number)
         except BaseException as error:
-            if comparison is not None and comparison.failure is error and in_flight is not None:
+            if compare and error is compare.failure and in_flight is not None:
                 # All ranks have it, and none has a snapshot.
                 self.pending.add(in_flight)
                 self._persisting.submit(self._end_save, in_flight, region, None, error)
@@ -183,9 +189,7 @@ class SavePipeline:
                 self.pending.drop(in_flight)
             # A transfer that has begun may still write into its own.
             self.pending.give_back(region if transfer is None else Region())
-            # The others may wait for this rank to compare.
-            awaited = comparison is not None and not comparison.is_over
-            self._refuse(f"{name}/first" if awaited else name, request.step, error)
+            self._refuse(compare.name if compare else name, request.step, error)
             raise
         return in_flight
 
@@ -201,7 +205,8 @@ class SavePipeline:
         in_flight = InFlight(step, clock, self._waits)
         # With several ranks, one alone may ask for the result, and still all must continue in the same way.
         alone = self._rank_group.world_size == 1
-        in_flight.on_raised = _hold_weakly(
+        # Weakly: a save that the training keeps, for its report, must not keep the manager alive.
+        in_flight.on_raised = call_weakly(
             self.failures.forget_failure if alone else self.failures.remember_fence
         )
         return in_flight
@@ -214,12 +219,11 @@ class SavePipeline:
         clock: SaveClock,
         ends_s: float | None,
         *,
-        compare: Compare | None,
+        compare: FirstComparison | None,
     ) -> tuple[Snapshot, Future[None]]:
         """Take the snapshot by `ends_s`, and have its copies moved into the region. Raises as `start_save` does."""
-        left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
         snapshot = self._snapshots.take_snapshot(
-            state, region, timeout_s=left_s, on_tensors=request.on_tensors, compare=compare
+            state, region, timeout_s=_until(ends_s), on_tensors=request.on_tensors, compare=compare
         )
         try:
             self.prepared = True
@@ -246,13 +250,11 @@ class SavePipeline:
             )
 
     def close(self, timeout_s: float) -> None:
-        """Wait until the saves in flight have ended, and give back the memory.
-
-        Saves that are stuck in a device or a store's client are given up after `timeout_s` seconds.
-        """
+        """Wait until the saves in flight have ended, or are given up as stuck, and give back the memory."""
+        self._is_closed = True
         ends_s = time.monotonic() + timeout_s
         ended = [each.close(ends_s - time.monotonic()) for each in (self._persisting, self._transfers)]
-        if not all(ended):
+        if not all(ended) and self._planning is None:
             _log.error("a save was stuck for %.1f s and is given up: it won't be committed", timeout_s)
         self.pending.close()
         self.failures.close()
@@ -271,11 +273,7 @@ class SavePipeline:
         self._end_save(job.in_flight, job.region if job.transfer.done() else Region(), committed, failure)
 
     def _end_save(
-        self,
-        in_flight: InFlight,
-        region: Region,
-        committed: Committed | None,
-        failure: BaseException | None,
+        self, in_flight: InFlight, region: Region, committed: Committed | None, failure: BaseException | None
     ) -> None:
         """Report how a save has ended, and give back its region unless that was done."""
         self.failures.record_outcome(failure)
@@ -307,12 +305,5 @@ class SavePipeline:
             check_same_state(name, step, None, self._rank_group, refusal=refusal)
 
 
-def _hold_weakly(call: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
-    """Hold the method weakly: a save that the training keeps, for its report, must not keep the manager alive."""
-    held = WeakMethod(call)
-
-    def ask(error: BaseException) -> None:
-        if (found := held()) is not None:
-            found(error)
-
-    return ask
+def _until(ends_s: float | None) -> float | None:
+    return None if ends_s is None else max(0.0, ends_s - time.monotonic())

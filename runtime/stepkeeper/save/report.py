@@ -76,17 +76,17 @@ class SaveReport:
 
 
 class SaveClock:
-    """Note when a save reaches each state, by this process's monotonic clock."""
+    """Note the times at which a save reaches each state, by this process's monotonic clock."""
 
     def __init__(self) -> None:
         self.began_s: Final = time.monotonic()
-        self._stalled_s: float | None = None
+        self._released_s: float | None = None
         self._transferred_s: float | None = None
         self._reached_s: dict[SaveState, float] = {}
 
     def mark_released(self) -> None:
         """Note that the train thread continues."""
-        self._stalled_s = time.monotonic()
+        self._released_s = time.monotonic()
 
     def mark_transferred(self) -> None:
         """Note that all of the snapshot is in host memory."""
@@ -108,11 +108,13 @@ class SaveClock:
     ) -> SaveReport:
         """Build the report of the save, which has ended just now. A part that it didn't reach took no time."""
         now_s = time.monotonic()
-        released_s = self._stalled_s or now_s
+        released_s = self._released_s or now_s
         written_s = self._reached_s.get(SaveState.COMMITTING, now_s)
         writing_s = self._reached_s.get(SaveState.WRITING, written_s)
         # Copies may have reached the host before the train thread continued.
         transferred_s = max(released_s, self._transferred_s or writing_s)
+        # After a failure, copies may still reach the host: then no time was spent in the queue.
+        queue_s = max(0.0, writing_s - transferred_s)
         return SaveReport(
             step=step,
             sequence=sequence,
@@ -121,7 +123,7 @@ class SaveClock:
             total_bytes=total_bytes,
             stall_s=released_s - self.began_s,
             transfer_s=transferred_s - released_s,
-            queue_s=max(0.0, writing_s - transferred_s),
+            queue_s=queue_s,
             persist_s=written_s - writing_s,
             commit_s=now_s - written_s,
             duration_s=now_s - self.began_s,
@@ -130,7 +132,7 @@ class SaveClock:
 
 
 class RecentCosts:
-    """The cost of a save, by the newest ones that were committed."""
+    """The cost of a save, as the newest committed saves show it."""
 
     def __init__(self) -> None:
         self._reports: deque[SaveReport] = deque(maxlen=_MAX_REPORTS)

@@ -96,14 +96,7 @@ class Saver:
     def mark_latest_restored(
         self, record: Restorable | None, state: Mapping[str, object], rules: LoadRules
     ) -> None:
-        """Note that the root is claimed, and that `state` was restored from HEAD, which is `record`.
-
-        Args:
-            record: The commit, or another writer's step; None if there was nothing to restore.
-            state: The state that was filled.
-            rules: The parts of it that were.
-
-        """
+        """Note that the root is claimed, and that `state`, by `rules`, was restored from HEAD, `record`."""
         self.failures.forget_fence()
         self.lineage.mark_latest_restored(record, state, rules)
         self._forget_ended_save()
@@ -111,14 +104,8 @@ class Saver:
     def mark_restored(self, record: Restorable, state: Mapping[str, object], rules: LoadRules) -> None:
         """Note that `record` was restored into `state`: the next save continues from there, wherever HEAD is.
 
-        No save may be in flight. If only a part was restored and the rest comes from another commit, the part doesn't
-        change what the next save continues from.
-
-        Args:
-            record: The commit, or another writer's step.
-            state: The state that was filled.
-            rules: The parts of it that were.
-
+        No save may be in flight. If only a part was restored and the rest comes from another commit, the part
+        doesn't change what the next save continues from.
         """
         self.lineage.mark_restored(record, state, rules)
         self._forget_ended_save()
@@ -128,38 +115,20 @@ class Saver:
         if self._newest_save is not None and self._newest_save.done:
             self._newest_save = None
 
-    def prepare(self, flat: FlatState) -> None:
-        """Compile the programs for saves of states with this structure, and populate their memory, in the first call.
-
-        Raises:
-            NoticeDeadlineError: A notice's deadline passed while another thread started a save.
-            PeerLostError: Another rank is lost.
-
-        Ranks: all ranks call this.
-        """
+    def prepare(self, flat: FlatState, *, in_background: bool = False) -> None:
+        """Prepare for saves of such states at the first call, as `SavePipeline.prepare` does."""
         # Another thread may be starting a save, and waiting for one that a slow store delays.
         if self._pipeline.prepared:
             return
         with self._waits.in_turn(self._turn, _STARTING):
-            self._pipeline.prepare(flat)
+            self._pipeline.prepare(flat, in_background=in_background)
 
     def start_save(self, request: SaveRequest, timeout_s: float | None = None) -> InFlight:
-        """Take the snapshot of the state. Wait first while too many saves are in flight.
+        """Take the snapshot of the state, once no other thread starts a save, and few enough are in flight.
 
-        Saves are started one after the other, whichever threads they come from.
-
-        Args:
-            request: The step and its state.
-            timeout_s: Seconds to wait for other threads, earlier saves and the root; None waits until all waits end.
-
-        Raises:
-            TimeoutError: Too many saves are still in flight after `timeout_s`, the root gave no answer by then, or
-                another thread is still starting a save.
-            StorageError: The root isn't the same for all ranks, can't hold a log, or gave no answer.
-            NoticeDeadlineError: A notice's deadline passed first.
-            PeerLostError: Another rank is lost.
-            PartlyRestoredError: The state is mixed.
-
+        Raises TimeoutError if that, or the root's answer, takes longer than `timeout_s`; StorageError if the
+        root isn't the same for all ranks, or can't hold a log; PartlyRestoredError, NoticeDeadlineError and
+        PeerLostError.
         """
         self.mixed_state.check()
         clock = SaveClock()
@@ -173,14 +142,9 @@ class Saver:
         return save
 
     def await_commit(self, save: InFlight) -> None:
-        """Wait until `save` is committed.
+        """Wait, on all ranks, until `save` is committed.
 
-        Ranks: all ranks call this.
-
-        Raises:
-            StepkeeperError: The save failed. Later calls don't raise the failure again, except for the loss of the
-                root or of another rank.
-
+        Raises its failure, which later calls don't raise again, except for the loss of the root or of a rank.
         """
         try:
             save.result()
@@ -189,12 +153,7 @@ class Saver:
             raise
 
     def forgive_failure(self, why: str | None) -> None:
-        """Forget the failures of saves, since the process stops and the next one resumes the newest commit.
-
-        Args:
-            why: The failure, for people; None if there was none.
-
-        """
+        """Forget the failures of saves: the process stops, and the next one resumes. `why` is for people."""
         if why is not None:
             self._error = why
             self._progress.set_error(why)
@@ -213,8 +172,9 @@ class Saver:
     def _prove_root(self, timeout_s: float | None = None) -> None:
         """Prove the root, unless that was done before. Raises as `start_save` does.
 
-        Another thread makes the requests, because they may take longer than a notice allows. This one waits meanwhile:
-        the clients of stores draw from Python's random numbers, which must stay reproducible for the training.
+        Another thread makes the requests, because they may take longer than a notice allows. This one waits
+        meanwhile: the clients of stores draw from Python's random numbers, which must stay reproducible for
+        the training.
         """
         if self._proof.made:
             return
@@ -228,16 +188,11 @@ class Saver:
             ) from error
 
     def wait_until_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until no save is in flight.
-
-        Returns:
-            False if one still is after `timeout_s` seconds.
-
-        """
+        """Wait until no save is in flight. Return False if one still is after `timeout_s` seconds."""
         return self._pipeline.pending.wait_until_idle(timeout_s)
 
     def await_upkeep(self) -> None:
-        """Wait until the newest commit is verified, and the commits that it makes superfluous are deleted.
+        """Wait until the newest commit is verified, and those that it makes superfluous are deleted.
 
         This ends early, without an error, if the process has to stop, a rank is lost, or a store is stuck.
         """

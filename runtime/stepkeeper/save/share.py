@@ -39,10 +39,7 @@ def write_share(
 ) -> Written:
     """Let the companion write this rank's share durably, however long that takes while it makes progress.
 
-    Raises:
-        CompanionLostError: The companion is gone, or made no progress for too long and was ended.
-        StepkeeperError: The share can't be written.
-
+    Raises CompanionLostError if it makes none, or is gone, StepkeeperError if the share can't be written.
     """
     job.in_flight.set_state(SaveState.WRITING)
     progress = _ShareProgress(job, limits)
@@ -91,12 +88,7 @@ def _request_write(
 
 
 def _stage_share(job: SaveJob, process: CompanionProcess, place: Place, progress: _ShareProgress) -> bool:
-    """Write this rank's share to the local disk, which frees the region but makes nothing durable.
-
-    Returns:
-        True if the region is no longer needed.
-
-    """
+    """Write this rank's share to the local disk, not durably. Return whether the region is free now."""
     staged = decode(Staged, _request_write(Kind.STAGE, job, process, place, progress))
     if staged.why_not is not None:
         _log.warning(

@@ -22,19 +22,13 @@ _log: Final = logger(__name__)
 class Worker:
     """Run calls in the order in which they were submitted. Any thread may submit them.
 
-    The interpreter waits for their end at exit, so that a started save is finished. It doesn't wait for a thread that
-    is stuck after a notice's deadline, after the loss of a rank, or after `close` has given it up. So a daemon thread
-    runs them, and another thread, which isn't a daemon, waits for that one. Both end when there are no more calls.
+    The interpreter waits for their end at exit, so that a started save is finished. It doesn't wait for a
+    thread that is stuck after a notice's deadline, after the loss of a rank, or after `close` has given it
+    up. So a daemon thread runs them, and another thread, which isn't a daemon, waits for that one. Both end
+    when there are no more calls.
     """
 
     def __init__(self, name: str, waits: Waits) -> None:
-        """Start no thread yet.
-
-        Args:
-            name: The name of the thread.
-            waits: Reports when the calls need no longer be waited for.
-
-        """
         self._name = name
         self._waits = waits
         self._lock = threading.Lock()
@@ -44,15 +38,7 @@ class Worker:
         self._given_up = threading.Event()
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Run `call` after those that were submitted before.
-
-        Returns:
-            The future of its result or error.
-
-        Raises:
-            SaveError: No thread can be started now. The call won't be run.
-
-        """
+        """Run `call` after those submitted before. Raises SaveError if no thread can be started now."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -95,12 +81,7 @@ class Worker:
             self._is_guarded = True
 
     def close(self, timeout_s: float) -> bool:
-        """Wait until the calls have ended, and give them up after `timeout_s` seconds.
-
-        Returns:
-            False if they were given up.
-
-        """
+        """Wait until the calls have ended. Return False if they are given up, after `timeout_s` seconds."""
         thread = self._thread
         if thread is not None:
             thread.join(max(0.0, timeout_s))

@@ -41,12 +41,7 @@ class Pace:
         return replace(self, step=step, since_s=now_s, n_gaps=self.n_gaps + 1, longest_s=longest_s, n_noted=0)
 
     def slow_from_s(self, least_s: float) -> float | None:
-        """Return the time from which the present step is slow; None while no step durations are known.
-
-        Args:
-            least_s: Seconds that any step may take.
-
-        """
+        """Return the time from which the present step is slow, if it takes `least_s`; None if unknown."""
         if self.step is None or self.n_gaps < _LEAST_GAPS:
             return None
         return self.since_s + max(least_s, _FACTOR * self.longest_s) * 2.0**self.n_noted
@@ -78,14 +73,9 @@ class StackDumper:
         least_s: float | None,
         on_dumped: Callable[[str], None],
     ) -> None:
-        """Start the thread.
+        """Start the thread. Steps below `least_s` are never slow; None: they aren't watched.
 
-        Args:
-            rank: This rank.
-            read: Returns the stacks of the trainer's threads.
-            least_s: Seconds that any step may take; None: steps aren't watched.
-            on_dumped: Called, in rank 0, with the shortened stacks of the ranks that answered.
-
+        Rank 0 calls `on_dumped` with the shortened stacks of the ranks that answered.
         """
         self._rank = rank
         self._read = read
@@ -192,7 +182,8 @@ def _describe(pace: Pace, now_s: float) -> str:
 def shorten_stacks(reason: str, stacks: Mapping[int, str], limit: int = REPORT_LIMIT) -> str:
     """Join the stacks of several ranks into one text of `limit` characters at most. Pure.
 
-    Of each rank the end is kept, where the main thread is. If there are very many ranks, only the first are included.
+    Of each rank the end is kept, where the main thread is. If there are very many ranks, only the first are
+    included.
     """
     parts = [f"because {reason}\n"]
     each = max(_LEAST_EACH, (limit - len(parts[0])) // max(1, len(stacks)))

@@ -16,9 +16,7 @@ _log: Final = logger(__name__)
 
 
 class StackMeeting:
-    """The port at which rank 0's companion accepts connections. The trainer holds it, so that a later companion has the
-    same.
-    """
+    """The port of rank 0's companion. The trainer holds it, so that a later companion has the same."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         """Store the arguments; no port is opened yet."""
@@ -36,12 +34,7 @@ class StackMeeting:
         return () if listener is None else (listener.fileno(),)
 
     def describe(self, towards: str | None) -> dict[str, Any] | None:
-        """Describe this rank's address for other ranks' companions; None if it doesn't listen.
-
-        Args:
-            towards: A host that all ranks reach.
-
-        """
+        """Describe this rank's address for other ranks' companions; None if it doesn't listen."""
         listener = self._listening()
         if listener is None:
             return None

@@ -25,13 +25,10 @@ class StackReader:
     """Read the memory into which the trainer writes its stacks. One thread uses this object."""
 
     def __init__(self, fd: int, ask: Callable[[int], object], send_signal: Callable[[], None]) -> None:
-        """Store the arguments; nothing is read yet.
+        """Store the arguments; nothing is read yet. The memory's descriptor `fd` stays open.
 
-        Args:
-            fd: The memory's file descriptor, which stays open.
-            ask: Asks the trainer to write its stacks, followed by the given number.
-            send_signal: Makes the trainer write its stacks in C code, without a number.
-
+        `ask` asks the trainer to write its stacks, followed by a number; `send_signal` makes C code in it do
+        so without one.
         """
         self._fd = fd
         self._ask = ask
@@ -78,7 +75,7 @@ def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
 class StackRequest:
     """The way in which a companion reads its trainer's stacks.
 
-    The descriptor of their memory is sent along, and in rank 0 that of a listening socket if other ranks connect.
+    The descriptor of their memory is sent along, and in rank 0 that of a listening socket if others connect.
     """
 
     signal: int | None
@@ -102,14 +99,8 @@ def open_stacks(
 ) -> StackDumper:
     """Start to watch the steps of one trainer, whose stacks are dumped with those of other ranks.
 
-    Args:
-        request: The trainer's request.
-        rank: Its rank.
-        fds: The descriptors that were sent along. This copies them.
-        ask: Asks the trainer for its stacks, with a number.
-        signal_trainer: Sends the trainer a signal.
-        on_dumped: Called in rank 0 with the shortened stacks of all ranks.
-
+    This copies the descriptors that were sent along. `ask` asks the trainer for its stacks, with a number.
+    Rank 0 calls `on_dumped` with those of all ranks, shortened.
     """
 
     def send_signal() -> None:

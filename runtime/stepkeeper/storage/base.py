@@ -64,11 +64,9 @@ class Store(Protocol):
         ...
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Put an object durably, if there is none.
+        """Put an object durably, if there is none. Return False if an object was there already.
 
-        Returns True if this call has put it, False if an object was there already.
-
-        False may mean our own bytes, put by an earlier try that got no answer: read them to know. Raises
+        That may be our own bytes, put by an earlier try that got no answer: read them to know. Raises
         TransientStorageError if it is unknown whether `data` is, or will still become, the object.
         """
         ...
@@ -78,10 +76,7 @@ class Store(Protocol):
         ...
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Read the bytes of that range as the store holds them now; fewer, or none, if the object ends before.
-
-        Raises MissingObjectError.
-        """
+        """Read the bytes of that range, fewer if the object ends before. Raises MissingObjectError."""
         ...
 
     def list(self, prefix: str) -> list[ObjectStat]:
@@ -102,10 +97,7 @@ class PagedStore(Store, Protocol):
     """A store that can list what sorts after a name without listing what sorts before it."""
 
     def list_page(self, prefix: str, start: str, limit: int) -> Sequence[ObjectStat]:
-        """List the first `limit` objects whose path starts with `prefix` and is `start` or sorts after it.
-
-        If the answer has fewer, there are no more.
-        """
+        """List the first `limit` objects with this prefix from `start` on. Fewer: there are no more."""
         ...
 
 

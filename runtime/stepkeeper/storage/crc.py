@@ -33,10 +33,7 @@ def crc32c_of_parts(parts: Sequence[Buffer]) -> int:
 
 
 def block_crcs(parts: Sequence[Buffer], block_bytes: int) -> tuple[int, ...]:
-    """Compute the crc32c of each `block_bytes` of `parts` joined.
-
-    The last block may be shorter. Empty parts have no blocks.
-    """
+    """Compute the crc32c of each `block_bytes` of `parts` joined; the last block may be shorter."""
     crcs: list[int] = []
     crc, room = 0, block_bytes
     for piece in _pieces(parts, block_bytes):
@@ -97,7 +94,7 @@ def _product(left: Matrix, right: Matrix) -> Matrix:
 
 @lru_cache(maxsize=256)
 def _zeros(length: int) -> Matrix:
-    """Compute the map from the crc of some bytes to the crc of these bytes followed by `length` zero bytes.
+    """Compute the map from the crc of some bytes to that of these bytes followed by `length` zero bytes.
 
     The crc of the zeros themselves isn't in it.
     """

@@ -1,7 +1,7 @@
 """Bypass the page cache in large writes, if the file system supports that.
 
 A large object written through the cache takes memory that counts as the pod's, and displaces data that training
-reads. The kernel's work for that takes more CPU time than all of stepkeeper's.
+reads. The kernel spends more CPU time on that than all of stepkeeper uses.
 """
 
 import errno
@@ -28,9 +28,7 @@ No disk has blocks larger than a page.
 
 
 def write_past_cache(descriptor: int, parts: Sequence[Buffer]) -> bool:
-    """Write `parts`, joined, into a new file, not yet durably.
-
-    Returns False, and writes nothing, if they are small or direct writes aren't possible.
+    """Write `parts`, joined, into a new file, not yet durably. Return False if that isn't possible or useful.
 
     Direct writes need aligned memory, so the parts are collected in an aligned buffer.
     """
@@ -68,13 +66,14 @@ def _write(descriptor: int, data: memoryview) -> None:
         try:
             written = os.writev(descriptor, [data])
         except OSError as error:
-            # A file system may refuse direct writes only now, or require larger ones.
+            # Some file systems refuse direct writes only here, or need a larger alignment.
             if error.errno != errno.EINVAL or not _is_on(descriptor):
                 raise
             _switch(descriptor, on=False)
             continue
         moved.note(written)
         if written % _BLOCK_BYTES:
+            # The rest of the file isn't aligned.
             _switch(descriptor, on=False)
         data = data[written:]
 

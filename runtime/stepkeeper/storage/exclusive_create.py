@@ -22,17 +22,9 @@ Create = Callable[[str, bytes], bool]
 
 
 def prove_exclusive_create(store: Store, create: Create, patience: Patience) -> None:
-    """Race creates of unused names, in several rounds.
+    """Race creates of unused names, in several rounds, by the store's own `create` without retries.
 
-    Args:
-        store: The store. The objects of the proof are deleted again.
-        create: The store's own create, without retries.
-        patience: How long to retry requests to the store.
-
-    Raises:
-        NotExclusiveError: More than one create of a name has won, or none.
-        StorageError: The store gave no answer, or refused.
-
+    Raises NotExclusiveError if more than one create of a name has won, or none; StorageError.
     """
     next_slot = _find_next_slot(store, patience)
     while True:
@@ -66,10 +58,7 @@ def _find_next_slot(store: Store, patience: Patience) -> int:
 
 
 def _race_creates(store: Store, create: Create, path: str, patience: Patience) -> None:
-    """Check that one of many creates of `path` at once has won, and that a later one has lost.
-
-    Raises NotExclusiveError.
-    """
+    """Check that one of many creates of `path` at once has won, and that a later one has lost."""
     start = threading.Barrier(RACERS)
 
     def race(number: int) -> bool:
@@ -91,10 +80,7 @@ def _race_creates(store: Store, create: Create, path: str, patience: Patience) -
 
 
 def _put_once(store: Store, create: Create, path: str, data: bytes, patience: Patience) -> bool:
-    """Put once, and return True if this put won.
-
-    If the first try got no answer, the stored bytes show which put won.
-    """
+    """Put once, and return True if this put won, by the stored bytes if a try got no answer."""
     asked_again = False
 
     def put() -> bool:

@@ -50,12 +50,10 @@ _MISSING: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 def open_fsspec(uri: str, *, unsafe_single_writer: bool) -> "FsspecStore":
-    """Open the store at `uri`, with listing caches off.
+    """Open the store at `uri`, without caches of listings. Files and variables of fsspec set its options.
 
-    Its options are fsspec's own: configuration files, environment.
-
-    Raises BadUriError if there is no such file system, its package isn't installed, or it takes more than a URI; and
-    StorageError if it contacts a host when opened, and gets no answer.
+    Raises BadUriError if there is no such file system, its package isn't installed, or it takes more than a
+    URI; and StorageError if it contacts a host when opened, and gets no answer.
     """
     try:
         filesystem, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True)
@@ -201,10 +199,7 @@ class FsspecStore:
             raise MissingObjectError(f"{self._uri}/{path} does not exist") from error
 
     def _check_same(self, path: str, parts: Sequence[Buffer]) -> None:
-        """Check that an earlier try of the same write succeeded.
-
-        Raises ObjectExistsError if other bytes are there.
-        """
+        """Check that an earlier try of the same write succeeded. Raises ObjectExistsError."""
         if not holds(partial(self.read, path), parts, self._size_bytes(path)):
             raise ObjectExistsError(f"{self._uri}/{path} exists with other bytes; it was not overwritten")
 

@@ -158,10 +158,7 @@ class GcsStore:
             self._blob(path).delete(retry=self._retry, timeout=CALL_TIMEOUT_S)
 
     def bucket_settings(self) -> dict[str, Any]:
-        """Read the bucket's resource, as in the JSON API.
-
-        It needs storage.buckets.get; raises StorageError without it.
-        """
+        """Read the bucket as in the JSON API. Raises StorageError without storage.buckets.get."""
         with self._converted_errors(""):
             self._bucket.reload(retry=self._retry, timeout=CALL_TIMEOUT_S)
             return dict(self._bucket._properties)  # noqa: SLF001  # the only access that has every field
@@ -187,10 +184,7 @@ class GcsStore:
         return self._bucket.blob(self._prefix + check_path(path))
 
     def _create(self, path: str, data: bytes) -> None:
-        """Create the object.
-
-        Raises PreconditionFailed if there is one, perhaps our own from a try without an answer.
-        """
+        """Create the object. Raises PreconditionFailed if there is one, perhaps by an earlier try."""
         blob = self._blob(path)
         # The checksum is sent with the request: the server refuses bytes that don't match it.
         blob.crc32c = _encoded_crc32c(crc32c(data))
@@ -269,19 +263,7 @@ def _decoded_crc32c(text: str | None) -> int | None:
 
 @contextlib.contextmanager
 def _converting_errors(where: str, bucket: str, account: str | None = None) -> Iterator[None]:
-    """Convert the client's errors into StorageErrors.
-
-    Args:
-        where: URI of the object.
-        bucket: The bucket's name.
-        account: The service account in use, if it is known.
-
-    Raises:
-        NoAccessError: No credentials, no permission, or no such bucket. The message contains the fix.
-        TransientStorageError: The service gave no answer, or asked to try later.
-        StorageError: The service refuses for another reason.
-
-    """
+    """Convert the client's errors into StorageErrors that name the object `where`, and how to get access."""
     try:
         yield
     except StorageError:

@@ -52,19 +52,11 @@ class Place:
 
 
 def upload(place: Place, parts: Sequence[Buffer], crc32c: str, *, retry: Retry, patience: Patience) -> None:
-    """Upload `parts`, joined, as the object. The server compares them with `crc32c`.
+    """Upload `parts`, joined, as the object. The server compares them with `crc32c`, in base64.
 
-    Args:
-        place: Where the object is put.
-        parts: The object's bytes.
-        crc32c: Their checksum, in base64.
-        retry: Retries of one request.
-        patience: How long to retry an upload that makes no progress. Any progress restarts it.
-
-    Raises:
-        PreconditionFailed: There is an object already, perhaps our own from a try without an answer.
-        NotFound: There is no bucket.
-
+    `retry` retries one request, `patience` an upload that makes no progress; any progress restarts it. Raises
+    PreconditionFailed if there is an object already, perhaps our own from a try without an answer, or
+    NotFound without a bucket.
     """
     body = _Body([memoryview(part).cast("B") for part in parts if joined_size_bytes([part])])
     resource = {"name": place.name, "crc32c": crc32c, "contentType": _KIND}

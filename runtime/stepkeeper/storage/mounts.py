@@ -6,11 +6,11 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import quote
 
-__all__ = ["Mount", "gcsfuse_uri", "is_mount_point", "mount_of", "read_mountinfo"]
+__all__ = ["BUCKET_NAME", "Mount", "gcsfuse_uri", "is_mount_point", "mount_of", "read_mountinfo"]
 
 _MOUNTINFO: Final = Path("/proc/self/mountinfo")
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{1,220}[a-z0-9]")
+BUCKET_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{1,220}[a-z0-9]")
 _NO_BUCKETS: Final = frozenset({"gcsfuse", "fuse", "none"})
 """Sources of mounts that show all buckets as folders, or that name no bucket."""
 
@@ -52,10 +52,7 @@ def mount_of(text: str, path: PurePosixPath) -> Mount | None:
 
 
 def is_mount_point(text: str, path: PurePosixPath) -> bool:
-    """Return True if something is mounted at `path`, which is absolute and without links.
-
-    A bind mount of a folder of the file system above it counts too.
-    """
+    """Return True if something, also a bind mount, is mounted at `path`, absolute and without links."""
     mount = mount_of(text, path)
     return mount is not None and mount.mount_point == str(path)
 
@@ -69,7 +66,7 @@ def gcsfuse_uri(text: str, path: PurePosixPath) -> str | None:
     mount = mount_of(text, path)
     if mount is None:
         return None
-    named = _BUCKET.fullmatch(mount.source) is not None and mount.source not in _NO_BUCKETS
+    named = BUCKET_NAME.fullmatch(mount.source) is not None and mount.source not in _NO_BUCKETS
     if mount.fstype != "fuse.gcsfuse" and not (
         mount.fstype == "fuse" and (named or mount.source == "gcsfuse")
     ):

@@ -28,10 +28,7 @@ class MovedBytes:
         return self._n_bytes
 
     def note(self, n_bytes: int) -> None:
-        """Count bytes that a store's server or file system has accepted.
-
-        Other work that a save waits for may count any number: only progress matters.
-        """
+        """Count bytes that a store has accepted, or any number for other work: only progress matters."""
         with self._lock:
             self._n_bytes += n_bytes
             if self._shared is not None:

@@ -9,12 +9,11 @@ from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from stepkeeper.errors import BadUriError
 from stepkeeper.storage.base import Store
-from stepkeeper.storage.mounts import gcsfuse_uri, read_mountinfo
+from stepkeeper.storage.mounts import BUCKET_NAME, gcsfuse_uri, read_mountinfo
 from stepkeeper.storage.posix import PosixStore
 
 __all__ = ["check_slashes", "expand_home", "open_store", "root_uri"]
 
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{1,220}[a-z0-9]")
 _LOST_SLASH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
 
 
@@ -29,9 +28,7 @@ def check_slashes(path: str) -> None:
 def expand_home(path: str) -> str:
     """Return `path` with a home folder in place of a leading '~' or '~user', as in a shell.
 
-    Raises:
-        BadUriError: There is no such home folder; the path would be taken for a folder with that name.
-
+    Raises BadUriError without such a home: the path would be taken for a folder with that name.
     """
     expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib takes './~' for '~'
     if expanded.startswith("~"):
@@ -45,10 +42,8 @@ def expand_home(path: str) -> str:
 def root_uri(path: str) -> str:
     """Return the URI of a root: a folder's path, which may begin with '~', as a file:// URI, and a URI unchanged.
 
-    Raises:
-        BadUriError: The path is empty, a URI that pathlib has changed ("gs:/bucket"), or in a home folder that
-            doesn't exist.
-
+    Raises BadUriError if the path is empty, a URI that pathlib has changed ("gs:/bucket"), or has no such
+    home.
     """
     if not path:
         raise BadUriError("'' names no root: write a folder's path, or 'gs://bucket/prefix'")
@@ -59,19 +54,11 @@ def root_uri(path: str) -> str:
 
 
 def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:
-    """Open the store whose root is `uri`. Nothing is read or written yet.
+    """Open the store whose root is `uri`: file:///…, gs://…, or what fsspec knows. Nothing is read yet.
 
-    Args:
-        uri: file:///…, gs://bucket/prefix, or what fsspec has a file system for.
-        unsafe_single_writer: Skip the proof that only one of two creates of a name wins. fsspec's stores make
-            it before the first put. True promises that nothing else will ever write there.
-
-    Returns:
-        A store that many threads may use at once.
-
-    Raises:
-        BadUriError: No store has this URI; the message shows a correct one.
-
+    `unsafe_single_writer` promises that nothing else will ever write there: fsspec's stores then skip the
+    proof, before the first put, that only one of two creates of a name wins. Raises BadUriError, which shows
+    a correct one.
     """
     parts = urlsplit(uri)
     if parts.query or parts.fragment:
@@ -125,7 +112,7 @@ def _open_file(uri: str, parts: SplitResult) -> PosixStore:
 
 
 def _open_gcs(uri: str, parts: SplitResult) -> Store:
-    if not _BUCKET.fullmatch(parts.netloc):
+    if not BUCKET_NAME.fullmatch(parts.netloc):
         raise BadUriError(f"{uri!r} names no bucket; write 'gs://bucket/prefix'")
     prefix = parts.path.strip("/")
     if "//" in prefix or any(segment in (".", "..") for segment in prefix.split("/")):

@@ -161,10 +161,7 @@ class PosixStore:
         return True
 
     def _check_same(self, target: Path, parts: Sequence[Buffer]) -> None:
-        """Check that an earlier try of the same write succeeded.
-
-        Raises ObjectExistsError if other bytes are there.
-        """
+        """Check that an earlier try of the same write succeeded. Raises ObjectExistsError."""
         with target.open("rb", buffering=0) as file:
             same = holds(partial(read_range, file.fileno()), parts, os.fstat(file.fileno()).st_size)
             os.fsync(file.fileno())

@@ -48,10 +48,7 @@ _TRIES: Final = 3
 def make_folder_beside_deletions(folder: Path) -> None:
     """Create a folder while deletions may remove empty ones.
 
-    Raises:
-        TransientStorageError: A deletion removed a folder above it.
-        StorageError: A folder above it exists, but no folder can be created in it, as in /proc.
-
+    Raises TransientStorageError if one did, StorageError if no folder can be created there, as in /proc.
     """
     for _ in range(_TRIES):
         try:
@@ -95,10 +92,7 @@ def sync_above(folder: Path) -> None:
 
 
 def rename_no_replace(temporary: Path, target: Path) -> bool:
-    """Rename `temporary` to `target`.
-
-    Returns False if that name was taken. Raises StorageError if the file system can't do this.
-    """
+    """Rename `temporary` to `target`. Return False if that is taken. Raises StorageError if it can't be."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:
@@ -129,10 +123,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_entry(folder: Path) -> None:
-    """Make the folder's own entry survive a power failure.
-
-    If the folder above may not be read, the whole file system is synced: that folder can't be synced alone.
-    """
+    """Make the folder's own entry survive a power failure, or else the whole file system."""
     try:
         sync_folder(folder.parent)
     except PermissionError:

@@ -10,10 +10,7 @@ __all__ = ["CachedStore"]
 
 
 class CachedStore:
-    """A root with copies on a local disk.
-
-    Only the root defines which objects exist. Bytes come from the local disk if it has them.
-    """
+    """A root with copies on a local disk. It defines which objects exist; bytes come from the disk first."""
 
     def __init__(self, root: Store, tier: LocalTier) -> None:
         self._root = root
@@ -61,10 +58,7 @@ class CachedStore:
         return self._tier.list_held(prefix) - self._distrusted
 
     def distrust(self, path: str) -> bool:
-        """Read the object from the root from here on, and drop its copy.
-
-        Returns True if the copy was read before.
-        """
+        """Read the object from the root from here on, and drop its copy. Return True if that was read."""
         with self._lock:
             was_given = path in self._given and path not in self._distrusted
             self._distrusted.add(path)

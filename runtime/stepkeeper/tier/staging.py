@@ -40,7 +40,7 @@ class LocalStaging:
         """The folder of a save that was staged but isn't at the root."""
 
     def stage(self, order: SaveOrder, data: memoryview, *, cache: LayoutCache | None = None) -> Manifest:
-        """Write the whole order to the local disk, so that `data` is no longer needed. It isn't durable.
+        """Write the whole order to the local disk, not durably, so that `data` is no longer needed.
 
         Raises OSError if that fails; then nothing is left there.
         """
@@ -60,14 +60,9 @@ class LocalStaging:
             raise
 
     def upload(self, manifest: Manifest) -> None:
-        """Upload the staged objects durably, then the manifest. The upload can be retried.
+        """Upload the staged objects durably, then the manifest, except rank 0's. The upload can be retried.
 
-        Rank 0's manifest isn't uploaded here: it is written last, once all ranks' objects are durable.
-
-        Raises:
-            SaveError: The disk doesn't return the bytes that were put there.
-            StorageError: The root didn't answer, or refused.
-
+        Raises SaveError if the disk doesn't return the bytes that were put there, or StorageError.
         """
         streams = self._root.streams if isinstance(self._root, StreamedStore) else _STREAMS
         with ThreadPoolExecutor(streams, thread_name_prefix="stepkeeper-upload") as pool:

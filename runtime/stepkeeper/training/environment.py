@@ -82,13 +82,7 @@ class Environment:
 def read_environment(places: PodPaths | None = None) -> Environment:
     """Read the identity and settings that the operator gave this container.
 
-    Args:
-        places: Paths of the pod's files; by default those of the operator and the template.
-
-    Raises:
-        NotInPodError: No operator made this container.
-        ContractError: A variable or the settings are not as the operator writes them.
-
+    Raises NotInPodError if no operator made it, ContractError if they are not as the operator writes them.
     """
     if not Identity.present(os.environ):
         raise NotInPodError(
@@ -118,12 +112,7 @@ def read_environment(places: PodPaths | None = None) -> Environment:
 
 
 def check_world_size(environment: Environment, group: dist.ProcessGroup | None) -> None:
-    """Check that the process group has at least one rank for each host of the job.
-
-    Raises:
-        ProcessGroupError: The group is smaller. Each host would train as the whole job and fence the others.
-
-    """
+    """Check that the process group has a rank for each host of the job, or each would train as the whole."""
     n_hosts, n_ranks = environment.identity.n_hosts, world_size_of(group)
     if n_ranks < n_hosts:
         raise ProcessGroupError(
@@ -146,17 +135,7 @@ def build_open_request(
     tier: TierPlace | None = None,
     unsafe_single_writer: bool = False,
 ) -> OpenRequest:
-    """Build the first message to a companion process. Without an operator it asks for no reports.
-
-    Args:
-        environment: The operator's identity and settings, if there is an operator.
-        rank_group: The ranks that save together.
-        uri: The root.
-        keep: The policy that selects which commits stay; None deletes nothing.
-        tier: The local disk that saves go through, if any.
-        unsafe_single_writer: The user promises that a store without exclusive creates has a single writer.
-
-    """
+    """Build the first message to a companion process. Without an operator it asks for no reports."""
     endpoint = None if environment is None else environment.settings.endpoint
     return OpenRequest(
         rank=rank_group.rank,

@@ -68,9 +68,7 @@ class LastStep:
         self._request, self._marks = request, self._mark(request.state)
 
     def follow_save(self, request: SaveRequest) -> SaveRequest:
-        """Forget the step if it is the one to save, and return the save's request, which records the tensors that it
-        reads.
-        """
+        """Forget the step if it is the one to save. Return a request that records the tensors it reads."""
         if self._request is not None and self._request.step != request.step:
             return request
         self.forget()
@@ -87,9 +85,7 @@ class LastStep:
         self._request, self._marks = None, []
 
     def _mark(self, state: GivenState) -> list[ChangeMark]:
-        """Mark tensors of the state, without calling the program's functions. If none are found, mark those of the last
-        save.
-        """
+        """Mark tensors of the state, or of the last save, without calling functions of the program."""
         tensors = list(islice(_find_tensors(state), _MOST_TENSORS))
         return list(map(mark_changes, tensors or self._read))
 

@@ -49,16 +49,7 @@ class SaveDecider:
         waits: Waits | None = None,
         on_met: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start with no request.
-
-        Args:
-            policy: The policy that decides which steps are saved.
-            rank_group: The ranks that save together.
-            read_conditions: Returns the state of the saves; called in rank 0, by the train thread.
-            waits: Ends the waits for other ranks.
-            on_met: Called in a thread, once all of several ranks have started to train.
-
-        """
+        """Start with no request. Rank 0 calls `read_conditions` for the state of the saves."""
         self._policy = policy
         self._rank_group = rank_group
         self._read_conditions = read_conditions
@@ -97,41 +88,19 @@ class SaveDecider:
         self._agreement.start()
 
     def request_stop(self, *, asked: bool = False) -> None:
-        """Make all ranks stop at one step. Any thread may call this.
-
-        Args:
-            asked: True if no process is killed after the stop.
-
-        """
+        """Make all ranks stop at one step; nothing is killed after it if `asked`. For any thread."""
         if self._stop_step is None:
             self._agreement.wish(STOP_ASKED if asked else STOP)
 
     def request_save(self, request: str) -> bool:
-        """Make all ranks save one step for a request. Any thread may call this.
-
-        Args:
-            request: The request's id. A repeated request is carried out once.
-
-        Returns:
-            True if it is new.
-
-        """
+        """Make all ranks save one step for a request. Return False if its id is known. For any thread."""
         wish = f"{_SAVE}/{request}"
         return wish not in self._answered and self._agreement.wish(wish)
 
     def should_stop_at(self, step: int) -> bool:
-        """Return True if all ranks agreed to stop at `step` or at an earlier step.
+        """Return True if all ranks agreed to stop at `step` or an earlier one. All call this after each step.
 
-        Args:
-            step: The step that was just finished.
-
-        Raises:
-            PeerLostError: A rank is lost.
-            NoticeDeadlineError: A notice's deadline came before all ranks had agreed.
-
-        Ranks:
-            All ranks call this after each step.
-
+        Raises PeerLostError, and NoticeDeadlineError if the deadline came before all ranks had agreed.
         """
         # At the stop step itself there are no new wishes, and the other ranks may be gone already.
         if step != self._stop_step:
@@ -145,17 +114,10 @@ class SaveDecider:
         return self._stop_step is not None
 
     def is_save_due(self, step: int, *, stopping: bool = False) -> bool:
-        """Return True if `step` is to be saved. Call `should_stop_at` for the same step first.
+        """Return True if `step` is to be saved. All ranks call this after each step, after `should_stop_at`.
 
-        A repeated call for the same step returns the same until `on_save_started` is called.
-
-        Args:
-            step: The step that was just finished.
-            stopping: True if all ranks agreed to stop at this step, and it isn't being saved yet.
-
-        Ranks:
-            All ranks call this after each step.
-
+        A repeated call for the same step returns the same until `on_save_started` is called. `stopping`: all
+        ranks stop at this step, and it isn't being saved yet.
         """
         # Without clocks and saves in flight, every rank gets the same answer by itself.
         if step == self._asked_step or self._policy.due(Moment(step=step, stopping=stopping)):
@@ -169,12 +131,7 @@ class SaveDecider:
         return False
 
     def on_save_started(self) -> None:
-        """Restart the policy's clock, and mark the request to save as carried out.
-
-        Ranks:
-            All ranks call this at the same steps.
-
-        """
+        """Restart the policy's clock, and mark the request to save as carried out, on all ranks together."""
         self._asked_step = None
         self._n_begun += 1
         self._last_save_s = time.monotonic()
@@ -187,9 +144,8 @@ class SaveDecider:
     def _is_past(self, wish: str) -> bool:
         """Return True if `wish` is answered: an earlier request, or the policy's from before the last save.
 
-        That save restarted the policy's clock.
-
-        All ranks return the same value: a wish is due at the same step in all of them, after the same number of saves.
+        All ranks return the same: a wish is due at the same step in all of them, after the same number of
+        saves.
         """
         if wish.startswith(f"{_POLICY}/"):
             return wish != self._policy_request

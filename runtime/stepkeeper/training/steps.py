@@ -38,22 +38,7 @@ class TrainSteps:
         waits: Waits,
         on_met: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start without a recorded step.
-
-        Args:
-            policy: Decides which steps are saved.
-            rank_group: The ranks that save together.
-            saver: Makes the saves.
-            progress: Receives each step, for reports.
-            companion: The companion, which knows earlier disruptions once it has claimed the root.
-            saves_on_notice: True if a notice makes all ranks save one step and stop.
-            waits: Ends the waits for other ranks.
-            on_met: Called in a thread, once all of several ranks have started to train.
-
-        Raises:
-            ValueError: `policy` saves on preemption, but `saves_on_notice` is False.
-
-        """
+        """Start without a step. Raises ValueError if `policy` saves on notices that aren't watched."""
         if OnPreemption() in parts_of(policy) and not saves_on_notice:
             raise ValueError("OnPreemption() contradicts stop_on_notice=False: remove one of them")
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
@@ -77,9 +62,7 @@ class TrainSteps:
         return self.decider.is_save_due(step, stopping=stopping and not saved)
 
     def has_saved(self, step: int) -> bool:
-        """Return True if the newest save is of `step`. A failed one counts on several ranks, which notice it at
-        different times.
-        """
+        """Return True if the newest save is of `step`, also if it failed, which ranks notice one by one."""
         newest = self._saver.newest_save
         return newest is not None and newest.step == step and not (self._is_alone and newest.failed)
 
@@ -119,12 +102,7 @@ class DisruptionHistory:
         self._since_s = 0.0
 
     def count_until_now(self, claim: int, past: RestartHistory) -> Disruptions:
-        """Add the time since `claim`, a log slot, to the history at that claim.
-
-        Returns:
-            The disruptions so far; zero if restarts are known but their times aren't.
-
-        """
+        """Add the time since `claim`, a log slot, to the history there. Without times nothing counts."""
         if claim != self._claim:
             self._claim, self._since_s = claim, time.monotonic()
         if past.over_s is None:

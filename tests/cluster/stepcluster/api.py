@@ -138,9 +138,12 @@ class Cluster:
 
 
 def read_audit(text: str, user: str | None) -> list[dict[str, Any]]:
-    """Read the text of an audit log, whose last line may yet be being written."""
+    """Read the text of an audit log, whose last line may yet be being written.
+
+    A request that was given up before it was authenticated has no user name.
+    """
     entries = (json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
-    return [entry for entry in entries if user in {None, entry["user"]["username"]}]
+    return [entry for entry in entries if user in {None, entry["user"].get("username")}]
 
 
 @contextlib.contextmanager

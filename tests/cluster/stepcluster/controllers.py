@@ -22,8 +22,6 @@ from stepcluster.machine import wait_until
 from stepcluster.parts import Parts
 from stepcluster.processes import Launcher
 
-__all__ = ["JOBSET_CRD", "list_jobset_manifests", "start_jobset", "start_kueue"]
-
 JOBSET_CRD: Final = "jobsets.jobset.x-k8s.io"
 _POD_WEBHOOKS: Final = {"mpod.kb.io", "vpod.kb.io"}
 _SOURCE: Final = Path(__file__).parents[1] / "kueue"

@@ -8,8 +8,6 @@ from urllib.parse import urlsplit
 from stepcluster.gcs import BUCKET
 from stepcluster.nodes import TPU_TAINTS
 
-__all__ = ["for_test_cluster"]
-
 _TORCH: Final = "torch"
 _ON_CPU: Final = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
 """The nodes call themselves TPU hosts; XLA runs on four CPU devices."""

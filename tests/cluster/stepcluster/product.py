@@ -6,8 +6,6 @@ from typing import Final
 
 from stepcluster.api import Cluster
 
-__all__ = ["NAMESPACE", "install_operator"]
-
 NAMESPACE: Final = "stepkeeper"
 _CHART: Final = Path(__file__).parents[3] / "charts" / "stepkeeper"
 _TOLERATION_S: Final = 5

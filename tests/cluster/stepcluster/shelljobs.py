@@ -14,21 +14,6 @@ from stepcluster.api import Cluster
 from stepcluster.errors import CommandError
 from stepcluster.machine import is_passing
 
-__all__ = [
-    "HOLD",
-    "PATIENCE_S",
-    "Gangs",
-    "ShellJob",
-    "apply_all",
-    "causes",
-    "condition",
-    "container",
-    "delete_all",
-    "until",
-    "until_status",
-    "watch_gangs",
-]
-
 HOLD: Final = "until [ -e /tmp/go ]; do sleep 0.2; done"
 """Stands still until `ShellJob.release`. As a container's first process it ignores SIGTERM: its grace runs out."""
 

@@ -8,8 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["build", "train"]
-
 PAUSE_S = 0.3
 """After each step."""
 

@@ -21,8 +21,6 @@ from stepkeeper.contract import Termination
 from stepkeeper.log import Log, LogState
 from stepkeeper.storage import open_store
 
-__all__ = ["Story", "applied", "build_images", "example_story", "maintained_story", "readme_story"]
-
 OWN: Final = Path(__file__).parent
 PATIENCE_S: Final = 240.0
 ENDLESS: Final = 1_000_000

@@ -13,8 +13,6 @@ from page_blocks import ROOT
 
 from stepkeeper import CheckpointManager, Options, Whole
 
-__all__ = ["Undisturbed", "losses_of", "model_of"]
-
 _OWN: Final = Path(__file__).parent
 _PATIENCE_S: Final = 200
 

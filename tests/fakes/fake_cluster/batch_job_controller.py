@@ -7,8 +7,6 @@ from fake_cluster.owned_objects import OwnedObjects
 from stepkeeper_operator.facts.raw import condition_of
 from stepkeeper_operator.labels import COMPLETION_INDEX_LABEL, JOB_INDEX_LABEL
 
-__all__ = ["FakeBatchJobController"]
-
 Raw = dict[str, Any]
 
 

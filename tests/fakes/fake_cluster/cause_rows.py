@@ -6,31 +6,11 @@ import pytest
 
 from fake_cluster.facts import make_ended_pod
 from stepkeeper.contract import AttemptKind, Termination, Verdict
-from stepkeeper_operator.facts import BatchJob, Node, Pod
-from stepkeeper_operator.facts.pod import ContainerEnd
+from stepkeeper_operator.facts.jobset import BatchJob
+from stepkeeper_operator.facts.node import Node
+from stepkeeper_operator.facts.pod import ContainerEnd, Pod
 from stepkeeper_operator.training_jobs.attempts.evidence import Evidence
 from stepkeeper_operator.training_jobs.attempts.verdict import judge
-
-__all__ = [
-    "EARLIER",
-    "EVICTION",
-    "FAILURE",
-    "FILE",
-    "KNOWS",
-    "KUBELET",
-    "PEER",
-    "SIGTERM",
-    "TOLD",
-    "case",
-    "check_cause",
-    "failure",
-    "find",
-    "killed",
-    "lost",
-    "side",
-    "stop",
-    "word",
-]
 
 FAILURE: Final = "ApplicationError"
 KUBELET: Final = "TerminationByKubelet"

@@ -9,12 +9,10 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from stepkeeper_operator.cluster import CONFIG_MAPS, NODES, PODS, Cluster, Resource
+from stepkeeper_operator.cluster.protocol import Cluster
+from stepkeeper_operator.cluster.resources import CONFIG_MAPS, NODES, PODS, Resource
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
 from stepkeeper_operator.facts.raw import RawObject, render_time
-
-__all__ = ["FakeCluster", "Write"]
-
 
 _T = TypeVar("_T")
 

@@ -13,8 +13,6 @@ from fake_cluster.kubelets import FakeKubelets
 from fake_cluster.kueue import FakeKueue
 from fake_cluster.owned_objects import OwnedObjects
 
-__all__ = ["FakeControllers"]
-
 Raw = dict[str, Any]
 
 _MAX_STEPS = 40

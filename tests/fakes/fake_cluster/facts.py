@@ -11,10 +11,12 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     RestartsStatus,
 )
 from stepkeeper_operator.cache.evidence import AttemptEvidence
-from stepkeeper_operator.facts import BatchJob, JobSet, Pod, QueuedMachines
+from stepkeeper_operator.facts.jobset import BatchJob, JobSet
+from stepkeeper_operator.facts.pod import Pod
+from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
-from stepkeeper_operator.training_jobs.build import template_hash
+from stepkeeper_operator.training_jobs.build.jobset import template_hash
 from stepkeeper_operator.training_jobs.observed import Observed, View
 
 ON_MACHINES: Final[dict[str, Any]] = {

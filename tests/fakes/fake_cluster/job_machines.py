@@ -6,8 +6,6 @@ from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.facts.raw import render_time
 
-__all__ = ["TPU", "change", "machines", "running", "world_of"]
-
 TPU: Final = {"accelerator": "v5e", "topology": "2x4", "chipsPerHost": 4, "queuedResourceName": "pod-a"}
 _GUARANTEED: Final[dict[str, Any]] = {"guaranteed": {}}
 

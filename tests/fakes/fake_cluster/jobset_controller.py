@@ -7,8 +7,6 @@ from fake_cluster.owned_objects import OwnedObjects
 from stepkeeper_operator.facts.raw import condition_of
 from stepkeeper_operator.labels import JOB_INDEX_LABEL, RESTART_ATTEMPT_LABEL
 
-__all__ = ["FakeJobSetController"]
-
 Raw = dict[str, Any]
 
 

@@ -8,8 +8,6 @@ from fake_cluster.owned_objects import OwnedObjects
 from stepkeeper.contract import CommitPoint, ExitCode, Head, Report, ReportedCommit, ReportPhase, Termination
 from stepkeeper_operator.facts.raw import condition_of, parse_time, render_time
 
-__all__ = ["FakeKubelets", "saved_message", "termination_message", "training_report"]
-
 _UNREACHABLE: Final = "node.kubernetes.io/unreachable"
 
 Raw = dict[str, Any]

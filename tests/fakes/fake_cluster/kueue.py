@@ -6,8 +6,6 @@ from fake_cluster.cluster import FakeCluster
 from fake_cluster.owned_objects import OwnedObjects
 from stepkeeper_operator.facts.raw import condition_of
 
-__all__ = ["FakeKueue"]
-
 Raw = dict[str, Any]
 
 _QUEUE = "kueue.x-k8s.io/queue-name"

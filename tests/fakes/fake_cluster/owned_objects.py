@@ -6,8 +6,6 @@ from typing import Any, Final
 from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.facts.raw import condition_of, render_time
 
-__all__ = ["OwnedObjects"]
-
 _TRACKING_FINALIZER: Final = "batch.kubernetes.io/job-tracking"
 """The Job controller removes it from a pod once it has counted the pod's end, or will not count it."""
 

@@ -16,7 +16,7 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource, 
 from stepkeeper_operator.cloud_tpu.naming import FINALIZER
 from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.cloud_tpu.request import build_request, hash_spec
-from stepkeeper_operator.facts import Node
+from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.queued_resources.decide.answers import update_status
 from stepkeeper_operator.queued_resources.decide.queued_resource import decide_queued_resource

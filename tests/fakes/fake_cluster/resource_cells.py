@@ -26,8 +26,6 @@ from stepkeeper_operator.cloud_tpu.cloud import (
 )
 from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
 
-__all__ = ["STATES", "WISHES", "WORDS", "Cell", "Wish", "make_cell"]
-
 STATES: Final = {
     "CREATING": QueuedResourceState.CREATING,
     "ACCEPTED": QueuedResourceState.ACCEPTED,

@@ -10,21 +10,6 @@ from fake_cluster.stories import ANY_STEPS, play_steps, same
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.cloud_tpu.naming import UID_LABEL
 
-__all__ = [
-    "BY_HAND",
-    "JOINED",
-    "OTHERS",
-    "THEIRS",
-    "adopting",
-    "beside",
-    "made",
-    "owners",
-    "record_requests",
-    "run_all",
-    "take_nodes",
-    "tell",
-]
-
 BY_HAND: Final = {"team": "blue"}
 THEIRS: Final = {
     "stepkeeper-cluster": "another",

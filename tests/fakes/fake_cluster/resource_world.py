@@ -15,15 +15,13 @@ from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudTPU
 from stepkeeper_operator.cloud_tpu.naming import UID_LABEL
 from stepkeeper_operator.facts.raw import RawObject, parse_time, render_time
-from stepkeeper_operator.kinds.reconcile import Reconciler
+from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.labels import ADOPT_ANNOTATION, QUEUED_RESOURCE_UID_LABEL, SLICE_LABEL
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.queued_resources.controller import QueuedResourceController
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from tpuapi.cloud import FakeCloud
 from tpuapi.nodes import Timings
-
-__all__ = ["Killed", "ResourceWorld", "active"]
 
 _KINDS: Final = {kind.resource.plural: kind for kind in list_watched_kinds(cloud_tpu=True)}
 _PLURAL: Final = "queuedresources"
@@ -112,7 +110,7 @@ class ResourceWorld:
     async def reconcile(self) -> float | None:
         """Reconcile once, as the queue would. A killed operator is started again."""
         try:
-            return await self.reconciler.reconcile(self._key)
+            return await self.controller.reconcile(self._key)
         except Killed:
             self.restart_operator()
         return 0.0
@@ -222,19 +220,15 @@ class ResourceWorld:
         self.cache = Cache(lambda: self.now)
         self.cluster.on_change = self._record_change
         self.metrics = Metrics()
-        controller = QueuedResourceController(
+        shared = Shared(
             cluster=self.cluster,
             cache=self.cache,
-            cloud=self._service,
-            settings=self._settings,
             metrics=self.metrics,
             identity="operator-1",
             acting=self._look_at_lease,
             clock=lambda: self.now,
         )
-        self.reconciler = Reconciler(
-            controllers={controller.resource.kind: controller}, cache=self.cache, metrics=self.metrics
-        )
+        self.controller = QueuedResourceController(shared, cloud=self._service, settings=self._settings)
 
     def _look_at_lease(self) -> bool:
         return self.acting()

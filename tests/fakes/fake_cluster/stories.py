@@ -10,22 +10,6 @@ from fake_cluster.resource_world import ResourceWorld
 from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 
-__all__ = [
-    "ANY_STEPS",
-    "count_restarts",
-    "delete_pods",
-    "disrupt",
-    "end_pods",
-    "fail",
-    "mark_deleted",
-    "play",
-    "play_steps",
-    "run_job",
-    "same",
-    "stories",
-    "table",
-]
-
 AnyWorld = World | ResourceWorld
 Step = Callable[..., object]
 
@@ -154,7 +138,6 @@ EDITS: Final[dict[str, dict[str, Any]]] = {
     "image typo": {"template": {"spec": {"containers": [{"name": "trainer", "image": "typo:2"}]}}},
     "interval 50": {"checkpoint": {"uri": "gs://bucket/runs/lm", "interval": {"every": {"steps": 50}}}},
     "ttl soon": {"ttlSecondsAfterFinished": "soon"},
-    "ttl 60": {"ttlSecondsAfterFinished": 60},
 }
 ANY_STEPS: Final[dict[str, Step]] = {
     "look": lambda world: world.reconcile(),

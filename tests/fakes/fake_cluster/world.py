@@ -15,13 +15,11 @@ from stepkeeper_operator.cache.kinds import list_watched_kinds
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.facts.raw import RawObject, render_time
 from stepkeeper_operator.handlers.resync import forget_deleted_objects
-from stepkeeper_operator.kinds.reconcile import Reconciler
+from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.labels import SPOT_LABEL
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.controller import JobController
-
-__all__ = ["World", "training_job"]
 
 _KEY = job_key("default", "lm")
 _PLACE = (_KEY.namespace, _KEY.name)
@@ -81,18 +79,16 @@ class World:
         self._delayed.clear()
         self._late.clear()
         self.metrics = Metrics()
-        jobs = JobController(
+        shared = Shared(
             cluster=self.cluster,
             cache=self.cache,
-            reports=self.reports,
-            settings=self.settings,
             metrics=self.metrics,
-            ca_pem=lambda: "the CA",
+            identity="operator-1",
             acting=lambda: True,
             clock=lambda: self.now,
         )
-        self.reconciler = Reconciler(
-            controllers={jobs.resource.kind: jobs}, cache=self.cache, metrics=self.metrics
+        self.controller = JobController(
+            shared, reports=self.reports, settings=self.settings, ca_pem=lambda: "the CA"
         )
 
     def restart_operator(self, *, queued_resources: bool = True) -> None:
@@ -127,7 +123,7 @@ class World:
 
     async def reconcile(self) -> float | None:
         """Reconcile once. Return the seconds after which the operator reconciles again."""
-        return await self.reconciler.reconcile(_KEY)
+        return await self.controller.reconcile(_KEY)
 
     async def sweep(self) -> frozenset[ObjectKey]:
         """Look for objects that disappeared unnoticed. Return the keys of the affected objects."""

@@ -5,8 +5,6 @@ from functools import partial
 
 from stepkeeper.companion.background import BackgroundTask, BlockingCall
 
-__all__ = ["done"]
-
 
 def done(task: BackgroundTask) -> None:
     """Run all of `task`, which gets the result or the error of each of its blocking calls."""

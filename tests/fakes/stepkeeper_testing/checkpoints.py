@@ -16,16 +16,6 @@ from stepkeeper.log.entries import new_nonce
 from stepkeeper.storage import Store, open_store
 from stepkeeper_testing.pod import pod_identity
 
-__all__ = [
-    "SmallRoot",
-    "save_order",
-    "save_small",
-    "small_order",
-    "tensor_order",
-    "write_request",
-    "write_small",
-]
-
 _VALUE = b"no value that anybody reads"
 
 

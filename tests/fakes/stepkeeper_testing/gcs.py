@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-__all__ = ["BUCKET", "fake_gcs_server"]
-
 BUCKET: Final = "checkpoints"
 _START_TIMEOUT_S: Final = 20.0
 

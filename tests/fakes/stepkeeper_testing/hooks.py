@@ -7,8 +7,6 @@ from typing import Literal
 
 from stepkeeper_testing.memory import FaultHook, Operation
 
-__all__ = ["at"]
-
 
 def at(
     when: str, effect: Exception | Callable[[], object], *, path: str = "", times: float = math.inf

@@ -6,8 +6,6 @@ from stepkeeper.contract import Termination
 from stepkeeper.log import CommitRecord, Log
 from stepkeeper.storage import open_store
 
-__all__ = ["head_of", "last_word"]
-
 
 def head_of(folder: Path) -> CommitRecord:
     """Return the newest commit in `folder`/root."""

@@ -12,8 +12,6 @@ from stepkeeper.errors import MissingObjectError, ObjectExistsError
 from stepkeeper.storage.base import Buffer, ObjectStat, check_path
 from stepkeeper.storage.open import OPENERS
 
-__all__ = ["FaultHook", "MemoryBucket", "MemoryStore", "Operation"]
-
 Operation = Literal["put_if_absent", "write", "read", "list", "delete"]
 
 FaultHook = Callable[[Literal["before", "after"], Operation, str], None]

@@ -11,8 +11,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from typing_extensions import override
 
-__all__ = ["FakeMetadataServer"]
-
 _PREFIX: Final = "/computeMetadata/v1/instance/"
 _FLAVOR: Final = ("Metadata-Flavor", "Google")
 _QUIET: Final = '{ "error": "no notifications have been received yet, try again later" }'

@@ -5,8 +5,6 @@ from typing import Any, Final
 
 from stepkeeper.contract import Identity
 
-__all__ = ["pod_environ", "pod_identity"]
-
 _IDENTITY: Final = Identity(
     namespace="default",
     job="lm",

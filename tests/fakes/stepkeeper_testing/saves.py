@@ -17,8 +17,6 @@ from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot
 from stepkeeper_testing.memory import MemoryStore
 
-__all__ = ["REF", "job_of", "moves_of", "record_of", "saver_with"]
-
 REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
 
 

@@ -24,8 +24,6 @@ from stepkeeper.retention.pins import is_pinned, list_pins, pin_commit, pinned_s
 from stepkeeper.storage.base import PagedStore, Store
 from stepkeeper_testing.checkpoints import save_small
 
-__all__ = ["StoreContract"]
-
 _N_WRITERS = 64
 _MIB = 1024 * 1024
 _YEAR_S = 365 * 86_400.0

@@ -21,16 +21,6 @@ from stepkeeper.save.share import write_share
 from stepkeeper.training.environment import PodPaths
 from stepkeeper_testing.pod import pod_environ, pod_identity
 
-__all__ = [
-    "Mutex",
-    "in_pod",
-    "join",
-    "open_manager",
-    "places_in",
-    "say",
-    "slow_shares",
-]
-
 _SAYING: Final = threading.Lock()
 
 

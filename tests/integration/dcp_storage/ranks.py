@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from stepkeeper import PerRank, SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper.dcp import Stager, StorageReader, StorageWriter
+from stepkeeper_testing.damage import flip
 
 
 def full(fill: float) -> torch.Tensor:
@@ -90,9 +91,7 @@ def failing(folder: Path, mesh: DeviceMesh) -> None:
     save({"own": PerRank(dist.get_rank())}, storage_writer=StorageWriter(there), planner=SPMDSavePlanner())
     for name in sorted(there.glob("__1_*.distcp")):
         if dist.get_rank() == 0:
-            data = bytearray(name.read_bytes())
-            data[-1] ^= 1
-            name.write_bytes(data)
+            flip(name)
     dist.barrier()
     own = PerRank(-1)
     with pytest.raises(CheckpointException, match=r"__1_0\.distcp is not what was written"):

@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from stepkeeper.errors import CopiesDifferError, SaveError
+from stepkeeper.errors import CopiesDifferError, SaveError, StepkeeperError
+from stepkeeper.policy.save import AtSteps
 from stepkeeper_planners import SPMDSavePlanner
 from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_testing.trainer import join, open_manager
@@ -61,10 +62,13 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
     return there
 
 
-def restored(root: Path, like: dict[str, Any]) -> dict[str, torch.Tensor]:
+def restored(root: Path, like: dict[str, Any], step: int | None = None) -> dict[str, torch.Tensor]:
+    """Return the tensors of the newest commit, which is of `step`."""
     state = {name: to_device(torch.zeros_like(tensor.cpu())) for name, tensor in like.items()}
     with open_manager(root) as manager:
-        manager.restore(state, strict=False)
+        found = manager.restore(state, strict=False)
+    assert found is not None
+    assert step in {None, found.step}
     return {name: tensor.cpu() for name, tensor in state.items()}
 
 
@@ -73,6 +77,21 @@ def first_ranks(tensor: torch.Tensor) -> torch.Tensor:
     copy = tensor.detach().cpu().clone()
     dist.broadcast(copy, 0)
     return copy
+
+
+def drifting_model() -> tuple[nn.Linear, torch.Tensor]:
+    """Return a model that is equal on all ranks, and a copy of its weights."""
+    torch.manual_seed(0)
+    weights = torch.randn(300, 200)
+    model = nn.Linear(200, 300, bias=False)
+    model.weight = nn.Parameter(to_device(weights.clone()))
+    return model, weights
+
+
+def drift(model: nn.Linear, weights: torch.Tensor) -> None:
+    """Give each rank other weights; the first one keeps them."""
+    with torch.no_grad():
+        model.weight.copy_(to_device(weights * (1 + 1e-4 * RANK)))
 
 
 def test_entries_of_dicts_are_the_first_ranks(root: Path) -> None:
@@ -88,20 +107,58 @@ def test_entries_of_dicts_are_the_first_ranks(root: Path) -> None:
 
 
 def test_copies_that_drift_apart_fail_one_save(root: Path) -> None:
-    torch.manual_seed(0)
-    weights = torch.randn(300, 200)
-    model = nn.Linear(200, 300, bias=False)
-    model.weight = nn.Parameter(to_device(weights.clone()))
+    model, weights = drifting_model()
     with warned(1), open_manager(root) as manager:
         manager.save(1, {"model": model}).result()
-        with torch.no_grad():
-            model.weight.copy_(to_device(weights * (1 + 1e-4 * RANK)))
+        drift(model, weights)
         with pytest.raises(CopiesDifferError, match=r"model\.weight"):
             manager.save(2, {"model": model}).result()
         manager.save(3, {"model": model}).result()
         manager.save(4, {"model": model}).result()
     found = restored(root, {"model.weight": weights})
     assert torch.equal(found["model.weight"], weights)
+
+
+def test_with_two_saves_in_flight_the_third_compares_again(root: Path) -> None:
+    """Only then do all ranks know that the first one failed."""
+    model, weights = drifting_model()
+    with warned(1), open_manager(root, max_pending=2) as manager:
+        manager.save(1, {"model": model}).result()
+        drift(model, weights)
+        saves = [manager.save(step, {"model": model}) for step in (2, 3)]
+        for save_in_flight in saves:
+            with pytest.raises(CopiesDifferError, match=r"model\.weight"):
+                save_in_flight.result()
+        manager.save(4, {"model": model}).result()
+        manager.save(5, {"model": model}).result()
+    assert torch.equal(restored(root, {"model.weight": weights})["model.weight"], weights)
+
+
+def test_the_save_of_a_stop_is_one_ranks(root: Path) -> None:
+    """No save comes after it that could decide."""
+    model, weights = drifting_model()
+    with warned(1), open_manager(root, save=AtSteps((1,))) as manager:
+        for step in range(1, 100):
+            if step == 2:
+                drift(model, weights)
+                manager.request_stop()
+            if manager.step(step, {"model": model}).stop:
+                break
+    assert step > 1
+    assert torch.equal(restored(root, {"model.weight": weights}, step)["model.weight"], weights)
+
+
+def test_the_end_refuses_what_is_no_copy_and_keeps_the_commit_before(root: Path) -> None:
+    model, weights = drifting_model()
+    with (
+        warned(0),
+        pytest.raises(StepkeeperError, match=r"model\.weight"),
+        open_manager(root, save=AtSteps((1,))) as manager,
+    ):
+        manager.step(1, {"model": model})
+        drift(model, weights * (1 - 2 * RANK))
+        manager.step(2, {"model": model})
+    assert torch.equal(restored(root, {"model.weight": weights}, 1)["model.weight"], weights)
 
 
 def test_other_seeds_are_refused(root: Path) -> None:

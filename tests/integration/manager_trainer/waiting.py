@@ -15,7 +15,6 @@ import torch
 from stepkeeper import CheckpointManager
 from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.ending import schedule
-from stepkeeper.storage.posix import PosixStore
 from stepkeeper_testing.trainer import Mutex, in_pod, say, slow_shares
 from stepkeeper_testing.trainer import join as join_group
 
@@ -62,24 +61,6 @@ def wait_in(call: str) -> None:
             assert manager.health().notice == "sigterm"
 
 
-def read_in(call: str) -> None:
-    """Save step 1, let the store give no answer any more, and read in `call`. The test sends SIGTERM."""
-    with open_manager() as manager:
-        manager.restore(STATE)
-        manager.save(1, STATE).result()
-        manager.wait()
-        read = PosixStore.read
-
-        def hang(store: PosixStore, path: str, offset: int = 0, length: int | None = None) -> bytes:
-            if call != "restore" or path.endswith(".distcp"):
-                say("waits")
-                threading.Event().wait()
-            return read(store, path, offset, length)
-
-        PosixStore.read = hang  # type: ignore[method-assign, assignment]  # a mount that hangs
-        manager.restore(STATE) if call == "restore" else manager.steps()
-
-
 def go_on(manager: CheckpointManager, leave: Callable[[int], None]) -> None:
     for step in range(2, 10**6):
         STATE["step"] = step
@@ -108,22 +89,14 @@ def pause() -> None:
     time.sleep(5)
 
 
-def lose_peer(how: str) -> None:
-    """The last rank goes, and no collective of the training tells the others."""
-
-    def leave(step: int) -> None:
-        if RANK == WORLD_SIZE - 1 and step == 4:
-            if how == "raise":
-                raise ValueError("a bug of its own")
-            if how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-
+def lose_peer(_: str) -> None:
+    """The test kills a rank, and no collective of the training tells the others."""
     join()
     with open_manager(OPTIONS["interval"]) as manager:
         manager.restore(STATE)
         manager.save(1, STATE).result()
         say("start")
-        go_on(manager, leave)
+        go_on(manager, lambda _step: None)
 
 
 def stand_still(phase: str) -> None:
@@ -210,7 +183,6 @@ def stand_in_c(_: str) -> None:
 KINDS = {
     "wait": wait_in,
     "lose": lose_peer,
-    "read": read_in,
     "still": stand_still,
     "stands": stand_in_c,
 }

@@ -1,9 +1,7 @@
-"""One of three ranks, in most scenarios with a group of the last two: python groups.py RANK 3 FOLDER SCENARIO."""
+"""One of three ranks, with a group of the last two: python groups.py RANK 3 FOLDER."""
 
-import os
 import sys
 import warnings
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -61,32 +58,11 @@ def in_a_group(rank: int, folder: Path, group: Any) -> None:
         assert str(error).startswith("t: its part at (0,) lies on rank 0, which isn't in the process group")
 
 
-def in_another_process(rank: int, folder: Path, _: Any) -> None:
-    """async_save of all ranks with torch's checkpointer process, which gets the planner and the state pickled."""
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
-    # Replicated: one tensor that only cutting can make even, some of middle size, a tied one, and values.
-    big = torch.arange(3_000_000, dtype=torch.float32).reshape(3000, 1000)
-    layers = [torch.full((500, 100), float(i)) for i in range(7)]
-    saving = async_save(
-        {"big": big, "layers": layers, "head": big, "step": 3, "own": PerRank({"position": rank})},
-        storage_writer=FileSystemWriter(folder, thread_count=2),
-        planner=SPMDSavePlanner(),
-        async_checkpointer_type=AsyncCheckpointerType.PROCESS,
-    )
-    assert isinstance(saving, Future)
-    assert {"big", "head", "own@0/3", "own@1/3", "own@2/3"} <= set(saving.result().state_dict_metadata)
-    found = {"head": torch.zeros(3000, 1000)}
-    load(found, storage_reader=FileSystemReader(folder))
-    assert torch.equal(found["head"], big)
-    assert len(list(folder.glob("__*_0.distcp"))) == dist.get_world_size()
-
-
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     this_rank, place = int(sys.argv[1]), Path(sys.argv[3])
     join(this_rank, int(sys.argv[2]), place)
-    scenarios = {each.__name__: each for each in (in_a_group, in_another_process)}
-    scenarios[sys.argv[4]](this_rank, place, dist.new_group(MEMBERS))
+    in_a_group(this_rank, place, dist.new_group(MEMBERS))
     # Rank 0 has the store, which the others need.
     dist.barrier()
     dist.destroy_process_group()

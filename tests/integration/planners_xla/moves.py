@@ -1,4 +1,4 @@
-"""Check that a save leaves the tensors of the training alone."""
+"""Check that a save leaves the tensors of the training alone, and reads them right after a step."""
 
 import warnings
 from unittest import mock
@@ -55,8 +55,22 @@ def what_is_copied_because_several_processes_hold_it_stays_open() -> None:
     assert torch_xla._XLAC._get_xla_sharding_spec(tensor) == "", "the second answer is the up-to-date one"
 
 
+def a_tensor_is_read_while_its_step_is_on_its_way() -> None:
+    mesh = xs.Mesh(np.arange(4), (2, 2))
+    work, tensor = torch.ones(256, 256).to("xla"), torch.zeros(256, 256).to("xla")
+    for each in (work, tensor):
+        xs.mark_sharding(each, mesh, (0, 1))
+    torch_xla.sync()
+    for number in range(1, 101):
+        with torch.no_grad():
+            tensor.add_((work @ work)[0, 0] / 256)
+        torch_xla.sync()
+        assert all(bool((shard == number).all()) for shard in adapters.local_shards(tensor))
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     xr.use_spmd()
     the_original_is_untouched()
     what_is_copied_because_several_processes_hold_it_stays_open()
+    a_tensor_is_read_while_its_step_is_on_its_way()

@@ -7,8 +7,6 @@ from agreement_model.world import Action, Fate, RankState, Setting, World, act, 
 from stepkeeper.contract import ExitCode
 from stepkeeper.coordination.agreement_rules import STOP, STOPS, kills_for
 
-__all__ = ["Explored", "FoundError", "explore"]
-
 
 class FoundError(AssertionError):
     """A schedule that breaks an invariant."""

@@ -24,8 +24,6 @@ from stepkeeper.coordination.agreement_rules import (
 from stepkeeper.ending.machine import Ending, Move
 from stepkeeper.errors import PeerLostError
 
-__all__ = ["Action", "Fate", "RankState", "Setting", "World", "act", "actions", "start"]
-
 
 class Fate(Enum):
     TRAINING = "training"

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from stepkeeper_operator.errors import ApiError as ClusterError
 
-__all__ = ["HAPPENINGS", "delete_by_hand", "heal", "stories"]
-
 CODES: Final = (
     "UNAVAILABLE",
     "DEADLINE_EXCEEDED",

@@ -20,8 +20,6 @@ from stepkeeper_operator.queued_resources.settings import CloudSettings
 from tpuapi.cloud import FakeCloud
 from tpuapi.nodes import Timings
 
-__all__ = ["StoryWorld"]
-
 _THEIRS: Final = {"stepkeeper-cluster": "another", "stepkeeper-namespace": "x", "stepkeeper-uid": "y"}
 _START: Final = 1_800_000_000.0
 _SETTINGS: Final = CloudSettings(poll_fast_s=10, poll_active_s=20, poll_waiting_s=20)

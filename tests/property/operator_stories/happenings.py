@@ -7,8 +7,6 @@ from operator_stories.story import Happening, Teller
 from fake_cluster.kubelets import saved_message, termination_message
 from stepkeeper.contract import ExitCode
 
-__all__ = ["HAPPENINGS"]
-
 _SAVED: Final = int(ExitCode.SAVED)
 _BY_PEER: Final = termination_message(ExitCode.SAVED, notice="peer", step=1)
 _REFUSED: Final[tuple[dict[str, Any], ...]] = (

@@ -9,14 +9,6 @@ from fake_cluster.kubelets import training_report
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 
-__all__ = [
-    "PROPERTIES",
-    "check_next_failure",
-    "check_next_report",
-    "check_standstill",
-    "find_contradiction",
-]
-
 _STEP_S: Final = 1800
 _DONE_S: Final = 3600
 

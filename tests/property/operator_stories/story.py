@@ -10,8 +10,6 @@ from fake_cluster.kubelets import training_report
 from fake_cluster.world import World
 from stepkeeper.contract import ExitCode, Report
 
-__all__ = ["Happening", "Teller", "come_to_rest", "tell"]
-
 _SPOT: Final[dict[str, Any]] = {"spot": {}}
 _PLACEMENTS: Final[dict[str, dict[str, Any]]] = {
     "one slice": {"hosts": {"count": 2}},

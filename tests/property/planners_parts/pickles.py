@@ -4,8 +4,6 @@ from typing import Any
 
 from typing_extensions import override
 
-__all__ = ["Reduced"]
-
 
 class Reduced:
     """Is pickled as this call, with what may follow it."""

@@ -4,8 +4,6 @@ import warnings
 
 import torch
 
-__all__ = ["quantized_tensor"]
-
 
 def quantized_tensor() -> torch.Tensor:
     with warnings.catch_warnings():

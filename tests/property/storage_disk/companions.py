@@ -19,8 +19,6 @@ from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.background import done
 from stepkeeper_testing.checkpoints import write_request
 
-__all__ = ["Companions", "check_root"]
-
 _IMPATIENT: Final = Patience(total_s=0.0, sleep=lambda _: None)
 _N_COLUMNS: Final = 64
 

@@ -12,8 +12,6 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, final
 from unittest import mock
 
-__all__ = ["Answered", "Contents", "Disk", "Killed", "Op", "Recorder", "write_out"]
-
 _Chooses = Callable[[str, bool], bool]
 """Given a path, and whether it is data: does what wasn't synced survive?"""
 

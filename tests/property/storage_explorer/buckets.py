@@ -9,8 +9,6 @@ from storage_explorer.replay import Op, Refused
 from stepkeeper.errors import StepkeeperError
 from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
-__all__ = ["Answers", "Buckets"]
-
 
 @final
 @dataclass

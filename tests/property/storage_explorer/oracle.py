@@ -11,7 +11,6 @@ import google_crc32c
 from stepkeeper.log.tail import slot_of
 from stepkeeper.retention.leases import LEASE_ENTRIES
 
-__all__ = ["LOG", "Reading", "ViolationError", "check_data", "check_told", "read_log"]
 LOG = ".stepkeeper/log/"
 
 

@@ -40,8 +40,6 @@ from stepkeeper_testing.background import done
 from stepkeeper_testing.checkpoints import write_request
 from stepkeeper_testing.pod import pod_identity
 
-__all__ = ["attempt", "collector", "follower", "reader", "remover"]
-
 T = TypeVar("T")
 _ENTRIES = ("v",)
 """The entries of every state that is saved here."""

@@ -24,18 +24,6 @@ from stepkeeper.log import Entry
 from stepkeeper.storage.base import Buffer, ObjectStat, PagedStore
 from stepkeeper.storage.retry import Patience
 
-__all__ = [
-    "IMPATIENT",
-    "NO_ANSWER",
-    "Ahead",
-    "Histories",
-    "Op",
-    "Process",
-    "Program",
-    "Refused",
-    "shipped_code",
-]
-
 IMPATIENT: Final = Patience(total_s=0.0, sleep=lambda _: None)
 """Asks once: asking again is for the program to do, so that no fault is hidden in a loop."""
 

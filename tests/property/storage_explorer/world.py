@@ -15,8 +15,6 @@ from stepkeeper.log.replay import apply
 from stepkeeper.log.state import LogState
 from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
-__all__ = ["Action", "Explored", "Explorer", "FoundError", "State"]
-
 _SENT: Final = ("put", "write")
 """What can be lost, late, or there twice."""
 

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["PAGE_BYTES", "Folder", "job_on_tmpfs"]
-
 JOB: Final = Path(__file__).parent / "job.py"
 NOBODY: Final = "65534"
 PAGE_BYTES: Final = 4096

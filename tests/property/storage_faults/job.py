@@ -1,11 +1,9 @@
-"""A training that saves every step, told step by step what to do: by a test in its process, or in lines of JSON."""
+"""A training that saves every step, told step by step what to do, in lines of JSON."""
 
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,23 +12,7 @@ import torch
 from stepkeeper import CheckpointManager, Options
 from stepkeeper.errors import StepkeeperError
 
-__all__ = ["Job", "impatient_companions"]
-
 _SHAPE: Final = (400, 40)
-
-
-@contextmanager
-def impatient_companions() -> Iterator[None]:
-    """Companions that are started meanwhile give a store up after a second or two."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "in_companion"), before or ""])
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
 
 
 class Job:
@@ -85,6 +67,9 @@ def _state(step: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    # Companions give a store up after a second or two.
+    path = [str(Path(__file__).parent / "in_companion"), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path)
     job = Job()
     for line in sys.stdin:
         name, *arguments = json.loads(line)
@@ -92,5 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with impatient_companions():
-        main()
+    main()

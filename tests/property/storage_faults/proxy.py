@@ -1,10 +1,9 @@
-"""A server between a client and an emulator of Cloud Storage that loses, delays and refuses what it is told to."""
+"""A server between a client and an emulator of Cloud Storage that loses and refuses what it is told to."""
 
 import http.client
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final, Literal
@@ -12,18 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 from typing_extensions import override
 
-__all__ = ["Fault", "Proxy", "faulty"]
-
-Fault = (
-    int
-    | Literal[
-        "none", "lost", "answer lost", "cut", "applied, then 503", "503, then applied", "slow", "stuck",
-    ]
-)  # fmt: skip
+Fault = int | Literal["none", "lost", "answer lost", "cut", "stuck"]
 """A status to answer with and do nothing else, or what becomes of the request."""
 
-LATE_S: Final = 0.5
-SLOW_S: Final = 0.2
 STUCK_S: Final = 60.0
 _ABOUT_BYTES: Final = 600
 """Of an upload's body: its object's name is there."""
@@ -46,24 +36,12 @@ class Proxy:
     address: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
     unstuck: threading.Event = field(default_factory=threading.Event)
-    late: list[threading.Timer] = field(default_factory=list)
-    """Requests that were refused and are passed on all the same."""
 
     def next_fault(self, method: str, about: str) -> Fault:
         with self.lock:
             if self.faults and method in ("POST", "PUT"):
                 return self.faults.pop(0)
         return self.rule(method, about)
-
-    def break_by(self, rule: Callable[[str, str], Fault]) -> None:
-        """From now on each request has the fault that `rule` says."""
-        self.unstuck.clear()
-        self.rule = rule
-
-    def mend(self) -> None:
-        """All is well; who waited for an answer gets none."""
-        self.rule = lambda method, about: "none"
-        self.unstuck.set()
 
 
 @contextmanager
@@ -78,12 +56,9 @@ def faulty(target: str) -> Iterator[Proxy]:
         try:
             yield proxy
         finally:
-            proxy.mend()
+            proxy.unstuck.set()
             server.shutdown()
             thread.join()
-            # While the emulator still runs: to one that is gone nothing can be passed on.
-            for late in proxy.late:
-                late.join()
 
 
 def _handler_of(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
@@ -110,11 +85,6 @@ class _Handler(BaseHTTPRequestHandler):
             case "stuck":
                 self.proxy.unstuck.wait(STUCK_S)
                 self.close_connection = True
-            case "503, then applied":
-                late = threading.Timer(LATE_S, self._forwarded_late, (body,))
-                self.proxy.late.append(late)
-                late.start()
-                self._refuse(503)
             case "cut":
                 # A server keeps what came in of an upload that can be resumed.
                 half = body[: len(body) // 2]
@@ -126,8 +96,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self._pass_on(body, fault)
 
     def _pass_on(self, body: bytes, fault: str) -> None:
-        if fault == "slow":
-            time.sleep(SLOW_S)
         if self.headers.get("Content-Range", "").startswith("bytes */"):
             came_in = self.proxy.kept.get(self.path, 0)
             self._answer(308, b"", {"Range": f"bytes=0-{came_in - 1}"} if came_in else {})
@@ -135,15 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
         status, data, headers = self._forwarded(body, {})
         if fault == "answer lost":
             self.close_connection = True
-        elif fault == "applied, then 503":
-            self._refuse(503)
         else:
             self._answer(status, data, headers)
-
-    def _forwarded_late(self, body: bytes) -> None:
-        # An upload that was ended or resumed meanwhile isn't taken; nobody waits for the answer.
-        with suppress(OSError, http.client.HTTPException):
-            self._forwarded(body, {})
 
     def _forwarded(self, body: bytes, changed: dict[str, str]) -> tuple[int, bytes, dict[str, str]]:
         connection = http.client.HTTPConnection(self.proxy.target, timeout=30)

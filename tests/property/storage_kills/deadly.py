@@ -18,8 +18,6 @@ from typing import Any, Final, Self
 
 from stepkeeper.storage.posix import PosixStore
 
-__all__ = ["Fault", "arm", "arm_companion", "n_operations", "was_killed"]
-
 _OPERATIONS: Final = tuple(
     name
     for name, value in vars(PosixStore).items()

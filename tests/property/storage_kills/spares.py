@@ -13,8 +13,6 @@ from storage_kills.deadly import arm_companion
 from stepkeeper.companion import __main__ as companion
 from stepkeeper.companion import processes
 
-__all__ = ["COMM", "prepare_spares"]
-
 COMM: Final = "companion"  # in /proc/<pid>/comm
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15

@@ -20,8 +20,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 from stepkeeper import CheckpointManager, Options
 from stepkeeper.errors import StepkeeperError
 
-__all__ = ["Order", "digest", "state_of", "train"]
-
 _PR_SET_PDEATHSIG: Final = 1
 
 

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from stepkeeper.storage.base import Buffer, ObjectStat, Store
 
-__all__ = ["Behind"]
-
 
 class Behind:
     """Passes everything on, except for pages: those only some stores have."""

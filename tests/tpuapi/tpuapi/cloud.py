@@ -33,8 +33,6 @@ from tpuapi.rules import (
     show_in_v2,
 )
 
-__all__ = ["FakeCloud"]
-
 T = TypeVar("T")
 
 _REQUEST_ID_MEMORY_S: Final = 3600.0

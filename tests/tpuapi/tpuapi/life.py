@@ -7,11 +7,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from stepkeeper_operator.cloud_tpu.cloud import (
-    CloudNode,
-    CloudQueuedResource,
-    CloudTPUError,
-)
+from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource, CloudTPUError
 from tpuapi.accelerators import read_accelerator
 from tpuapi.nodes import ENDED, Key, Nodes, Timings, name_of
 from tpuapi.rules import RefusedError, quota_exceeded, read_window

@@ -8,7 +8,8 @@ from fake_cluster.facts import make_job, make_jobset
 from fake_cluster.stories import play, run_job, table
 from fake_cluster.world import World, training_job
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
-from stepkeeper_operator.facts import ConfigMap, read_job_root
+from stepkeeper_operator.facts.checkpoint_root import read_job_root
+from stepkeeper_operator.facts.jobset import ConfigMap
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.training_jobs.decide.acceptance import NAME_TAKEN, check_acceptance
 from stepkeeper_operator.training_jobs.observed import Observed

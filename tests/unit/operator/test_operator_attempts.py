@@ -24,7 +24,9 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 )
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import BatchJob, JobSet, MaintenanceWindow, Pod
+from stepkeeper_operator.facts.jobset import BatchJob, JobSet
+from stepkeeper_operator.facts.pod import Pod
+from stepkeeper_operator.facts.queued_resource import MaintenanceWindow
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import AttemptPods, find_pods
 from stepkeeper_operator.training_jobs.attempts.ends import close_by, open_attempt, open_if_started
 from stepkeeper_operator.training_jobs.attempts.evidence import Evidence, gather_evidence

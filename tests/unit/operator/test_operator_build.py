@@ -12,7 +12,8 @@ from fake_cluster.world import training_job
 from stepkeeper.contract import Best, BestMode, EveryInterval, Identity, Interval, Retention, Settings
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.training_jobs.build import build_config_map, build_jobset, template_hash
+from stepkeeper_operator.training_jobs.build.jobset import build_jobset, template_hash
+from stepkeeper_operator.training_jobs.build.objects import build_config_map
 
 GOLDEN = Path(__file__).parents[2] / "data/operator"
 TPU = {"tpu": {"accelerator": "v5p", "topology": "2x2x2", "slices": 2, "provisioning": "Spot"}}

@@ -8,7 +8,7 @@ from fake_cluster.stories import play, run_job
 from fake_cluster.world import World, training_job
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import job_key, queued_resource_key
-from stepkeeper_operator.cluster import QUEUED_RESOURCES
+from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import (
     JOB_UID_LABEL,
@@ -66,7 +66,7 @@ def test_a_change_of_a_queued_resource_concerns_the_jobs_that_name_it() -> None:
     assert cache.record_queued_resource(queued_resource(2)) == (QR, *jobs)
     assert cache.record_queued_resource(queued_resource(2, name="other", uid="qr-2"))[1:] == ()
     assert cache.record_queued_resource(queued_resource(3), deleted=True) == (QR, *jobs)
-    assert not cache.knows(QR)
+    assert cache.get_object(QR) is None
 
 
 def test_a_queued_resource_that_is_gone_unnoticed_concerns_its_jobs() -> None:

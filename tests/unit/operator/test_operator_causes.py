@@ -29,8 +29,8 @@ from fake_cluster.facts import make_failed_job as failed_job
 from fake_cluster.facts import make_pod as pod
 from stepkeeper.contract import AttemptKind, Cause, CommitPoint, ExitCode, Verdict
 from stepkeeper_operator.cache.evidence import EvidenceCache
-from stepkeeper_operator.facts import BatchJob, Pod
-from stepkeeper_operator.facts.pod import read_pod
+from stepkeeper_operator.facts.jobset import BatchJob
+from stepkeeper_operator.facts.pod import Pod, read_pod
 from stepkeeper_operator.training_jobs.attempts.machines import MachinesLoss
 from stepkeeper_operator.training_jobs.attempts.verdict import attribute_to_loss
 

@@ -9,8 +9,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.endpoint.certificates import make_tls, needs_renewal, renew_tls
-from stepkeeper_operator.endpoint.tls import ServingCertificate
-from stepkeeper_operator.endpoint.tls_secret import read_secret, secret_manifest
+from stepkeeper_operator.endpoint.tls import ServingCertificate, read_secret, secret_manifest
 from stepkeeper_operator.errors import CertificateError
 
 NAMES = ("stepkeeper-operator.stepkeeper-system.svc", "10.0.0.1")

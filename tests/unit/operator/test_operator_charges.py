@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import pytest
 
-from fake_cluster.kubelets import termination_message, training_report
-from fake_cluster.stories import count_restarts, end_pods, fail, play, run_job, stories, table
+from fake_cluster.kubelets import training_report
+from fake_cluster.stories import end_pods, fail, play, run_job, stories, table
 from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.trainingjob import BackoffSpec, RestartsSpec
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import CauseCount, RestartsStatus
@@ -201,24 +201,6 @@ async def test_an_edit_that_is_taken_back_before_the_jobset_is_deleted_leaves_an
     await play(
         world, f"accept, restart, run, phase Running, causes Requested -, fail, run, {FAILED_FOR_GOOD}"
     )
-
-
-async def test_a_lost_node_that_explains_an_unseen_failure_charges_no_other_end() -> None:
-    world = await run_job(placement=TWO_SLICES, spot=True, restarts=ONE)
-    # The kubelet of n4 is dead, and its Node still Ready.
-    story = (
-        f"away, preempt, act, act, act, wait 60, stick n4, {BOTH_FAIL}, act, restart, look, wait 35, lose n4"
-    )
-    await play(world, f"{story}, look, causes Disruption NodeFailure -")
-    assert "ApplicationError" not in count_restarts(world)
-
-
-async def test_a_fatal_code_of_another_slice_ends_the_job_after_jobset_has_restarted_it() -> None:
-    world = await play(await run_job(placement=TWO_SLICES, restarts=FATAL), "stop 8 42")
-    for pod in world.pods[:2]:
-        message = termination_message(75, notice="peer", step=120)
-        world.controllers.end_pod(pod, 75, message=message)
-    await play(world, "run 30, condition Failed True/FatalExitCode")
 
 
 async def test_a_notice_that_is_longer_than_the_status_can_hold_is_cut() -> None:

@@ -9,7 +9,8 @@ from kubernetes.aio import client as kubernetes_client
 from typing_extensions import override
 
 from fake_cluster.stories import table
-from stepkeeper_operator.cluster import NODES, QUEUED_RESOURCES, KubernetesCluster
+from stepkeeper_operator.cluster.client import KubernetesCluster
+from stepkeeper_operator.cluster.resources import NODES, QUEUED_RESOURCES
 from stepkeeper_operator.errors import ApiError, ConflictError, InvalidObjectError
 
 

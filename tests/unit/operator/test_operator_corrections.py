@@ -14,7 +14,7 @@ from stepkeeper.contract import AttemptKind, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
-from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.training_jobs.attempts.corrections import correct_verdict
 from stepkeeper_operator.training_jobs.attempts.ends import DELETED, EDITED, SUSPENDED
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory

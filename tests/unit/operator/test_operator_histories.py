@@ -18,12 +18,13 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, OperatorState
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import JobSet, Pod
+from stepkeeper_operator.facts.jobset import JobSet
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.training_jobs.attempts.ends import DELETED, SUSPENDED
 from stepkeeper_operator.training_jobs.attempts.following import update_history
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.attempts.restarts_in_place import record_restarts
-from stepkeeper_operator.training_jobs.build import template_hash
+from stepkeeper_operator.training_jobs.build.jobset import template_hash
 from stepkeeper_operator.training_jobs.observed import Observed
 
 RUNNING: Final = Attempt(number=1, start=100)

@@ -10,9 +10,9 @@ from fake_cluster.stories import play, table
 from fake_cluster.world import World
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import job_key
-from stepkeeper_operator.cluster import WORKLOADS, Resource
+from stepkeeper_operator.cluster.resources import WORKLOADS, Resource
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.facts import read_jobset
+from stepkeeper_operator.facts.jobset import read_jobset
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import Operator
 from stepkeeper_operator.training_jobs.observed import Observed
@@ -80,15 +80,6 @@ async def test_an_eviction_is_a_queue_preemption_with_a_save_and_the_job_resumes
     check_writes(world, "create")
 
 
-async def test_a_job_that_is_suspended_leaves_its_queue_and_kueue_undoes_nothing() -> None:
-    world = await play(await running(), "suspend, run, phase Suspended, gone")
-    assert world.cluster.list_objects("workloads") == []
-    assert [attempt.message for attempt in world.status.attempts] == ["suspended"]
-    assert world.controllers.kueue.undone == []
-    await play(world, "condition QuotaReserved Unknown/NotQueued, rests, resume, run, phase Running")
-    await play(world, "causes Requested -")
-
-
 async def test_workloads_are_watched_where_kueue_is_there_also_if_it_comes_later() -> None:
     cluster = WithoutKueue(lambda: 0.0)
     operator = Operator(OperatorSettings(identity="a"), cluster)
@@ -137,21 +128,6 @@ async def test_starts_that_kueue_takes_back_before_all_pods_run_cost_nothing() -
     await play(world, "message QuotaReserved PodsReadyTimeout")
     world.controllers.gone.clear()
     await play(world, "quota, run, phase Running, causes -")
-
-
-@pytest.mark.parametrize(
-    ("spec", "end"),
-    [
-        ({"restarts": {"maxFailures": 0}}, "fail"),
-        ({"spot": True, "restarts": {"maxDisruptions": 0}}, "preempt"),
-    ],
-)
-async def test_a_queued_job_that_is_over_is_stopped_without_a_word_to_kueue(
-    spec: dict[str, Any], end: str
-) -> None:
-    world = await play(await running(**spec), f"{end}, run, phase Failed")
-    assert "apply" not in [write.verb for write in world.cluster.writes if write.plural == "jobsets"]
-    assert world.controllers.kueue.undone == []
 
 
 async def test_a_jobset_without_a_queue_that_is_suspended_as_it_is_made_is_left_to_who_did_it() -> None:

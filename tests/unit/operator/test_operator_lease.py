@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fake_cluster.cluster import FakeCluster
-from stepkeeper_operator.cluster import CONFIG_MAPS, guard_writes
+from stepkeeper_operator.cluster.protocol import guard_writes
+from stepkeeper_operator.cluster.resources import CONFIG_MAPS
 from stepkeeper_operator.errors import ApiError, LeaseLostError
 from stepkeeper_operator.lease import LeaseGuard
 

@@ -94,13 +94,6 @@ async def test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goe
 
 @stories(
     {
-        "a program that exits 0 when it is evicted is started again": (
-            "disrupt 0 EvictionByEvictionAPI, disrupt 1 EvictionByEvictionAPI, wait 1, end 0, run, phase Running, "
-            "causes Eviction -"
-        ),
-        "pods that take the place of those of a deleted Job are an attempt": (
-            "delete-job, run, phase Running, causes Requested -, jobsets 1"
-        ),
         "a job that is being deleted is left alone": ("delete checkpointedtrainingjobs, fail, rests"),
         "a pod that was stopped and replaced keeps no job from its end": (
             "stop 0 0, disrupt 1 EvictionByEvictionAPI, run 3, delete-job, run 3, end 0, run 4, phase Complete"

@@ -10,12 +10,11 @@ from fake_cluster.kubelets import training_report
 from fake_cluster.stories import play, run_job, table
 from fake_cluster.world import World
 from stepkeeper.contract import Report, ReportPhase
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
-from stepkeeper_operator.facts import Node
+from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.training_jobs.decide.lost_pods import find_lost_pods
+from stepkeeper_operator.training_jobs.decide.terminating_pods import find_lost_pods
 from stepkeeper_operator.training_jobs.observed import Leftover, Observed, View
 
 STUCK: Final = "condition PodStuck True"
@@ -230,30 +229,6 @@ def test_reports_show_which_pods_live_and_whether_the_training_moves() -> None:
 
 
 LET_PASS: Final = "run 120"
-
-
-async def test_a_job_goes_on_without_a_lost_node_though_rank_0_reports_where_it_waits() -> None:
-    world = await play(await run_job(), "report 3 99, look, wait 10, report 3 100, look, wait 40")
-    world.lose_node(world.pods[1]["spec"]["nodeName"])
-    await play(world, "wait 30, disrupt 1 DeletionByTaintManager")
-    for _ in range(12):
-        if len(world.causes) == 1:
-            world.receive_report(training_report(sequence=3, step=100, commits=()))
-        await play(world, "look, act, wait 10")
-    await play(world, "phase Running, causes NodeFailure -")
-
-
-async def test_a_pod_of_a_lost_node_whose_job_is_gone_holds_up_no_next_attempt() -> None:
-    world = await play(await run_job(), "lose n2, remove jobsets, act")
-    assert [pod["status"]["phase"] for pod in world.pods] == ["Running"]
-    # The next operator can't prove any more whose pod it is.
-    await play(world, f"restart, {LET_PASS}, phase Running, causes Requested -")
-
-
-async def test_a_pod_that_ended_with_its_job_is_given_up_with_its_node() -> None:
-    story = f"lose n2, end 0, run 4, phase Complete, delete-job, {LET_PASS}, pods 0"
-    world = await play(await run_job(), story)
-    assert world.condition("PodStuck") in {None, (ConditionStatus.FALSE, "AsExpected")}
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from fake_cluster.stories import table
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, OperatorState
 from stepkeeper_operator.cache.evidence import AttemptEvidence
-from stepkeeper_operator.facts import JobSet, Pod
+from stepkeeper_operator.facts.jobset import JobSet
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.training_jobs.attempts.ends import NOT_ALLOWED
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
-from stepkeeper_operator.training_jobs.build import machines_hash, template_hash
+from stepkeeper_operator.training_jobs.build.jobset import machines_hash, template_hash
 from stepkeeper_operator.training_jobs.decision import DeleteJobSet, SetSuspend
 from stepkeeper_operator.training_jobs.observed import Observed
 from stepkeeper_operator.training_jobs.policy.next_step import find_change, plan_next, plan_without_jobset

@@ -9,7 +9,7 @@ from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.stories import play, run_job, stories
 from fake_cluster.world import World
 from stepkeeper.contract import ExitCode, ReportPhase
-from stepkeeper_operator.cluster import BATCH_JOBS
+from stepkeeper_operator.cluster.resources import BATCH_JOBS
 
 HOUR_S: Final = 3600
 FIELDS: Final[dict[str, dict[str, Any]]] = {

@@ -15,11 +15,13 @@ from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key, queued_resource_key
 from stepkeeper_operator.cache.kinds import list_watched_kinds
-from stepkeeper_operator.cluster import JOBSETS, QUEUED_RESOURCES, WORKLOADS, Resource
+from stepkeeper_operator.cluster.resources import JOBSETS, QUEUED_RESOURCES, WORKLOADS, Resource
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
+from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.handlers.resync import Resync
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry
-from stepkeeper_operator.kinds.reconcile import RETRY_SOON_S, Reconciler
+from stepkeeper_operator.kinds.controller import RETRY_SOON_S, KindController
+from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import Operator
@@ -29,48 +31,63 @@ JOB = job_key("default", "lm")
 RAW: dict[str, Any] = {"metadata": {"name": "slice", "namespace": "default", "uid": "qr-1"}}
 
 
-class Recorder:
-    """A controller that keeps its calls, and returns prepared answers."""
+class Recorder(KindController[RawObject, None, None]):
+    """A controller whose steps keep their calls; the last one returns a prepared answer."""
 
     def __init__(self, answer: float | Exception | None = None) -> None:
         self.answer = answer
-        self.reconciled: list[ObjectKey] = []
-        self.forgotten: list[ObjectKey] = []
-
-    @property
-    def resource(self) -> Resource:
-        return QUEUED_RESOURCES
-
-    async def reconcile(self, key: ObjectKey) -> float | None:
-        self.reconciled.append(key)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    def forget(self, key: ObjectKey) -> None:
-        self.forgotten.append(key)
-
-
-class Loop:
-    def __init__(self, controller: Recorder) -> None:
         self.cache = Cache()
         self.cache.record_queued_resource(RAW)
         self.metrics = Metrics()
-        self.reconciler = Reconciler(
-            controllers={controller.resource.kind: controller}, cache=self.cache, metrics=self.metrics
+        self.applied: list[ObjectKey] = []
+        self.forgotten: list[str] = []
+        shared = Shared(
+            cluster=FakeCluster(lambda: 0.0),
+            cache=self.cache,
+            metrics=self.metrics,
+            identity="operator-1",
+            acting=lambda: True,
         )
+        super().__init__(QUEUED_RESOURCES, shared)
 
     def results(self) -> dict[str, str]:
         """Return how many reconciles had each result."""
         found = r'stepkeeper_reconciles_total\{kind="QueuedResource",result="(\w+)"\} (\S+)'
         return dict(re.findall(found, self.metrics.render().decode()))
 
+    @override
+    def _read(self, key: ObjectKey, raw: RawObject) -> tuple[RawObject | None, tuple[str, ...]]:
+        return raw, ()
+
+    @override
+    async def _manage_unreadable(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
+        raise NotImplementedError
+
+    @override
+    async def _observe(self, key: ObjectKey, subject: RawObject, problems: tuple[str, ...]) -> None: ...
+
+    @override
+    def _decide(self, subject: RawObject, observed: None, *, now: float) -> None: ...
+
+    @override
+    async def _apply(
+        self, key: ObjectKey, subject: RawObject, observed: None, decision: None
+    ) -> float | None:
+        self.applied.append(key)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    @override
+    def _forget_object(self, key: ObjectKey, uid: str) -> None:
+        self.forgotten.append(uid)
+
 
 @pytest.mark.parametrize("error", [ConflictError(409, "changed"), AlreadyExistsError(409, "exists")])
 async def test_a_reconcile_that_was_behind_is_done_again_soon(error: ApiError) -> None:
-    loop = Loop(Recorder(error))
-    assert await loop.reconciler.reconcile(QR) == RETRY_SOON_S
-    assert loop.results() == {"behind": "1.0"}
+    controller = Recorder(error)
+    assert await controller.reconcile(QR) == RETRY_SOON_S
+    assert controller.results() == {"behind": "1.0"}
 
 
 @pytest.mark.parametrize(
@@ -79,14 +96,14 @@ async def test_a_reconcile_that_was_behind_is_done_again_soon(error: ApiError) -
 async def test_an_error_is_told_with_kind_and_name_and_tried_again(
     error: Exception, *, traceback: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loop = Loop(Recorder(error))
+    controller = Recorder(error)
     with pytest.raises(type(error)):
-        await loop.reconciler.reconcile(QR)
+        await controller.reconcile(QR)
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     told = {"kind": "QueuedResource", "object": "default/slice", "error": str(error)}
     assert vars(record).items() >= told.items()
     assert bool(record.exc_info) is traceback
-    assert loop.results() == {"error": "1.0"}
+    assert controller.results() == {"error": "1.0"}
 
 
 async def test_the_operator_waits_for_the_crds_of_the_kinds_that_it_watches() -> None:
@@ -100,17 +117,17 @@ async def test_the_operator_waits_for_the_crds_of_the_kinds_that_it_watches() ->
     await operator._readiness._wait_for_crds()
 
 
-async def test_a_key_goes_to_the_controller_of_its_kind_until_its_object_is_gone() -> None:
+async def test_an_object_is_reconciled_until_it_is_gone_and_then_forgotten() -> None:
     controller = Recorder(7.0)
-    loop = Loop(controller)
-    assert await loop.reconciler.reconcile(QR) == 7.0
-    assert await loop.reconciler.reconcile(JOB) is None
-    assert (controller.reconciled, controller.forgotten) == ([QR], [])
-    assert loop.results() == {"done": "1.0"}
-    assert 'stepkeeper_reconcile_seconds_count{kind="QueuedResource"} 1.0' in loop.metrics.render().decode()
-    loop.cache.record_queued_resource(RAW, deleted=True)
-    assert await loop.reconciler.reconcile(QR) is None
-    assert (controller.reconciled, controller.forgotten) == ([QR], [QR])
+    assert await controller.reconcile(QR) == 7.0
+    assert (controller.applied, controller.forgotten) == ([QR], [])
+    assert controller.results() == {"done": "1.0"}
+    rendered = controller.metrics.render().decode()
+    assert 'stepkeeper_reconcile_seconds_count{kind="QueuedResource"} 1.0' in rendered
+    controller.cache.record_queued_resource(RAW, deleted=True)
+    assert await controller.reconcile(QR) is None
+    assert (controller.applied, controller.forgotten) == ([QR], ["qr-1"])
+    assert controller.results() == {"done": "1.0"}
 
 
 @pytest.mark.parametrize("enabled", [False, True])

@@ -17,18 +17,6 @@ TWO = {"every": {"steps": 5}, "continuous": {}}
 REFUSED = "condition Accepted False/UnreadableSpec"
 
 
-async def test_a_refused_job_is_suspended_and_not_resumed_before_it_is_accepted() -> None:
-    story = "edit ttl soon, suspend, run, phase Suspended, pods 0, resume, run, suspended, edit ttl 60, run"
-    await play(await run_job(), f"{story}, phase Running")
-
-
-async def test_a_refused_edit_of_the_template_ends_nothing_and_starts_nothing() -> None:
-    world = await run_job()
-    world.edit(template={"spec": {"containers": [{"name": "other", "image": "x"}]}})
-    await play(world, "run, condition Accepted False/NoTrainer, phase Running, delete jobsets, run, gone")
-    assert "not accepted" in world.message("Running")
-
-
 async def test_fields_of_a_newer_crd_hold_up_nothing_and_are_reported() -> None:
     """After a rollback every job may have them, since the API server adds defaults and Helm rolls no CRDs back."""
     world = await run_job()
@@ -92,15 +80,6 @@ async def test_a_corrected_job_shows_nothing_of_the_spec_that_could_not_be_read(
     world.edit(checkpoint=good)
     await play(world, f"run 3, phase {'Complete' if ended else 'Running'}")
     assert [c.type for c in world.status.conditions if c.reason == "UnreadableSpec"] == []
-
-
-async def test_a_job_whose_private_status_is_lost_runs_on() -> None:
-    world = await play(await run_job(), "fail, run")
-    pods = [pod["metadata"]["uid"] for pod in world.pods]
-    raw = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
-    world.cluster.put("checkpointedtrainingjobs", raw | {"status": raw["status"] | {"operator": {}}})
-    await play(world, "restart, run, phase Running")
-    assert [pod["metadata"]["uid"] for pod in world.pods] == pods
 
 
 @pytest.mark.parametrize("spec", [{"ttlSecondsAfterFinished": "x"}, {"placement": "here"}, {"checkpoint": 5}])

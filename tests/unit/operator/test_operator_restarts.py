@@ -2,10 +2,8 @@
 
 from typing import Final
 
-import pytest
-
 from fake_cluster.kubelets import termination_message, training_report
-from fake_cluster.stories import end_pods, fail, play, run_job, table
+from fake_cluster.stories import end_pods, play, run_job, table
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint, Head, Report, ReportPhase
 from stepkeeper_operator.facts.pod import summarize_log
@@ -130,24 +128,6 @@ async def stopping_slowly() -> World:
     return world
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("edit image new", "spec.template or spec.placement was changed"),
-        ("suspend", "suspended"),
-        ("delete jobsets", "its JobSet was deleted"),
-    ],
-)
-async def test_what_was_chosen_to_be_saved_at_a_stop_that_was_asked_for_is_in_the_status(
-    change: str, message: str
-) -> None:
-    world = await play(await stopping_slowly(), f"{change}, run 4")
-    assert world.pods, "they still save"
-    await play(world, "run 30, rests, resume, restart, run 20, phase Running, causes Requested -")
-    first = world.status.attempts[0]
-    assert (first.message, first.decision) == (message, DECISION)
-
-
 async def test_what_was_chosen_to_be_saved_is_in_the_status_behind_a_shell_that_exits_0() -> None:
     world = await stopping_slowly()
     end_pods(world, 0, notice="sigterm", step=120, decision=DECISION)
@@ -156,14 +136,3 @@ async def test_what_was_chosen_to_be_saved_is_in_the_status_behind_a_shell_that_
     assert (first.message, first.decision) == ("every pod exited 0 after notice 'sigterm'", DECISION)
     ended = [raw["note"] for raw in world.cluster.list_objects("events") if raw["reason"] == "Requested"]
     assert ended == [f"attempt 1 ended after step 120 by Requested: {first.message}; {DECISION}"]
-
-
-async def test_what_a_pod_that_ends_later_says_was_chosen_is_in_the_status_too() -> None:
-    world = await play(await stopping_slowly(), "disrupt 0 TerminationByKubelet")
-    fail(world, 137)
-    await world.run_until_settled(rounds=2)
-    (before,) = [attempt.message for attempt in world.status.attempts]
-    assert "was ended by TerminationByKubelet on node n1" in (before or "")
-    await play(world, "run 30, phase Running")
-    first = world.status.attempts[0]
-    assert (first.message, first.decision) == (before, DECISION)

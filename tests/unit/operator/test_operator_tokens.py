@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from fake_cluster.cluster import FakeCluster
-from stepkeeper_operator.cluster import TOKEN_REVIEWS, Resource
+from stepkeeper_operator.cluster.resources import TOKEN_REVIEWS, Resource
 from stepkeeper_operator.endpoint.tokens import KubernetesTokens, TokenPod
 from stepkeeper_operator.facts.raw import RawObject
 

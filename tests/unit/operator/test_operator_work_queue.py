@@ -137,7 +137,7 @@ async def test_a_kind_whose_work_hangs_holds_up_no_other() -> None:
             await asyncio.Event().wait()
         done.put_nowait(key)
 
-    running = asyncio.create_task(queues.run(work))
+    running = asyncio.create_task(queues.run({"slow": work, "quick": work}))
     for number in range(5):
         queues.add(ObjectKey("slow", "default", str(number)))
     queues.add(ObjectKey("unknown", "default", "a"))

@@ -7,9 +7,11 @@ import pytest
 
 from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.api.base import ObjectMeta
-from stepkeeper_operator.cluster import QUEUED_RESOURCES
+from stepkeeper_operator.cache.cache import Cache
+from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES
 from stepkeeper_operator.errors import ApiError, ConflictError
-from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.kinds.decision import ObjectEvent
+from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.kinds.writing import ObjectWriter
 from stepkeeper_operator.metrics import Metrics
 
@@ -23,13 +25,15 @@ class Desk:
     def __init__(self) -> None:
         self.cluster = FakeCluster(lambda: 1000.0)
         self.metrics = Metrics()
-        self.writer = ObjectWriter(
-            QUEUED_RESOURCES,
+        shared = Shared(
             cluster=self.cluster,
+            cache=Cache(),
             metrics=self.metrics,
             identity="operator-1",
+            acting=lambda: True,
             clock=lambda: 1000.0,
         )
+        self.writer = ObjectWriter(resource=QUEUED_RESOURCES, shared=shared)
         self.cluster.put("queuedresources", {"metadata": {"name": "slice", "namespace": "default"}})
 
     @property

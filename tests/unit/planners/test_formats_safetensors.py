@@ -17,11 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
-from stepkeeper_planners.errors import (
-    DuplicateNameError,
-    SourceError,
-    UnsupportedValueError,
-)
+from stepkeeper_planners.errors import DuplicateNameError, SourceError, UnsupportedValueError
 from stepkeeper_planners.formats import (
     checkpoint_reader,
     checkpoint_to_safetensors,

@@ -17,10 +17,7 @@ from torch.distributed.checkpoint.format_utils import DynamicMetaLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from stepkeeper_planners.errors import (
-    MetadataDecodeError,
-    SourceError,
-)
+from stepkeeper_planners.errors import MetadataDecodeError, SourceError
 from stepkeeper_planners.formats import TorchSaveReader, checkpoint_to_torch_save, torch_save_to_checkpoint
 
 MORE_DTYPES = [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu]

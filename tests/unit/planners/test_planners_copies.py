@@ -1,15 +1,16 @@
 """Digests of copies: equal for equal bits only, as of the moment at which they were read."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
-from stepkeeper_planners.saving.copies import CopyDigests, find_copies
+from stepkeeper_planners.saving.copies import CopyDigests, HeldCopies, find_copies
 from stepkeeper_planners.saving.copy_comparison import group_ranks
 
 BOTH = Ranks(rank=0, world_size=2)
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 KINDS = [
     torch.bool,
     torch.float8_e4m3fn,
@@ -27,7 +28,13 @@ def digest_of(*tensors: torch.Tensor) -> str:
         whole_tensor(name, str(tensor.dtype).removeprefix("torch."), tensor.shape, BOTH)
         for name, tensor in named.items()
     ]
-    return CopyDigests(named, find_copies(layouts, 0)).combine()["0,1"]
+    return read(named, find_copies(layouts, 0, named)).combine()["0,1"]
+
+
+def read(tensors: dict[str, torch.Tensor], found: Sequence[HeldCopies]) -> CopyDigests:
+    digests = CopyDigests(found)
+    digests.read(tensors, lambda: None)
+    return digests
 
 
 def numbers(n: int, dtype: torch.dtype) -> torch.Tensor:
@@ -61,14 +68,33 @@ def test_payloads_of_nans_count_and_nans_are_equal_to_themselves() -> None:
     assert digest_of(nan) == digest_of(nan.clone()) != digest_of(other)
 
 
+@pytest.mark.parametrize("n", [2, 300_000])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_signs_that_differ_are_found(n: int, dtype: torch.dtype) -> None:
+    one = torch.randn(n, dtype=dtype)
+    other = one.conj() if one.is_complex() else -one
+    assert digest_of(one) != digest_of(other)
+
+
+def test_of_small_tensors_only_the_one_that_differs_is_named() -> None:
+    named = {f"t{i}": torch.ones(i % 5 + 1) for i in range(1000)} | {"large": torch.ones(123_456)}
+    layouts = [whole_tensor(name, "float32", tensor.shape, BOTH) for name, tensor in named.items()]
+    found = find_copies(layouts, 0, named)
+    before = read(named, found).list_names("0,1")
+    named["t700"][0] = 2.0
+    after = read(named, found).list_names("0,1")
+    assert {name for name in named if before[name] != after[name]} == {"t700"}
+
+
 @pytest.mark.parametrize("shape", [(7,), (300, 500)])
 def test_a_digest_is_of_the_moment_at_which_it_was_read(shape: tuple[int, ...]) -> None:
     tensor = torch.ones(shape)
-    found = find_copies([whole_tensor("t", "float32", shape, BOTH)], 0)
-    digests = CopyDigests({"t": tensor}, found)
+    found = find_copies([whole_tensor("t", "float32", shape, BOTH)], 0, {})
+    digests = read({"t": tensor}, found)
     tensor.zero_()
-    assert digests.combine() == CopyDigests({"t": torch.ones(shape)}, found).combine()
-    assert digests.list_names("0,1") == CopyDigests({"t": torch.ones(shape)}, found).list_names("0,1")
+    then = read({"t": torch.ones(shape)}, found)
+    assert digests.combine() == then.combine()
+    assert digests.list_names("0,1") == then.list_names("0,1")
 
 
 def test_a_tensor_in_another_order_of_memory_has_the_same_digest() -> None:
@@ -85,6 +111,6 @@ def test_copies_are_compared_among_the_ranks_that_hold_them() -> None:
         for part, box in enumerate(halves)
     )
     layout = TensorLayout(fqn="w", dtype="float32", global_shape=(4,), chunks=chunks)
-    assert [each.key for each in find_copies([layout], 3)] == ["1,3"]
-    assert find_copies([layout], 4) == ()
+    assert [each.key for each in find_copies([layout], 3, {})] == ["1,3"]
+    assert find_copies([layout], 4, {}) == ()
     assert group_ranks([{"0,2": "a"}, {"1,3": "b"}, {"0,2": "a"}, {"1,3": "c"}]) == {"1,3": [[1], [3]]}

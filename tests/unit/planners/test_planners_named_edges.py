@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from planners_parts.one_process import Net, p, read, refusal, same, write
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import SGD, AdamW, Optimizer
 from typing_extensions import override
 
-from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
-from stepkeeper_planners.errors import LoadMismatchError
+from stepkeeper_planners import SPMDLoadPlanner, prime_optimizer
 from stepkeeper_planners.loading.differences import (
     Differences,
     Findings,
@@ -24,20 +20,6 @@ from stepkeeper_planners.loading.differences import (
     judge_differences,
 )
 from stepkeeper_planners.state.named_optimizer import find_named_states
-
-Make = Callable[["Net", str], Optimizer]
-
-
-class Net(nn.Module):
-    """Three parameters of one shape, which only their names tell apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = (nn.Linear(3, 3, bias=False) for _ in range(3))
-
-
-def p(net: Net, names: str) -> list[nn.Parameter]:
-    return [getattr(net, name).weight for name in names]
 
 
 def groups(net: Net, *of: str, **options: Any) -> list[dict[str, Any]]:
@@ -51,26 +33,9 @@ def step(net: nn.Module, optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def write(folder: Path, **state: object) -> None:
-    save({"s": state}, storage_writer=FileSystemWriter(folder), planner=SPMDSavePlanner(), no_dist=True)
-
-
-def read(folder: Path, *, top: bool = False, state: Any = None, **rules: Any) -> None:
-    state = state if top else {"s": state}
-    load(state, storage_reader=FileSystemReader(folder), planner=SPMDLoadPlanner(**rules), no_dist=True)
-
-
-def refusal(folder: Path, state: Any, **rules: Any) -> str:
-    with pytest.raises(CheckpointException) as raised:
-        read(folder, state=state, **rules)
-    ((error, _),) = raised.value.failures.values()
-    assert isinstance(error, LoadMismatchError)
-    return str(error)
-
-
 def check_same(other: Net, back: Optimizer, net: Net, optimizer: Optimizer, names: str = "abc") -> None:
     for one, wanted in zip(p(other, names), p(net, names), strict=True):
-        torch.testing.assert_close(dict(back.state[one]), dict(optimizer.state[wanted]), rtol=0, atol=0)
+        same(dict(back.state[one]), dict(optimizer.state[wanted]))
         assert back.state[one]
 
 
@@ -122,16 +87,16 @@ def test_state_of_all_parameters_together_is_loaded_in_one_order_only(
     net, other = Net(), Net()
     optimizer, back = step(net, kind(p(net, "abc"))), step(other, kind(p(other, "cba")))
     write(tmp_path / "names", model=net, optimizer=optimizer)
-    state = {"model": other, "optimizer": back}
+    state: dict[str, Any] = {"model": other, "optimizer": back}
     if is_joint:
-        assert "share state in their order" in refusal(tmp_path / "names", state)
+        assert "share state in their order" in refusal(tmp_path / "names", **state)
     else:
-        read(tmp_path / "names", state=state)
+        read(tmp_path / "names", **state)
         check_same(other, back, net, optimizer)
     # The further key has one name in checkpoints with names and with positions.
     write(tmp_path / "positions", model=net, optimizer=optimizer.state_dict())
     again = step(other, kind(p(other, "abc")))
-    read(tmp_path / "positions", state={"model": other, "optimizer": again})
+    read(tmp_path / "positions", model=other, optimizer=again)
     check_same(other, again, net, optimizer)
 
 
@@ -161,12 +126,12 @@ def test_parameters_are_found_among_the_plain_tensors_of_the_state(
     net, other = Net(), Net()
     optimizer, back = step(net, AdamW(p(net, "abc"))), prime_optimizer(AdamW(p(other, "cba")))
     write(tmp_path, model=hold(net), optimizer=optimizer)
-    read(tmp_path, state={"model": hold(other), "optimizer": back})
+    read(tmp_path, model=hold(other), optimizer=back)
     check_same(other, back, net, optimizer)
     assert not warnings_in(caplog)
     if hold is HOLDERS["state_dict"]:
         again = prime_optimizer(AdamW(p(other, "bca")))
-        read(tmp_path, state={"model": other, "optimizer": again})
+        read(tmp_path, model=other, optimizer=again)
         check_same(other, again, net, optimizer)
 
 
@@ -176,7 +141,7 @@ def test_one_warning_for_parameters_that_are_nowhere_in_the_state(
     net, other = Net(), Net()
     optimizer, back = step(net, AdamW(p(net, "abc"))), prime_optimizer(AdamW(p(other, "abc")))
     write(tmp_path, optimizer=optimizer)
-    read(tmp_path, state={"optimizer": back})
+    read(tmp_path, optimizer=back)
     check_same(other, back, net, optimizer)
     (line,) = warnings_in(caplog)
     assert line.startswith("s.optimizer: 3 of its parameters are in no module of the state")
@@ -188,11 +153,11 @@ def test_a_group_without_parameters_keeps_its_options(by_name: bool, tmp_path: P
     optimizer = step(net, AdamW(groups(net, "abc", "", lr=0.5, initial_lr=0.25)))
     write(tmp_path, model=net, optimizer=optimizer if by_name else optimizer.state_dict())
     back = prime_optimizer(AdamW(groups(other, "abc", "")))
-    read(tmp_path, state={"model": other, "optimizer": back})
+    read(tmp_path, model=other, optimizer=back)
     assert [(group["lr"], group["initial_lr"]) for group in back.param_groups] == [(0.5, 0.25)] * 2
     if by_name:
         swapped = prime_optimizer(AdamW(groups(other, "", "abc")))
-        text = refusal(tmp_path, {"model": other, "optimizer": swapped})
+        text = refusal(tmp_path, model=other, optimizer=swapped)
         assert "s.optimizer.param_groups.0: it has no parameters, and the checkpoint has no group" in text
 
 
@@ -202,16 +167,16 @@ def test_positions_are_selected_by_the_names_of_the_state(tmp_path: Path) -> Non
     optimizer.state[net.a.weight]["more"] = torch.ones(2)
     write(tmp_path, model=net, optimizer=optimizer.state_dict())
     state = {"model": other, "optimizer": back}
-    read(tmp_path, state=state, exclude=["s.optimizer.state.a.weight"])
+    read(tmp_path, SPMDLoadPlanner(exclude=["s.optimizer.state.a.weight"]), **state)
     check_same(other, back, net, optimizer, "bc")
     assert not back.state[other.a.weight]["step"]
     del optimizer.state[net.a.weight]["more"]
     back.state[other.a.weight]["exp_avg"] = torch.zeros(3, 2)
-    text = refusal(tmp_path, state, exclude=["s.optimizer.state.a.weight.more"])
+    text = refusal(tmp_path, SPMDLoadPlanner(exclude=["s.optimizer.state.a.weight.more"]), **state)
     assert "exclude=('s.optimizer.state.a.weight.exp_avg',)" in text
     back.state[other.a.weight]["exp_avg"] = torch.zeros(3, 3)
     items = ["s.optimizer.state.a.weight"]
-    read(tmp_path, state=state, items=items, exclude=["s.optimizer.state.a.weight.more"])
+    read(tmp_path, SPMDLoadPlanner(items=items, exclude=["s.optimizer.state.a.weight.more"]), **state)
     check_same(other, back, net, optimizer)
 
 
@@ -221,10 +186,10 @@ def test_groups_of_other_sizes_are_refused_where_there_are_no_names(tmp_path: Pa
     optimizer = step(net, AdamW(groups(net, "aab", "c")))
     write(tmp_path, model=net, optimizers=[optimizer])
     back = prime_optimizer(AdamW(groups(other, "aa", "bc")))
-    text = refusal(tmp_path, {"model": other, "optimizers": [back]})
+    text = refusal(tmp_path, model=other, optimizers=[back])
     assert "s.optimizers.0: group 0 has 3 parameters in the checkpoint, 2 in the state" in text
     again = prime_optimizer(AdamW(groups(other, "aab", "c")))
-    read(tmp_path, state={"model": other, "optimizers": [again]})
+    read(tmp_path, model=other, optimizers=[again])
     check_same(other, again, net, optimizer)
 
 
@@ -232,7 +197,7 @@ def test_a_state_with_numbers_where_the_checkpoint_has_names_is_explained(tmp_pa
     net, other = Net(), Net()
     write(tmp_path, model=net, optimizer=step(net, AdamW(net.parameters())))
     back = prime_optimizer(AdamW(other.parameters()))
-    text = refusal(tmp_path, {"model": other, "optimizer": back.state_dict()})
+    text = refusal(tmp_path, model=other, optimizer=back.state_dict())
     assert "put the Optimizer object itself into the state" in text
     assert "One rename" not in text
 
@@ -243,7 +208,7 @@ def test_options_that_another_optimizer_gets_are_listed(
     net, other = Net(), Net()
     write(tmp_path, model=net, optimizer=step(net, SGD(net.parameters(), lr=0.5, momentum=0.5)))
     back = prime_optimizer(AdamW(other.parameters()))
-    read(tmp_path, state={"model": other, "optimizer": back}, strict=False)
+    read(tmp_path, SPMDLoadPlanner(strict=False), model=other, optimizer=back)
     assert back.param_groups[0]["momentum"] == 0.5
     assert "s.optimizer.param_groups.0.momentum (the state's group had no such entry" in caplog.text
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from planners_parts.one_process import Net, p, read, refusal, same, write
 from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -19,32 +17,12 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import LBFGS, SGD, AdamW, Optimizer
-from typing_extensions import override
 
-from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
-from stepkeeper_planners.errors import LoadMismatchError
+from stepkeeper_planners import SPMDLoadPlanner, prime_optimizer
 from stepkeeper_planners.formats import checkpoint_to_safetensors, checkpoint_to_torch_save
 
-Make = Callable[["Net"], Optimizer]
+Make = Callable[[Net], Optimizer]
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-
-
-class Net(nn.Module):
-    """Three parameters of one shape, which only their names tell apart, and one of another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = (nn.Linear(3, 3, bias=False) for _ in range(3))
-        self.d = nn.Linear(3, 2, bias=False)
-
-    @override
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        each: torch.Tensor = self.d(self.c(self.b(self.a(x))))
-        return each
-
-
-def p(net: Net, names: str) -> list[nn.Parameter]:
-    return [getattr(net, name).weight for name in names]
 
 
 def named(net: Net, names: str) -> Any:
@@ -75,67 +53,28 @@ def everything(net: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     return found
 
 
-def same(one: object, other: object) -> None:
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
-def write(folder: Path, planner: SavePlanner | None = None, **state: object) -> None:
-    """Save one level down: at the top, torch's `save` itself calls state_dict()."""
-    writer = FileSystemWriter(folder)
-    save({"s": state}, storage_writer=writer, planner=planner or SPMDSavePlanner(), no_dist=True)
-
-
-def read(folder: Path, planner: LoadPlanner | None = None, **state: object) -> None:
-    reader = FileSystemReader(folder)
-    load({"s": state}, storage_reader=reader, planner=planner or SPMDLoadPlanner(), no_dist=True)
-
-
-def refusal(folder: Path, planner: LoadPlanner | None = None, **state: object) -> str:
-    """Return the text of the error, which is of no other kind, with which the load is refused."""
-    with pytest.raises(CheckpointException) as raised:
-        read(folder, planner, **state)
-    ((error, _),) = raised.value.failures.values()
-    assert isinstance(error, LoadMismatchError)
-    return str(error)
-
-
 NUMBERS = "numbers as their names on the other"
 ABCD: Make = lambda net: AdamW(net.parameters(), lr=0.5)
 TWO: Make = lambda net: AdamW(groups(net, ("ab", 0.5), ("cd", 0.25)))
 RATES: Make = lambda net: AdamW(groups(net, ("ab", 0.5), ("cd", 0.25), tensors=True))
 
 
-@pytest.mark.parametrize(
-    ("saved", "loaded"),
-    [
-        pytest.param(ABCD, lambda net: AdamW(p(net, "dcba")), id="reversed"),
-        pytest.param(ABCD, lambda net: AdamW(groups(net, ("cb", 0.0), ("ad", 0.0))), id="split"),
-        pytest.param(TWO, lambda net: AdamW(groups(net, ("dc", 0.0), ("ba", 0.0))), id="groups swapped"),
-        pytest.param(
-            TWO, lambda net: AdamW(groups(net, ("a", 0.0), ("b", 0.0), ("cd", 0.0))), id="more groups"
-        ),
-        pytest.param(
-            lambda net: AdamW(groups(net, ("a", 0.5), ("bcd", 0.5))),
-            lambda net: AdamW(p(net, "dcba")),
-            id="merged",
-        ),
-        pytest.param(
-            RATES,
-            lambda net: AdamW(groups(net, ("dc", 0.0), ("ba", 0.0), tensors=True)),
-            id="rates are tensors",
-        ),
-        pytest.param(
-            lambda net: AdamW(named(net, "abcd"), lr=0.5),
-            lambda net: AdamW(named(net, "dcba")),
-            id="names given",
-        ),
-        pytest.param(
-            lambda net: SGD(groups(net, ("ab", 0.5), ("cd", 0.25))),
-            lambda net: SGD(groups(net, ("d", 0.0), ("c", 0.0), ("ab", 0.0))),
-            id="no state",
-        ),
-    ],
-)
+ORDERS: dict[str, tuple[Make, Make]] = {
+    "reversed": (ABCD, lambda net: AdamW(p(net, "dcba"))),
+    "split": (ABCD, lambda net: AdamW(groups(net, ("cb", 0.0), ("ad", 0.0)))),
+    "groups swapped": (TWO, lambda net: AdamW(groups(net, ("dc", 0.0), ("ba", 0.0)))),
+    "more groups": (TWO, lambda net: AdamW(groups(net, ("a", 0.0), ("b", 0.0), ("cd", 0.0)))),
+    "merged": (lambda net: AdamW(groups(net, ("a", 0.5), ("bcd", 0.5))), lambda net: AdamW(p(net, "dcba"))),
+    "rates are tensors": (RATES, lambda net: AdamW(groups(net, ("dc", 0.0), ("ba", 0.0), tensors=True))),
+    "names given": (lambda net: AdamW(named(net, "abcd"), lr=0.5), lambda net: AdamW(named(net, "dcba"))),
+    "no state": (
+        lambda net: SGD(groups(net, ("ab", 0.5), ("cd", 0.25))),
+        lambda net: SGD(groups(net, ("d", 0.0), ("c", 0.0), ("ab", 0.0))),
+    ),
+}
+
+
+@pytest.mark.parametrize(("saved", "loaded"), ORDERS.values(), ids=ORDERS)
 def test_each_parameter_gets_its_own_in_any_order(saved: Make, loaded: Make, tmp_path: Path) -> None:
     net, other = Net(), Net()
     optimizer = steps(net, saved(net))
@@ -184,59 +123,50 @@ def frozen(net: Net, make: Make) -> Optimizer:
     return make(net)
 
 
-@pytest.mark.parametrize(
-    ("saved", "loaded", "expected"),
-    [
-        pytest.param(
-            lambda net: AdamW(p(net, "a")),
-            lambda net: AdamW(p(net, "b")),
-            "s.optimizer.state.b.weight.exp_avg",
-            id="other",
+MISFITS: dict[str, tuple[Make, Make, str]] = {
+    "other": (
+        lambda net: AdamW(p(net, "a")),
+        lambda net: AdamW(p(net, "b")),
+        "s.optimizer.state.b.weight.exp_avg",
+    ),
+    "frozen, then primed": (ABCD, lambda net: frozen(net, ABCD), "prime first, then freeze"),
+    "left out": (ABCD, lambda net: AdamW(p(net, "bcd")), "s.optimizer.state.a.weight.exp_avg"),
+    "unfrozen": (lambda net: AdamW(p(net, "bcd")), ABCD, "s.optimizer.state.a.weight.exp_avg"),
+    "merged": (TWO, ABCD, "several groups, with different values: 0.5, 0.25"),
+    "merged rates": (RATES, ABCD, "with different values: tensor(0.5000), tensor(0.2500)"),
+    "another kind": (
+        lambda net: AdamW(p(net, "abcd"), lr=torch.tensor(0.5)),
+        ABCD,
+        "a tensor of torch.float32 with shape () in the checkpoint, a plain value in the state",
+    ),
+    "a shared rate": (RATES, ONE_RATE, "one tensor in the state with s.optimizer.param_groups.0.lr"),
+    "tensors that look alike": (
+        lambda net: with_options(TWO(net), near=[(torch.tensor(1.0),), (torch.tensor(1.0 + 1e-7),)]),
+        ABCD,
+        "several groups, with different values: (tensor(1.),)",
+    ),
+    "added tensors that differ": (
+        lambda net: with_options(
+            RATES(net), lr=[torch.tensor(0.5)] * 2, new=[torch.tensor(1), torch.tensor(2)]
         ),
-        pytest.param(ABCD, lambda net: frozen(net, ABCD), "prime first, then freeze", id="frozen, then primed"),
-        pytest.param(ABCD, lambda net: AdamW(p(net, "bcd")), "s.optimizer.state.a.weight.exp_avg", id="left out"),
-        pytest.param(lambda net: AdamW(p(net, "bcd")), ABCD, "s.optimizer.state.a.weight.exp_avg", id="unfrozen"),
-        pytest.param(TWO, ABCD, "several groups, with different values: 0.5, 0.25", id="merged"),
-        pytest.param(RATES, ABCD, "with different values: tensor(0.5000), tensor(0.2500)", id="merged rates"),
-        pytest.param(
-            lambda net: AdamW(p(net, "abcd"), lr=torch.tensor(0.5)),
-            ABCD,
-            "a tensor of torch.float32 with shape () in the checkpoint, a plain value in the state",
-            id="another kind",
-        ),
-        pytest.param(RATES, ONE_RATE, "one tensor in the state with s.optimizer.param_groups.0.lr", id="a shared rate"),
-        pytest.param(
-            lambda net: with_options(TWO(net), near=[(torch.tensor(1.0),), (torch.tensor(1.0 + 1e-7),)]),
-            ABCD,
-            "several groups, with different values: (tensor(1.),)",
-            id="tensors that look alike",
-        ),
-        pytest.param(
-            lambda net: with_options(RATES(net), lr=[torch.tensor(0.5)] * 2, new=[torch.tensor(1), torch.tensor(2)]),
-            lambda net: AdamW(p(net, "abcd"), lr=torch.tensor(0.5)),
-            "s.optimizer.param_groups.0.new",
-            id="added tensors that differ",
-        ),
-        pytest.param(
-            JOINT,
-            lambda net: LBFGS(p(net, "acb")),
-            "share state in their order",
-            id="one state for all",
-        ),
-        pytest.param(
-            lambda net: SGD(p(net, "a")),
-            lambda net: SGD(p(net, "b")),
-            "no group with b.weight; the state has no group with a.weight",
-            id="other, and no state",
-        ),
-        pytest.param(
-            ABCD,
-            lambda net: AdamW([{"params": net.parameters(), "initial_lr": 0.5}]),
-            "s.optimizer.param_groups.0.initial_lr",
-            id="an option that wasn't saved",
-        ),
-    ],
-)  # fmt: skip
+        lambda net: AdamW(p(net, "abcd"), lr=torch.tensor(0.5)),
+        "s.optimizer.param_groups.0.new",
+    ),
+    "one state for all": (JOINT, lambda net: LBFGS(p(net, "acb")), "share state in their order"),
+    "other, and no state": (
+        lambda net: SGD(p(net, "a")),
+        lambda net: SGD(p(net, "b")),
+        "no group with b.weight; the state has no group with a.weight",
+    ),
+    "an option that wasn't saved": (
+        ABCD,
+        lambda net: AdamW([{"params": net.parameters(), "initial_lr": 0.5}]),
+        "s.optimizer.param_groups.0.initial_lr",
+    ),
+}
+
+
+@pytest.mark.parametrize(("saved", "loaded", "expected"), MISFITS.values(), ids=MISFITS)
 def test_what_does_not_fit_is_refused_by_name(
     saved: Make, loaded: Make, expected: str, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""An optimizer goes on with what a load has filled; keys that are numbers come back as numbers."""
+"""An optimizer continues with what a load has filled; its parameters have the names of the modules of its state."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from planners_parts.one_process import Net, load_state, p, same, save_state
+from torch import nn
 from torch.optim import ASGD, SGD, AdamW, NAdam, Optimizer
+from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
-from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
+from stepkeeper_planners import PerRank, prime_optimizer
+from stepkeeper_planners.errors import DuplicateNameError
 from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.tree import flatten_state
 
@@ -44,8 +45,8 @@ class Wrapper(Optimizer):
 def trained(optimizer: Optimizer, steps: int) -> Optimizer:
     for seed in range(steps):
         generator = torch.Generator().manual_seed(seed)
-        for p in optimizer.param_groups[0]["params"]:
-            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        for each in optimizer.param_groups[0]["params"]:
+            each.grad = torch.randn(each.shape, generator=generator).to(each.dtype)
         optimizer.step()
     return optimizer
 
@@ -105,25 +106,53 @@ def zeroed(optimizer: torch.optim.AdamW) -> torch.optim.AdamW:
     return optimizer
 
 
-def saved(state: dict[str, Any], folder: Path) -> Path:
-    save(state, storage_writer=FileSystemWriter(folder), planner=SPMDSavePlanner(), no_dist=True)
-    return folder
-
-
-def same(one: object, other: object) -> None:
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("saved_as", ["object", "dict"])
 @pytest.mark.parametrize("loaded_as", ["object", "dict"])
 def test_an_optimizers_state_there_and_back(saved_as: str, loaded_as: str, tmp_path: Path) -> None:
     wanted = stepped()
-    folder = saved({"optim": wanted if saved_as == "object" else wanted.state_dict()}, tmp_path / "c")
+    folder = save_state({"optim": wanted if saved_as == "object" else wanted.state_dict()}, tmp_path / "c")
     optimizer = zeroed(stepped())
     state = {"optim": optimizer if loaded_as == "object" else optimizer.state_dict()}
-    load(state, storage_reader=FileSystemReader(folder), planner=SPMDLoadPlanner(), no_dist=True)
+    load_state(state, folder)
     if loaded_as == "dict":
         loaded: Any = state["optim"]
         assert list(loaded["state"]) == [0, 1, 2]
         optimizer.load_state_dict(loaded)
     same(optimizer.state_dict(), wanted.state_dict())
+
+
+def test_names_are_those_of_the_modules_in_the_state() -> None:
+    def keys(optimizer: Optimizer, **state: object) -> list[str]:
+        found: list[str] = flatten_state({**state, "o": optimizer}).values["o.param_groups.0.params"]  # type: ignore[assignment]
+        return found
+
+    net, other, loose = Net(), Net(), nn.Parameter(torch.ones(2, 3))
+    both = [net.a.weight, other.a.weight, loose]
+    assert keys(AdamW(both), x={"net": net}, y=[other]) == ["x.net.a.weight", "y.0.a.weight", "#2(2,3)"]
+    assert keys(AdamW(both), x=PerRank(net)) == ["a.weight", "#1(3,3)", "#2(2,3)"]
+    # A part of a module, or a module and its wrapper, are no two modules.
+    assert keys(AdamW(p(net, "ab")), head=net.a, model=net) == ["a.weight", "b.weight"]
+    assert keys(AdamW(p(net, "a")), head=net.a, model=net) == ["a.weight"]
+    assert keys(AdamW(p(net, "ab")), a=net, ema=AveragedModel(net), wrapped=torch.compile(net)) == [
+        "a.weight",
+        "b.weight",
+    ]
+    # Dots in keys may give two modules one name.
+    dotted: dict[str, Any] = {"m.n": net.a, "m": {"n": net}}
+    assert keys(AdamW(p(net, "d")), **dotted) == ["d.weight"]
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        twice = AdamW([net.a.weight, net.a.weight])
+    assert list(map(str, keys(twice, net=net))) == ["1", "1"]
+    # Names that were given are taken where no module has the parameter, if they tell it apart.
+    assert keys(AdamW([("n", loose), ("m", net.a.weight)])) == ["n", "m"]
+    assert keys(AdamW([("a.weight", loose), ("m", net.a.weight)]), net=net) == ["#0(2,3)", "#1(3,3)"]
+    appended = AdamW([("n", loose)])
+    appended.param_groups[0]["params"].append(nn.Parameter(torch.ones(4)))
+    assert keys(appended) == ["#0(2,3)", "#1(4)"]
+    net.b.weight = net.a.weight
+    assert keys(AdamW(net.parameters()), net=net) == ["a.weight", "c.weight", "d.weight"]
+    optimizer = AdamW(net.parameters())
+    optimizer.state.update({"a.weight": {"mine": 1}})  # type: ignore[dict-item]
+    prime_optimizer(optimizer)
+    with pytest.raises(DuplicateNameError, match=r"a\.weight: a parameter has the same name"):
+        flatten_state({"net": net, "o": optimizer})

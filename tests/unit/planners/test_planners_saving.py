@@ -16,11 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, adapters
-from stepkeeper_planners.errors import (
-    LostWritesError,
-    UnsupportedWriterError,
-    WrongRanksError,
-)
+from stepkeeper_planners.errors import LostWritesError, UnsupportedWriterError, WrongRanksError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving import planner as save_module
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata

@@ -10,11 +10,7 @@ from stepkeeper_planners.errors import DuplicateNameError, SourceError, Unsuppor
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.nesting import rebuild_nesting
-from stepkeeper_planners.state.per_rank import (
-    PerRank,
-    parse_stored_name,
-    stored_name,
-)
+from stepkeeper_planners.state.per_rank import PerRank, parse_stored_name, stored_name
 from stepkeeper_planners.state.tree import flatten_state
 
 

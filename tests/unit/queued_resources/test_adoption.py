@@ -5,16 +5,7 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.queued_resources import (
-    PLACE,
-    check,
-    decide,
-    find,
-    kinds,
-    make_node,
-    make_resource,
-    observe,
-)
+from fake_cluster.queued_resources import PLACE, check, decide, find, kinds, make_node, make_resource, observe
 from fake_cluster.resource_owners import (
     BY_HAND,
     JOINED,
@@ -225,23 +216,13 @@ async def label_and_change_mind(world: ResourceWorld) -> None:
     world.annotate(None)
 
 
-async def label_after_a_refused_creation(world: ResourceWorld) -> None:
-    await tell(world, "annotate, hide team-v5e, run 2")
-    assert world.status.error is not None
-    assert world.status.error.code == "ALREADY_EXISTS"
-    await tell(world, "show, wait 60, annotate team-v5e")
-    await label(world)
-
-
 @pytest.mark.parametrize(
     ("before", "cloud_id", "looks", "unlisted"),
     [
         (adopt_and_lose_status, "team-v5e", 0, True),
         (label, "team-v5e", 0, False),
-        (label, "team-v5e-r3", 0, True),
         (label_and_change_mind, "team-v5e", 0, False),
         (label_and_change_mind, "team-v5e-r3", 1, True),
-        (label_after_a_refused_creation, "team-v5e", 0, False),
     ],
 )
 async def test_what_carries_our_label_is_deleted_with_the_object_whatever_lists_leave_out(

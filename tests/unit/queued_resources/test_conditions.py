@@ -22,7 +22,7 @@ from fake_cluster.stories import table
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import MAX_SLICES, QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode, CloudTPUError, ErrorKind
-from stepkeeper_operator.facts import Node
+from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.facts.queued_resource import read_queued_machines
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.queued_resources.decision import Decision

@@ -36,11 +36,7 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     CloudTPUError,
     ErrorKind,
 )
-from stepkeeper_operator.queued_resources.decision import (
-    CreateCloudResource,
-    Decision,
-    DeleteCloudResource,
-)
+from stepkeeper_operator.queued_resources.decision import CreateCloudResource, Decision, DeleteCloudResource
 from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
 
 NO_QUOTA = CloudTPUError(ErrorKind.QUOTA, "RESOURCE_EXHAUSTED", "no quota")

@@ -119,21 +119,6 @@ def test_an_object_goes_without_the_cloud_if_nothing_can_be_left(
     assert goes or kinds(decide(resource, observe(made, pods=()))) == [DeleteCloudResource]
 
 
-def test_a_deletion_that_ended_without_effect_is_asked_for_again_with_another_id() -> None:
-    operation = CloudOperation(name="op", verb="Delete", start_time=int(NOW))
-    resource = noted(
-        with_status(deleting(), operation=operation), removing="Deleted", removing_since=int(NOW)
-    )
-    cloud = make_cloud_resource(resource, "ACTIVE")
-    before = decide(with_status(resource, operation=None), observe(cloud, pods=()))
-    done = CloudOperationState(name="op", done=True)
-    told = decide(resource, observe(cloud, pods=(), operation=done))
-    assert told.actions == ()
-    again = decide(after(resource, told), observe(cloud, pods=()), now=NOW + 5)
-    ids = {a.request_id for d in (before, again) for a in d.actions if isinstance(a, DeleteCloudResource)}
-    assert len(ids) == 2
-
-
 def test_each_deletion_whose_operation_fails_is_followed_by_another_request_and_a_longer_wait() -> None:
     resource = noted(deleting(), removing="Deleted", removing_since=int(NOW))
     seen, now = observe(make_cloud_resource(resource, "ACTIVE"), pods=()), NOW

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from fake_cluster.job_machines import change, machines, running, world_of
-from fake_cluster.stories import count_restarts, end_pods, play
+from fake_cluster.stories import count_restarts, play
 from fake_cluster.world import World
-from stepkeeper_operator.api.v1alpha1.conditions import Phase
 
 GUARANTEED: dict[str, Any] = {"guaranteed": {}}
 
@@ -134,54 +133,6 @@ async def test_machines_that_are_taken_away_are_the_cause_and_the_job_comes_back
     assert count_restarts(world).keys() == {cause}
 
 
-async def test_a_lost_node_of_preempted_machines_is_a_preemption_also_once_they_are_back() -> None:
-    world = await play(await running(tier={"spot": {}}), "lose n1")
-    gone = machines(tier={"spot": {}}, active=False, joined=False, state="Suspended")
-    world.cluster.put("queuedresources", gone)
-    await world.run_until_settled(rounds=40)
-    assert set(world.causes) == {"SpotPreemption"}
-    await change(world, tier={"spot": {}})
-    assert {cause for cause in world.causes if cause is not None} == {"SpotPreemption"}
-
-
-@pytest.mark.parametrize(
-    ("begins_in_s", "notice", "cause"),
-    [
-        (-10, "sigterm", "Maintenance"),
-        (30, "sigterm", "Maintenance"),  # the cloud's clock isn't ours
-        (-3700, "sigterm", "Maintenance"),
-        (86_400, "sigterm", "Requested"),
-        (-86_400, "sigterm", "Requested"),
-        (-10, "file", "Requested"),
-    ],
-)
-async def test_a_training_that_ends_by_itself_when_its_maintenance_begins_has_ended_for_it(
-    begins_in_s: int, notice: str, cause: str
-) -> None:
-    """Autocheckpoint notifies the processes; no pod is deleted, and the resource stays active."""
-    world = await running()
-    await change(world, maintenance_at=(world.now + begins_in_s,))
-    end_pods(world, 75, notice=notice, step=10)
-    await play(world, f"run, causes {cause} -, costs {cause}=1/0")
-
-
-async def test_a_pod_that_is_deleted_in_the_midst_of_maintenance_has_not_ended_for_it() -> None:
-    world = await running()
-    await change(world, maintenance_at=(world.now,))
-    await play(world, "stop 0 75, delete-pods 30, run")
-    assert world.causes[0] == "Requested"
-
-
-async def test_a_change_or_deletion_that_somebody_asked_for_is_requested() -> None:
-    world = await running()
-    await change(world, active=False, joined=False, state="Deleting", removing="SpecChanged")
-    await play(world, "causes Requested")
-    await change(world)
-    await change(world, deleting=True)
-    await play(world, "causes Requested Requested")
-    assert world.status.restarts.total == 1
-
-
 async def test_each_thing_that_a_job_waits_for_is_an_event() -> None:
     world = await play(world_of(None), "run 2")
     await change(world, active=False, joined=False, state="WaitingForResources")
@@ -193,15 +144,8 @@ async def test_each_thing_that_a_job_waits_for_is_an_event() -> None:
     assert world.events == ["Suspended", *waits, "Pending", "Running"]
 
 
-async def test_an_operator_that_cannot_see_the_machines_blames_them_for_nothing() -> None:
-    world = await running()
-    world.restart_operator(queued_resources=False)
-    await play(world, "fail, run, causes ApplicationError -")
-
-
 READY = machines()
 ABSENT = machines(active=False, joined=False, state="WaitingForResources")
-LOST = machines(active=False, joined=False, state="Suspended", tier={"spot": {}})
 
 
 async def see(world: World, resource: dict[str, Any]) -> None:
@@ -226,26 +170,3 @@ async def test_a_job_joins_the_queue_once_its_machines_are_there_and_kueue_start
     await play(world, "suspended, pods 0, quota")  # only Kueue starts it
     await see(world, READY)
     await play(world, "phase Running")
-
-
-@pytest.mark.parametrize("admitted", [True, False])
-async def test_machines_that_go_take_a_job_out_of_the_queue_until_they_are_back(*, admitted: bool) -> None:
-    world = await queued(READY, quota=admitted)
-    assert (world.phase() is Phase.RUNNING) is admitted
-    await see(world, LOST)
-    await play(
-        world, "gone, pods 0, condition Suspended True/WaitingForQueuedResource, quota"
-    )  # it holds no quota
-    await see(world, READY)
-    await play(world, "phase Running")
-    await play(world, "causes SpotPreemption -, costs SpotPreemption=1/0" if admitted else "causes -, costs")
-
-
-async def test_hosts_that_left_for_a_moment_cost_no_place_in_the_queue() -> None:
-    world = await queued(READY, quota=False)
-    first = world.jobset
-    await see(world, machines(joined=False))
-    assert first is not None
-    assert world.jobset is not None
-    assert world.jobset["metadata"]["uid"] == first["metadata"]["uid"]
-    await play(world, "condition Suspended True/WaitingForNodes")

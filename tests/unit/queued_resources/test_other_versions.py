@@ -42,12 +42,6 @@ async def test_a_status_of_a_newer_operator_keeps_nothing_from_being_managed(new
     await tell(world, "restart, run 4, state Active, created team-v5e, delete, run 20, nothing-left")
 
 
-async def test_machines_go_with_an_object_whose_private_status_is_lost() -> None:
-    world = await active()
-    change(world, "status", {"operator": {}})
-    await tell(world, "restart, delete, run 20, nothing-left")
-
-
 @pytest.mark.parametrize(
     ("part", "changes", "said"),
     [("spec", {"slices": {"accelerator": ["v9"]}}, "spec.slices"), ("status", NEWER_STATE, "number")],

@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from fake_cluster.queued_resources import (
-    decide,
-    deleting,
-    make_cloud_resource,
-    make_node,
-    noted,
-    observe,
-)
+from fake_cluster.queued_resources import decide, deleting, make_cloud_resource, make_node, noted, observe
 from fake_cluster.resource_owners import (
     OTHERS,
     THEIRS,

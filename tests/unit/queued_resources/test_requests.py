@@ -14,12 +14,7 @@ from fake_cluster.queued_resources import (
 )
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion
-from stepkeeper_operator.cloud_tpu.naming import (
-    make_cloud_id,
-    make_node_ids,
-    parse_cloud_name,
-    parse_number,
-)
+from stepkeeper_operator.cloud_tpu.naming import make_cloud_id, make_node_ids, parse_cloud_name, parse_number
 from stepkeeper_operator.cloud_tpu.request import (
     build_request,
     build_reservation_name,

@@ -39,22 +39,6 @@ async def test_a_deletion_lets_go_of_nothing_that_lists_leave_out(before: str) -
     await tell(world, "run 10, nothing-left")
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["hosts are Ready", "hosts are silent"])
-async def test_an_emptied_status_and_a_short_list_cost_no_machine(*, silent: bool) -> None:
-    # The API has forgotten the first request by then.
-    world = await tell(await active(), "preempt, run 40, run 40 120")
-    assert world.status.operator.number == 1
-    raw = world.raw
-    assert raw is not None
-    if silent:
-        world.sync_hosts([])
-        world.sync_hosts = lambda *_: None  # type: ignore[method-assign]
-    world.cluster.put("queuedresources", {key: raw[key] for key in raw if key != "status"})
-    await tell(world, "hide team-v5e-r1, restart, run 10, created team-v5e team-v5e-r1, hosts team-v5e-r1-w0")
-    await tell(world, "show, run 2, there team-v5e-r1")
-    assert world.status.operator.number == 1
-
-
 async def test_a_label_that_can_name_no_slice_holds_nothing_up() -> None:
     world = await active()
     known = world.cluster.objects["nodes", None, "team-v5e-w0"]

@@ -13,7 +13,6 @@ from stepkeeper_operator.errors import ApiError, InvalidObjectError, LeaseLostEr
 from stepkeeper_operator.queued_resources.settings import CloudSettings
 from stepkeeper_operator.settings import OperatorSettings
 
-NODE = {"accelerator": "v5e", "topology": "2x2", "image": "v2-alpha-tpuv5-lite"}
 SPOT: dict[str, Any] = {"tier": {"spot": {}}}
 GUARANTEED: dict[str, Any] = {"tier": {"guaranteed": {}}}
 
@@ -82,23 +81,6 @@ async def test_while_nothing_is_requested_the_conditions_show_nothing_of_the_las
     assert world.condition("Accepted") == ("Unknown", "NotAnswered")
     assert world.message("Accepted") == "no request is pending: see condition Active for the reason"
     assert "removed" not in world.message("Active")
-
-
-async def test_of_what_was_deleted_and_stays_gone_nothing_is_said_to_cost_money() -> None:
-    world = await active(recreatePolicy={"onFailed": "Keep"})
-    world.cloud.resources.clear()
-    world.cloud.nodes.clear()
-    await world.run(20)
-    assert world.condition("Degraded") == ("True", "Gone")
-    assert "Nothing is left in the cloud" in world.message("Degraded")
-    assert "money" not in world.message("Degraded")
-
-
-async def test_a_refusal_is_told_in_the_apis_words_and_a_new_spec_is_tried_at_once() -> None:
-    world = await tell(ResourceWorld(), "fail CreateQueuedResource INVALID_ARGUMENT 1, run 10, there")
-    await tell(world, "condition Accepted False/Refused, message Accepted in its words, events Refused 1")
-    world.edit(slices=NODE)
-    await tell(world, "run 10, state Active, condition Accepted True/Accepted")
 
 
 async def test_a_script_that_is_missing_is_told_and_waited_for() -> None:

@@ -1,23 +1,23 @@
-"""Test that the links, commands and targets that the pages name are there."""
+"""Test that what pages and messages name is there, and that each block of the pages says what it is."""
 
+import ast
+import json
+import pkgutil
 import re
-import subprocess
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
+from page_blocks import LANGUAGES, ROOT, page_names, read_blocks, tracked_files
+from page_marks import MARKS, STORIES
 from typer.main import get_command
 
 from stepkeeper.cli.app import app
 from stepkeeper.contract import Identity
 
-ROOT = Path(__file__).parents[3]
-PAGES = [
-    Path(name)
-    for name in subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z", "*.md"], capture_output=True, text=True, check=True
-    ).stdout.split("\0")
-    if name and (ROOT / name).is_file()
-]
+PAGES = [Path(name) for name in tracked_files("*.md")]
 OPTIONS = {
     name: {option for parameter in command.params for option in parameter.opts} | {"--help"}
     for name, command in get_command(app).commands.items()  # type: ignore[attr-defined]  # it is a group
@@ -76,3 +76,92 @@ def test_the_page_on_launching_names_each_variable_of_the_pods() -> None:
     text = (ROOT / "docs/user/launching.md").read_text(encoding="utf-8")
     _, _, section = text.partition("## What the pods have in their environment")
     assert sorted(re.findall(r"`(STEPKEEPER_[A-Z_]+)`", section)) == sorted(Identity.variables())
+
+
+BLOCKS = [block for page in page_names() for block in read_blocks(page)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_block_names_its_language(page: Path) -> None:
+    for block in read_blocks(str(page)):
+        assert block.language in LANGUAGES, str(block)
+
+
+def test_commands_for_a_cluster_run_on_one() -> None:
+    tests = (ROOT / "tests/e2e/test_pages.py").read_text(encoding="utf-8")
+    for page in {block.page for block in BLOCKS if block.asks_cluster}:
+        assert f'"{page}"' in tests
+
+
+def test_what_is_not_run_is_listed_with_its_reason() -> None:
+    assert Counter(block.mark for block in BLOCKS if block.mark) == {
+        mark: each.n_blocks for mark, each in MARKS.items()
+    }
+    assert all(each.reason for each in MARKS.values())
+    for page, test in STORIES.items():
+        assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", page_names())
+def test_blocks_are_whole_and_none_hides(page: str) -> None:
+    text = re.sub(
+        r"^( *)```.*?^\1```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    assert not re.search(r"^\n {4,}(?!- |[0-9]+\. )\S", text, re.MULTILINE), "a block by its indent alone"
+    blocks = read_blocks(page)
+    run = "".join(block.text for block in blocks if block.language in ("bash", "console"))
+    for block in blocks:
+        assert block.language != "bash" or block.commands, str(block)
+        assert not block.file or block.file in run, str(block)
+        if block.language == "json":
+            json.loads(block.text)
+        if block.language == "text":
+            command = r"^(?:\$ |(?:kubectl|helm|gcloud|stepkeeper|python|pip|make|import|from) )"
+            assert not re.search(command, block.text, re.MULTILINE), str(block)
+
+
+PACKAGES = ("operator/stepkeeper_operator", "runtime/stepkeeper", "planners/stepkeeper_planners")
+
+FUNCTION = re.compile(r"(?<![\w./-])(?:stepkeeper(?!\.dev\b)|CheckpointManager)(?:\.[A-Za-z]\w*)+")
+COMMAND = re.compile(r"(?:^|`|[:;] )stepkeeper ([a-z-]+) (?:\{\}|--)")
+"""A command to run: an option follows, or a value that the message puts in."""
+
+
+def read_strings(path: Path) -> Iterator[str]:
+    """Yield the texts in a Python file, with {} in place of each value that is put in."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+
+
+def read_texts() -> Iterator[tuple[Path, str]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield from ((path.relative_to(ROOT), text) for text in read_strings(path))
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        yield page.relative_to(ROOT), page.read_text(encoding="utf-8")
+
+
+def exists(name: str) -> bool:
+    path = name if name.startswith("stepkeeper.") else f"stepkeeper.{name}"
+    try:
+        pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_every_function_exists_that_a_message_or_a_page_names() -> None:
+    named = {(str(path), name) for path, text in read_texts() for name in FUNCTION.findall(text)}
+    assert len(named) > 50
+    missing = sorted((path, name) for path, name in named if not exists(name))
+    assert missing == []
+
+
+def test_every_command_exists_that_a_message_names() -> None:
+    known = typer.main.get_group(app).commands
+    named = {(str(path), name) for path, text in read_texts() for name in COMMAND.findall(text)}
+    assert len(named) > 5
+    assert [each for each in sorted(named) if each[1] not in known] == []

@@ -3,11 +3,10 @@
 import ast
 import re
 from functools import cache
-from pathlib import Path
 
 import pytest
+from page_blocks import ROOT
 
-ROOT = Path(__file__).parents[3]
 ROW = re.compile(
     r"^\| (?P<promise>.+?) \| `(?P<first>tests/[^`]+)` \| `(?P<full>tests/[^`]+)` \|$", re.MULTILINE
 )

@@ -1,10 +1,14 @@
-"""Test how runs of tests are put together: lanes, and one closing line for all."""
+"""Test how runs of tests are put together, and that what sabotage and mutants change is there."""
 
+import ast
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import side_by_side
 import tally
+from mechanisms import MECHANISMS
+from page_blocks import ROOT
 
 
 def test_the_plan_has_each_file_with_end_to_end_tests_and_trainings_in_one_lane() -> None:
@@ -46,3 +50,15 @@ def test_outcomes_are_counted_and_flaky_tests_named(
     assert lines[-2] == "flaky: test_outcomes::test_once"
     assert lines[-1] == "===== 1 failed, 1 passed, 1 error in 61.50s (0:01:01) ====="
     assert tally.exit_code(tally.count([])) == 5, "a run of no tests is no success"
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_symbol_and_the_test_of_a_mechanism_exist(name: str) -> None:
+    mechanism = MECHANISMS[name]
+    owner, attribute = mechanism.find_owner(import_module(mechanism.module))
+    assert mechanism.instead(vars(owner)[attribute]) is not None
+    path, _, test = mechanism.test.partition("::")
+    functions = [
+        node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)
+    ]
+    assert test.partition("[")[0] in functions, f"no such test: {mechanism.test}"

@@ -1,22 +1,17 @@
-"""Rules about the tree that no linter knows."""
+"""Rules about the tree and its words that no linter knows."""
 
 import ast
+import io
 import re
-import subprocess
+import tokenize
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from page_blocks import ROOT, tracked_files
 
-ROOT = Path(__file__).parents[3]
-TRACKED = [
-    ROOT / name
-    for name in subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True
-    ).stdout.split("\0")
-    if name
-]
-FILES = [path for path in TRACKED if path.is_file()]
+FILES = [ROOT / name for name in tracked_files()]
 
 
 def test_the_operator_root_is_no_package() -> None:
@@ -127,3 +122,45 @@ def test_every_file_that_the_map_names_is_there() -> None:
 def test_an_examples_manifest_is_for_a_real_cluster(example: str) -> None:
     text = (ROOT / "examples" / example / "job.yaml").read_text(encoding="utf-8")
     assert [word for word in ("PJRT", "hostPath", "object-storage", "localhost") if word in text] == []
+
+
+OUT = re.compile(
+    r"\b(?:tells?|told|telling|whoever|anew|mend(?:s|ed|ing)?|heed(?:s|ed|ing)?|deaf|bur(?:y|ies|ied)"
+    r"|last\s+words?|(?:go|goes|going|went|gone)\s+on)\b",
+    re.IGNORECASE,
+)
+"""Words that are out. Write show, report, ask, again, fix, handle, termination message, continue."""
+
+CODE = ("operator/", "runtime/", "planners/", "examples/", "benchmarks/")
+HISTORY = ("CHANGELOG.md", "docs/adr/")
+WITH_PROSE = [
+    name
+    for name in tracked_files("*.py", "*.md")
+    if (name.startswith(CODE) if name.endswith(".py") else not name.startswith(HISTORY))
+]
+PROSE = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+
+
+def read_prose(name: str) -> Iterator[tuple[int, str]]:
+    """Yield the strings and comments of a module, or a whole page, each with the number of its first line."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if name.endswith(".md"):
+        yield 1, text
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in PROSE:
+            yield token.start[0], token.string
+
+
+@pytest.mark.parametrize("suffix", [".py", ".md"])
+def test_no_word_that_is_out_is_used(suffix: str) -> None:
+    names = [name for name in WITH_PROSE if name.endswith(suffix)]
+    assert len(names) > 30
+    found = [
+        f"{name}:{first + prose[: word.start()].count(chr(10))}: {word[0]}"
+        for name in names
+        for first, prose in read_prose(name)
+        for word in OUT.finditer(prose)
+    ]
+    if found:
+        pytest.fail("\n".join(found), pytrace=False)

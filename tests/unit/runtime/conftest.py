@@ -1,10 +1,11 @@
-"""A log in memory, and commits in it."""
+"""A log and a root in memory, and commits in them."""
 
 from collections.abc import Callable
 
 import pytest
 
 from stepkeeper.log import Claim, Log, ManifestRef
+from stepkeeper_testing.checkpoints import SmallRoot
 from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
 CommitStep = Callable[..., int]
@@ -19,6 +20,11 @@ def bucket() -> MemoryBucket:
 @pytest.fixture
 def log(bucket: MemoryBucket) -> Log:
     return Log(MemoryStore(bucket))
+
+
+@pytest.fixture
+def root() -> SmallRoot:
+    return SmallRoot()
 
 
 @pytest.fixture

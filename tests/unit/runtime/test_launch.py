@@ -14,7 +14,7 @@ from stepkeeper.contract import Termination
 from stepkeeper.distributed.devices import choose_backend
 from stepkeeper.distributed.launchers import Launcher, choose_launcher
 from stepkeeper.ending import launcher_folder
-from stepkeeper.ending.launcher_folder import list_ranks
+from stepkeeper.ending.launcher_folder import list_registered
 from stepkeeper.errors import ProcessGroupError
 from stepkeeper.kernel_record import KernelRecord
 from stepkeeper.launch.__main__ import torchrun_variables
@@ -87,7 +87,7 @@ _RUN = """
 import os, signal, sys, tempfile
 from pathlib import Path
 from stepkeeper.launch.child import Child
-from stepkeeper.ending.launcher_folder import sign_on
+from stepkeeper.ending.launcher_folder import register
 
 folder = Path(tempfile.mkdtemp())
 """
@@ -114,9 +114,9 @@ sys.exit(Child(["sh", "-c", "exit 3"], os.environ, folder, 1).wait(lambda: False
 
 _RANK = """
 import os, signal, sys
-from stepkeeper.ending.launcher_folder import sign_on
+from stepkeeper.ending.launcher_folder import register
 signal.signal(signal.SIGTERM, lambda *_: (print("rank", flush=True), sys.exit(75)))
-sign_on()
+register()
 os.kill(int(sys.argv[1]), signal.SIGTERM)
 while True:
     signal.pause()
@@ -135,7 +135,7 @@ print(child.wait(lambda: False), child.was_asked_to_stop)
 _TRAPS = "trap 'sleep 0.5; exit 7' TERM; trap 'exit 8' USR1; kill -{name} $PPID; while :; do sleep 0.05; done"
 _A_RANK = """
 os.environ["STEPKEEPER_LAUNCHER"] = str(folder)
-sign_on()
+register()
 """
 _THAT_GOES_ON = "kill, os.kill = os.kill, lambda pid, signum: pid == os.getpid() or kill(pid, signum)\n"
 _NOT_OURS = """
@@ -175,7 +175,7 @@ def test_only_the_processes_that_have_signed_on_and_still_run_are_ranks(
 ) -> None:
     monkeypatch.setenv("STEPKEEPER_LAUNCHER", str(tmp_path))
     subprocess.run(
-        [sys.executable, "-c", f"from {launcher_folder.__name__} import sign_on; sign_on()"], check=True
+        [sys.executable, "-c", f"from {launcher_folder.__name__} import register; register()"], check=True
     )
     (ended,) = tmp_path.iterdir()
     _, started, namespace = ended.name.split("-")
@@ -184,12 +184,12 @@ def test_only_the_processes_that_have_signed_on_and_still_run_are_ranks(
     parent = KernelRecord(os.getppid()).started
     (tmp_path / f"{os.getppid()}-{parent}-{int(namespace) + 1}").touch()
     (tmp_path / "error.json").touch()
-    assert list_ranks(tmp_path) == frozenset()
-    launcher_folder.sign_on()
-    assert list_ranks(tmp_path) == {os.getpid()}
-    launcher_folder.sign_off()
-    assert list_ranks(tmp_path) == frozenset()
-    assert list_ranks(tmp_path / "gone") == frozenset()
+    assert list_registered(tmp_path) == frozenset()
+    launcher_folder.register()
+    assert list_registered(tmp_path) == {os.getpid()}
+    launcher_folder.unregister()
+    assert list_registered(tmp_path) == frozenset()
+    assert list_registered(tmp_path / "gone") == frozenset()
 
 
 def test_torchrun_is_told_the_hosts_over_all_slices_unless_the_template_says_it() -> None:

@@ -126,40 +126,37 @@ def test_only_a_claim_that_holds_is_followed_by_another_of_its_process(word: str
         root.play(word)
 
 
-@pytest.mark.parametrize(
-    ("words", "policy", "verified", "steps"),
-    [
-        pytest.param("begin 10 20 30 40 50", LastN(2), None, [10, 20, 30], id="the newest are kept"),
-        pytest.param(
-            "begin 10 20 30 40 50 60 70 80 90",
-            AnyOf((LastN(1), EveryNSteps(40))),
-            None,
-            [10, 20, 30, 50, 60, 70],
-            id="multiples too",
-        ),
-        pytest.param(
-            "begin 10 20 30 40 50", LastN(1), [1, 2], [10, 30, 40], id="the newest verified is kept"
-        ),
-        pytest.param("begin 10 20 30 40 50", LastN(1), [], [], id="without a verified one nothing goes"),
-        pytest.param("begin 10 20 30 40 50 *4", LastN(1), [], [10, 20, 30], id="restored is verified"),
-        pytest.param("begin 10 20 30 !3", LastN(1), None, [10], id="a condemned one neither counts nor goes"),
-        pytest.param("begin 10 20 30 begin@1", LastN(5), None, [], id="gone back: nothing has passed it"),
-        pytest.param("begin 10 20 30 begin@1 25", LastN(5), [1], [], id="what passes it isn't verified"),
-        pytest.param("begin 10 20 30 begin@1 25", LastN(5), [1, 5], [20], id="it has passed one"),
-        pytest.param("begin 10 20 30 begin@1 25 30", LastN(5), [1, 6], [20, 30], id="it has passed both"),
-        pytest.param("begin 100 20 begin@1 10", LastN(5), None, [], id="one from before has passed nothing"),
-        pytest.param("begin 100 20 begin@1 10 20", LastN(5), None, [20], id="one of now has"),
-        pytest.param("begin 10 20 scratch", LastN(1), None, [], id="a root without HEAD loses nothing"),
-        pytest.param("begin 30 10 20 10", LastN(2), None, [30, 10], id="the line is in the order of commits"),
-        pytest.param("begin 10 20 30", EveryNSteps(20), [1], [], id="HEAD and a verified one stay anyway"),
-        pytest.param("begin 10 20 30", EveryNSteps(20), None, [10], id="HEAD stays anyway"),
-        pytest.param("begin 10 20 30 branch", LastN(1), None, [], id="before a branch has a commit"),
-        pytest.param("begin 10 20 branch 1 2 3 9", LastN(1), None, [1, 2, 3], id="a branch spares the line"),
-        pytest.param("begin 10 20 branch 10", LastN(1), None, [10], id="a branch has passed one step"),
-        pytest.param("begin 10 20 branch 25", LastN(2), None, [10, 20], id="a branch has passed all"),
-        pytest.param("begin 10 20 branch 25", BestN(1, "loss", "min"), None, [10, 20], id="by metrics too"),
-    ],
-)
+GOING = {
+    "the newest are kept": ("begin 10 20 30 40 50", LastN(2), None, [10, 20, 30]),
+    "multiples too": (
+        "begin 10 20 30 40 50 60 70 80 90",
+        AnyOf((LastN(1), EveryNSteps(40))),
+        None,
+        [10, 20, 30, 50, 60, 70],
+    ),
+    "the newest verified is kept": ("begin 10 20 30 40 50", LastN(1), [1, 2], [10, 30, 40]),
+    "without a verified one nothing goes": ("begin 10 20 30 40 50", LastN(1), [], []),
+    "restored is verified": ("begin 10 20 30 40 50 *4", LastN(1), [], [10, 20, 30]),
+    "a condemned one neither counts nor goes": ("begin 10 20 30 !3", LastN(1), None, [10]),
+    "gone back: nothing has passed it": ("begin 10 20 30 begin@1", LastN(5), None, []),
+    "what passes it isn't verified": ("begin 10 20 30 begin@1 25", LastN(5), [1], []),
+    "it has passed one": ("begin 10 20 30 begin@1 25", LastN(5), [1, 5], [20]),
+    "it has passed both": ("begin 10 20 30 begin@1 25 30", LastN(5), [1, 6], [20, 30]),
+    "one from before has passed nothing": ("begin 100 20 begin@1 10", LastN(5), None, []),
+    "one of now has": ("begin 100 20 begin@1 10 20", LastN(5), None, [20]),
+    "a root without HEAD loses nothing": ("begin 10 20 scratch", LastN(1), None, []),
+    "the line is in the order of commits": ("begin 30 10 20 10", LastN(2), None, [30, 10]),
+    "HEAD and a verified one stay anyway": ("begin 10 20 30", EveryNSteps(20), [1], []),
+    "HEAD stays anyway": ("begin 10 20 30", EveryNSteps(20), None, [10]),
+    "before a branch has a commit": ("begin 10 20 30 branch", LastN(1), None, []),
+    "a branch spares the line": ("begin 10 20 branch 1 2 3 9", LastN(1), None, [1, 2, 3]),
+    "a branch has passed one step": ("begin 10 20 branch 10", LastN(1), None, [10]),
+    "a branch has passed all": ("begin 10 20 branch 25", LastN(2), None, [10, 20]),
+    "by metrics too": ("begin 10 20 branch 25", BestN(1, "loss", "min"), None, [10, 20]),
+}
+
+
+@pytest.mark.parametrize(("words", "policy", "verified", "steps"), GOING.values(), ids=GOING)
 def test_of_commits_only_those_go(
     words: str, policy: KeepPolicy, verified: list[int] | None, steps: list[int]
 ) -> None:

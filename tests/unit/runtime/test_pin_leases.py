@@ -39,11 +39,6 @@ def test_a_lease_runs_by_entries_and_by_the_stores_times_of_them(
 
 
 @pytest.fixture
-def root() -> SmallRoot:
-    return SmallRoot()
-
-
-@pytest.fixture
 def bucket(root: SmallRoot) -> MemoryBucket:
     assert isinstance(root.store, MemoryStore)
     return root.store.bucket

@@ -127,22 +127,18 @@ LATER = TransientStorageError("later")
 NOT_ALLOWED = StorageError("not allowed")
 
 
-@pytest.mark.parametrize(
-    ("rank", "when", "effect", "times", "error", "says"),
-    [
-        pytest.param(0, "before put_if_absent", LATER, 3, None, "", id="a put that gets its answer later"),
-        pytest.param(0, "after put_if_absent", LATER, 1, None, "", id="a put whose answer is lost"),
-        pytest.param(1, "before read", LATER, 3, None, "", id="a read that gets its answer later"),
-        pytest.param(0, "before put_if_absent", NOT_ALLOWED, 9, StorageError, "not allowed", id="no puts"),
-        pytest.param(
-            1, "before read", NOT_ALLOWED, 9, UnsharedRootError, "(rank 1: not allowed)", id="no reads"
-        ),
-        pytest.param(0, "before put_if_absent", "clear", 9, NotExclusiveError, "", id="it wins twice"),
-        pytest.param(
-            2, "before put_if_absent", "clear", 9, NotExclusiveError, "two hosts took", id="two win"
-        ),
-    ],
-)
+FAULTS = {
+    "a put that gets its answer later": (0, "before put_if_absent", LATER, 3, None, ""),
+    "a put whose answer is lost": (0, "after put_if_absent", LATER, 1, None, ""),
+    "a read that gets its answer later": (1, "before read", LATER, 3, None, ""),
+    "no puts": (0, "before put_if_absent", NOT_ALLOWED, 9, StorageError, "not allowed"),
+    "no reads": (1, "before read", NOT_ALLOWED, 9, UnsharedRootError, "(rank 1: not allowed)"),
+    "it wins twice": (0, "before put_if_absent", "clear", 9, NotExclusiveError, ""),
+    "two win": (2, "before put_if_absent", "clear", 9, NotExclusiveError, "two hosts took"),
+}
+
+
+@pytest.mark.parametrize(("rank", "when", "effect", "times", "error", "says"), FAULTS.values(), ids=FAULTS)
 def test_a_fault_on_one_rank_is_outlasted_or_told_to_all(
     rank: int, when: str, effect: Any, times: int, error: type[Exception] | None, says: str
 ) -> None:

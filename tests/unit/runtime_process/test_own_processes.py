@@ -121,21 +121,15 @@ class LongEnd:
 """
 
 
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [
-        pytest.param("ExitTimer(75, time.monotonic()); time.sleep(60)", 75, id="the time is over already"),
-        pytest.param(
-            "ExitTimer(75, time.monotonic() + 0.2); json.kept = LongEnd()",
-            75,
-            id="the interpreter is taken down",
-        ),
-        pytest.param(
-            "timer = ExitTimer(75, time.monotonic() + 60); timer.cancel(); timer.cancel()", 0, id="cancelled"
-        ),
-        pytest.param("ExitTimer(75, time.monotonic() + 60)", 0, id="it ends before by itself"),
-    ],
-)
+ENDS = {
+    "the time is over already": ("ExitTimer(75, time.monotonic()); time.sleep(60)", 75),
+    "the interpreter is taken down": ("ExitTimer(75, time.monotonic() + 0.2); json.kept = LongEnd()", 75),
+    "cancelled": ("timer = ExitTimer(75, time.monotonic() + 60); timer.cancel(); timer.cancel()", 0),
+    "it ends before by itself": ("ExitTimer(75, time.monotonic() + 60)", 0),
+}
+
+
+@pytest.mark.parametrize(("script", "code"), ENDS.values(), ids=ENDS)
 def test_the_process_ends_with_the_code_unless_it_is_cancelled(script: str, code: int) -> None:
     process = subprocess.run([sys.executable, "-c", BEGIN + script], timeout=200, check=False)
     assert process.returncode == code

@@ -172,15 +172,16 @@ def test_a_failure_that_one_rank_knows_of_first_is_made_good_by_all(knows: int, 
 
 
 @pytest.mark.parametrize(
-    ("states", "starts"),
+    ("step", "states", "starts"),
     [
-        ([SaveState.FAILED, SaveState.COMMITTED], True),
+        (8, [SaveState.FAILED, SaveState.COMMITTED], True),
         # The save of step 7 has just begun, and saves take 20 s.
-        ([SaveState.COMMITTED, SaveState.COMMITTING], False),
+        (8, [SaveState.COMMITTED, SaveState.COMMITTING], False),
+        (7, [SaveState.COMMITTED, SaveState.COMMITTING], False),
     ],
 )
 def test_another_step_is_added_by_all_or_by_none(
-    begun: list[Saver], states: list[SaveState], starts: bool
+    begun: list[Saver], step: int, states: list[SaveState], starts: bool
 ) -> None:
     ranks = ranks_in(states)
     ranks[0]._recent_costs.cost = SaveCost(stall_s=0.1, duration_s=20.0)
@@ -188,7 +189,7 @@ def test_another_step_is_added_by_all_or_by_none(
         assert each.newest_save is not None
         if each.newest_save.state is not SaveState.COMMITTING:
             each.newest_save.future.cancel()
-    notice(ranks, 8, 30)
+    notice(ranks, step, 30)
     assert set(begun) == (set(ranks) if starts else set())
 
 
@@ -239,9 +240,9 @@ def test_what_failed_is_saved_once_more_where_time_is_left(
 
 
 class Proof:
-    made = False
-
     """Of a root that gives no answer while it is `silent`."""
+
+    made = False
 
     def __init__(self, silent: threading.Event) -> None:
         self.silent = silent
@@ -265,11 +266,6 @@ def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pyte
     assert saves.newest_save is None
     assert "no answer for 0.1 s from the root" in caplog.text
     saves.close()
-
-
-def test_what_is_on_its_way_is_not_begun_again(begun: list[Saver]) -> None:
-    notice(ranks_in([SaveState.COMMITTED, SaveState.COMMITTING]), 7, 30)
-    assert not begun
 
 
 def test_where_a_rank_does_not_answer_none_begins_alone(begun: list[Saver]) -> None:

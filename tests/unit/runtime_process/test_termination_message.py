@@ -49,14 +49,11 @@ FAILED = Termination(code=1, rank=2, first_failure=FIRST)
 @pytest.mark.parametrize(
     ("words", "code", "first_failure"),
     [
-        pytest.param([STOPPED, Termination(code=78, rank=3)], 75, None, id="a lost rank says less"),
-        pytest.param([STOPPED, Termination(code=77, rank=3)], 77, None, id="a fence says more"),
         pytest.param([STOPPED, FAILED], 75, FIRST, id="what stands gets the first failure"),
         pytest.param([FAILED, Termination(code=77, rank=1)], 77, FIRST, id="which stays in what says more"),
         pytest.param(
             [FAILED, replace(FAILED, rank=0, first_failure="late")], 1, FIRST, id="and is the first"
         ),
-        pytest.param([FAILED, Termination(code=1, rank=0, restart=1)], 1, None, id="torchrun's next attempt"),
     ],
 )
 def test_of_processes_side_by_side_that_word_stands_which_tells_most(

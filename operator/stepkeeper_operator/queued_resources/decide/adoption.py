@@ -94,9 +94,8 @@ def judge_labels(status: QueuedResourceStatus, nodes: tuple[CloudNode, ...]) -> 
     refused = status.error is not None and status.error.verb == Verb.LABEL
     if not ready or (refused and error_kind(status) in PERMANENT):
         return None
-    return judge_accepted(
-        Reason.ADOPTING, f"the operator sets this object's label on slice {name_some(ready)}", status=None
-    )
+    text = f"the operator sets this object's label on slice {name_some(ready)}"
+    return judge_accepted(Reason.ADOPTING, text, status=None)
 
 
 def uncordon_members(view: View) -> tuple[Cordon, ...]:
@@ -224,6 +223,5 @@ def _refuse(status: QueuedResourceStatus, accepted: ConditionUpdate, view: View)
     requeue_after_s = settings.poll_active_s if accepted.status is None else settings.poll_waiting_s
     if any(each.phase is QueuedResourceState.DELETING for each in view.cloud.others):
         requeue_after_s = settings.poll_fast_s  # its name will be free soon
-    return Plan(
-        status=status, actions=uncordon_members(view), requeue_after_s=requeue_after_s, accepted=accepted
-    )
+    actions = uncordon_members(view)
+    return Plan(status=status, actions=actions, requeue_after_s=requeue_after_s, accepted=accepted)

@@ -53,10 +53,9 @@ def describe_error(status: QueuedResourceStatus) -> str:
     error, due = status.error, status.next_try_time
     if error is None:
         return "an error"
-    text = name_error(error.code, error.message)
-    if error.verb != Verb.DELETE or due is None:
-        return text
-    return f"the next request is sent at {render_time(due)}, after {text}"  # long messages are cut at the end
+    when = "" if error.verb != Verb.DELETE or due is None else render_time(due)
+    text = name_error(error.code, error.message)  # a long one is cut at the end
+    return f"the next request is sent at {when}, after {text}" if when else text
 
 
 def waits_to_delete(status: QueuedResourceStatus, *, now: float) -> bool:
@@ -83,9 +82,8 @@ def _fold_listing(status: QueuedResourceStatus, view: View) -> QueuedResourceSta
     known = status.operator
     made = view.cloud.resource is not None and not (known.adopted or known.adopting or status.was_seen)
     if made and known.asked_at is not None and listing.asked_at >= known.asked_at:
-        status = update_status(
-            status, asked_at=None
-        )  # it was carried out: a repeated request creates no second one
+        # It was carried out: a repeated request creates no second one.
+        status = update_status(status, asked_at=None)
     if status.error is None:
         return status
     if status.error.verb == Verb.LIST:  # keep the time of the next creation
@@ -113,9 +111,8 @@ def _fold_outcome(status: QueuedResourceStatus, outcome: Outcome, view: View) ->
     if error is not None:
         return _record_error(status, error, outcome.verb, view)
     deletes, known = outcome.verb is Verb.DELETE, status.error
-    if not deletes or (
-        known is not None and known.verb == Verb.DELETE
-    ):  # else keep the time of the next creation
+    # The time of the next creation is kept after a deletion.
+    if not deletes or (known is not None and known.verb == Verb.DELETE):
         retries = status.operator.retries if deletes else 0  # its operation can still fail
         status = update_status(_clear_error(status), retries=retries)
     if outcome.verb is Verb.CREATE:

@@ -16,11 +16,9 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceStatus,
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, ErrorKind
-from stepkeeper_operator.cloud_tpu.states import to_camel_case
-from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudMaintenance, ErrorKind, to_camel_case
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.kinds.decision import find_soonest
+from stepkeeper_operator.kinds.decision import ObjectEvent, find_soonest
 from stepkeeper_operator.queued_resources.cloud_view import CloudView, View
 from stepkeeper_operator.queued_resources.decide.answers import describe_error, error_kind, name_error
 from stepkeeper_operator.queued_resources.decide.mirror import find_next_maintenance
@@ -104,11 +102,8 @@ def _derive_accepted(plan: Plan, cloud: CloudView, status: QueuedResourceStatus)
     if find_condition(status.conditions, _TYPES.ACCEPTED) is not None and not (cloud.known or plan.actions):
         return None
     asked = status.operator.asked_at is not None or status.operation is not None
-    text = (
-        "the cloud has not answered yet"
-        if asked
-        else "no request is pending: see condition Active for the reason"
-    )
+    idle = "no request is pending: see condition Active for the reason"
+    text = "the cloud has not answered yet" if asked else idle
     return judge_accepted(Reason.NOT_ANSWERED, text, status=None)
 
 
@@ -157,9 +152,8 @@ def _derive_maintenance(view: View) -> ConditionUpdate | None:
     ongoing = [n.id for n in current if n.maintenance is not None and n.maintenance.is_ongoing]
     if ongoing and found[0].id not in ongoing:
         text += f"; maintenance of {name_some(ongoing)} is ongoing"
-    return ConditionUpdate(
-        kind, Reason.MAINTENANCE_ONGOING if ongoing else Reason.MAINTENANCE_ANNOUNCED, text, status=True
-    )
+    reason = Reason.MAINTENANCE_ONGOING if ongoing else Reason.MAINTENANCE_ANNOUNCED
+    return ConditionUpdate(kind, reason, text, status=True)
 
 
 def _is_over(maintenance: CloudMaintenance, *, now: float) -> bool:
@@ -227,11 +221,8 @@ def _derive_events(before: QueuedResourceStatus, after: QueuedResourceStatus) ->
     conditions = _derive_condition_events(before, after)
     excerpt = None if after.error is None else after.error.message[:_EXCERPT_LENGTH]
     known = excerpt is not None and any(excerpt in event.message for event in conditions)
-    return (
-        *_derive_state_event(before, after),
-        *conditions,
-        *(() if known else _derive_error_event(before, after)),
-    )
+    errors = () if known else _derive_error_event(before, after)
+    return (*_derive_state_event(before, after), *conditions, *errors)
 
 
 def _derive_state_event(before: QueuedResourceStatus, after: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:

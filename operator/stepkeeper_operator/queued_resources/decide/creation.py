@@ -15,8 +15,8 @@ from stepkeeper_operator.cloud_tpu.request import (
     place_of,
     was_changed,
 )
-from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.labels import ADOPT_ANNOTATION, QUEUED_RESOURCE_UID_LABEL
 from stepkeeper_operator.queued_resources.cloud_view import View, identify
 from stepkeeper_operator.queued_resources.decide.answers import update_status
@@ -42,19 +42,12 @@ def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, view: 
     if observed.script_error:
         accepted = judge_accepted(Reason.STARTUP_SCRIPT_MISSING, observed.script_error)
         return Plan(status=status, requeue_after_s=requeue_after_s, accepted=accepted)
-    request = build_request(
-        resource, number=operator.number, cluster_id=observed.cluster_id, script=observed.script
-    )
-    status = update_status(
-        _claim(resource, status, adopted=False), asked_at=int(view.now), next_try_time=None
-    )
-    action = CreateCloudResource(request=request)
-    return Plan(
-        status=status,
-        actions=(action,),
-        requeue_after_s=0.0,
-        waiting="the operator is sending the request to the cloud",
-    )
+    number, cluster_id = operator.number, observed.cluster_id
+    request = build_request(resource, number=number, cluster_id=cluster_id, script=observed.script)
+    status = _claim(resource, status, adopted=False)
+    status = update_status(status, asked_at=int(view.now), next_try_time=None)
+    action, text = CreateCloudResource(request=request), "the operator is sending the request to the cloud"
+    return Plan(status=status, actions=(action,), requeue_after_s=0.0, waiting=text)
 
 
 def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, found: CloudQueuedResource) -> Plan:
@@ -71,9 +64,8 @@ def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, found:
     identity = identify(found) if adopted else ""
     status = update_status(status, number=number, adopting="", identity=identity, removal=None)
     status = _claim(resource, status, adopted=adopted)
-    return Plan(
-        status=status, requeue_after_s=0.0, waiting=f"the operator resumes with {found.id}", events=events
-    )
+    text = f"the operator resumes with {found.id}"
+    return Plan(status=status, requeue_after_s=0.0, waiting=text, events=events)
 
 
 def _plan_leftovers(status: QueuedResourceStatus, view: View) -> Plan | None:

@@ -12,7 +12,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cloud_tpu.cloud import CloudNode
-from stepkeeper_operator.facts import Node
+from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.labels import QUEUED_RESOURCE_UID_LABEL, SLICE_LABEL
 from stepkeeper_operator.queued_resources.cloud_view import View
 from stepkeeper_operator.queued_resources.decide.answers import update_status

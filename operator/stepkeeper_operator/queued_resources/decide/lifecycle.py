@@ -15,10 +15,9 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     ResourceOperatorState,
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
-from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, ErrorKind
+from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource, ErrorKind, to_camel_case
 from stepkeeper_operator.cloud_tpu.request import was_changed
-from stepkeeper_operator.cloud_tpu.states import to_camel_case
-from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.queued_resources.cloud_view import View
 from stepkeeper_operator.queued_resources.decide.adoption import judge_labels, plan_labels, uncordon_members
 from stepkeeper_operator.queued_resources.decide.answers import name_error, update_status
@@ -36,7 +35,6 @@ _WAITING_STATES: Final = {
 }
 _EXPIRED_GRACE_S: Final = 60
 """Seconds that the cloud has to fail an expired request itself."""
-
 
 _MISSING_S: Final = 120
 """Seconds after which all nodes of an active resource must be listed: nodes and resources are in separate lists."""

@@ -9,18 +9,11 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceStatus,
     SliceStatus,
 )
-from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode
-from stepkeeper_operator.cloud_tpu.states import to_camel_case
-from stepkeeper_operator.facts import Node
+from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode, to_camel_case
+from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.queued_resources.cloud_view import View
 
-__all__ = [
-    "find_next_maintenance",
-    "is_lost",
-    "match_members",
-    "mirror_cloud",
-]
-
+__all__ = ["find_next_maintenance", "is_lost", "match_members", "mirror_cloud"]
 
 _TEXT_LIMIT: Final = 512
 _SYMPTOM_LIMIT: Final = 256

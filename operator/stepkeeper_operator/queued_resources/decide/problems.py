@@ -10,7 +10,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
     QueuedResourceStatus,
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
-from stepkeeper_operator.cloud_tpu.states import to_camel_case
+from stepkeeper_operator.cloud_tpu.cloud import to_camel_case
 from stepkeeper_operator.queued_resources.cloud_view import CloudView, View
 from stepkeeper_operator.queued_resources.decide.answers import PERMANENT, describe_error, error_kind
 from stepkeeper_operator.queued_resources.decide.mirror import is_lost
@@ -22,7 +22,6 @@ __all__ = ["degraded", "find_obstacles", "find_problems", "name_some"]
 _MAX_NAMED: Final = 3
 _SILENT_S: Final = 300
 """Seconds without a listing after which it is a problem. Retries handle shorter outages."""
-
 
 _REMOVING: Final = {Verb.LIST, Verb.DELETE}
 """Requests that a removal needs."""

@@ -58,10 +58,8 @@ def _reclassify(view: View, before: QueuedResourceStatus, after: QueuedResourceS
 
 def _plan(resource: QueuedResource, status: QueuedResourceStatus, view: View) -> Plan:
     cloud, operator = view.cloud, status.operator
-    is_gone = (
-        status.state is QueuedResourceState.DELETING and not cloud.duplicates
-    )  # if another one has its name
-    if status.removing and (cloud.foreign is None or is_gone):
+    deleted = status.state is QueuedResourceState.DELETING and not cloud.duplicates
+    if status.removing and (cloud.foreign is None or deleted):  # another one can have its name then
         return plan_replacement(resource, status, view)
     if cloud.duplicates:
         return _plan_duplicates(resource, status, view)

@@ -18,8 +18,8 @@ from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.cloud_tpu.naming import FINALIZER, make_request_id
 from stepkeeper_operator.cloud_tpu.request import read_api_version
-from stepkeeper_operator.events import ObjectEvent
 from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.labels import ADOPT_ANNOTATION
 from stepkeeper_operator.queued_resources.cloud_view import CloudView, View
 from stepkeeper_operator.queued_resources.decide.adoption import uncordon_members
@@ -61,9 +61,8 @@ def decide_deletion(before: QueuedResourceStatus, view: View, *, retain: bool) -
         return Decision(status=before, actions=release, events=_describe_retained(before))
     # The status may have been emptied: then only the cloud shows whether there is a resource.
     unknown = before.observed_generation is None and observed.error is not None
-    if has_no_cloud_resource(before) and not (
-        unknown or cloud.resource or cloud.duplicates or cloud.leftovers
-    ):
+    left = unknown or cloud.resource or cloud.duplicates or cloud.leftovers
+    if has_no_cloud_resource(before) and not left:
         return Decision(status=before, actions=release)
     status = begin_removal(fold_answers(before, view), Reason.DELETED, now=view.now)
     plan = plan_removal(status, view)
@@ -132,25 +131,17 @@ def _plan_drain(status: QueuedResourceStatus, view: View) -> Plan | None:
     lost = _is_lost(status, cloud)
     if alive and (cloud.resource is not None or not (cloud.known or lost)):
         if observed.pods is None:  # they are read once the status shows the removal
-            return Plan(
-                status=status,
-                actions=_cordon(view),
-                requeue_after_s=0.0,
-                waiting="the operator cordons its nodes",
-            )
+            text = "the operator cordons its nodes"
+            return Plan(status=status, actions=_cordon(view), requeue_after_s=0.0, waiting=text)
         pods = [pod for pod in observed.pods if pod.node in alive]
         ends_at = view.settings.drain_s + (view.now if status.removal is None else status.removal.start_time)
         if pods and view.now < ends_at:
             names = name_some([f"{pod.namespace}/{pod.name}" for pod in pods])
             evictions = (EvictPod(pod=pod) for pod in pods if not pod.stopping)
             text = f"pods on its nodes have until {render_time(ends_at)} to end: {names}"
-            requeue_after_s = min(_DRAIN_POLL_S, ends_at - view.now)
-            return Plan(
-                status=status,
-                actions=(*_cordon(view), *evictions),
-                requeue_after_s=requeue_after_s,
-                waiting=text,
-            )
+            again_s = min(_DRAIN_POLL_S, ends_at - view.now)
+            actions: tuple[Action, ...] = (*_cordon(view), *evictions)
+            return Plan(status=status, actions=actions, requeue_after_s=again_s, waiting=text)
     if not cloud.known:
         why = "" if observed.error is None else f": {observed.error}"
         text = f"the operator can't read the cloud resource{why}"
@@ -166,10 +157,8 @@ def _plan_deletion(
         return None
     operation, next_at = status.operation, status.next_try_time
     names = name_some([resource.id for resource in present])
-    text, staying = (
-        f"the cloud deletes {names}",
-        [r for r in present if r.phase is not QueuedResourceState.DELETING],
-    )
+    text = f"the cloud deletes {names}"
+    staying = [r for r in present if r.phase is not QueuedResourceState.DELETING]
     if not staying or (operation is not None and operation.verb == Verb.DELETE):
         return Plan(status=status, requeue_after_s=view.settings.poll_fast_s, waiting=text)
     if next_at is not None and view.now < next_at:

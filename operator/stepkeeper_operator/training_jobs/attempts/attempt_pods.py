@@ -1,7 +1,7 @@
 """Find the pods and Jobs of one attempt.
 
 Attempts share an ordinal if JobSet counted no restart between them: after a suspension, and after it replaced a
-deleted Job.
+deleted Job. `operator.resumed_at` is the time at which the last of them began; None if only one has the ordinal.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +11,8 @@ from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import BatchJob, Pod
+from stepkeeper_operator.facts.jobset import BatchJob
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.attempts.pod_ends import (
     exit_code_was_hidden,
@@ -57,18 +58,15 @@ class AttemptPods:
     def find_end(self, start: int, *, now: float) -> int:
         """Find when the first pod failed, or else when the last one exited 0."""
         failed = [pod.finished_at for pod in self.pods if _has_failed(pod) and pod.finished_at is not None]
-        done = [
-            pod.finished_at for pod in self.pods if pod.phase == "Succeeded" and pod.finished_at is not None
-        ]
+        succeeded = [pod for pod in self.pods if pod.phase == "Succeeded"]
+        done = [pod.finished_at for pod in succeeded if pod.finished_at is not None]
         last = max(done) if done and len(done) == len(self.pods) else now
         return max(start, int(min(now, min(failed, default=last))))
 
     def find_last_step(self, known: int | None) -> int | None:
         """Find the last step of the pods' termination messages and the `known` one."""
-        messages = [pod.termination for pod in self.pods if pod.termination is not None]
-        return max(
-            (step for step in (known, *(each.step for each in messages)) if step is not None), default=None
-        )
+        steps = [known, *(pod.termination.step for pod in self.pods if pod.termination is not None)]
+        return max((step for step in steps if step is not None), default=None)
 
     def find_decision(self) -> str | None:
         """Find the pods' decision whether to save before they stopped."""
@@ -77,15 +75,8 @@ class AttemptPods:
         return next((each.decision for each in messages if each.decision is not None), None)
 
     def list_hidden_exits(self, total_steps: int | None) -> list[Pod]:
-        """List the pods that exited 0 but are not done, though JobSet counts them as done.
-
-        A training that saved and stopped after its last step is done.
-        """
-        return [
-            pod
-            for pod in self.present
-            if exit_code_was_hidden(pod) and not _saved_last_step(pod, total_steps)
-        ]
+        """List the pods that exited 0 but are not done, though JobSet counts them as done."""
+        return [pod for pod in self.present if _has_hidden_exit(pod, total_steps)]
 
     def stopped_with_0(self) -> bool:
         """Return True if a program exited 0 because it was asked to stop, or may have: its progress is unknown."""
@@ -134,9 +125,11 @@ def find_ended_pods(history: JobHistory, observed: Observed) -> AttemptPods:
         return _NONE
     later = find_pods(history, observed)
     if history.operator.started and not history.is_running:
+        # It is the last attempt of the current JobSet.
         end = closed[-1].end
         # Pods that were created later belong to a withdrawn attempt.
         return later.keep(lambda pod: end is None or pod.created_at <= end)
+    # Otherwise a later attempt runs, or the current JobSet has had none yet.
     evidence = observed.find_evidence(_find_ended_ordinal(history, observed))
     if evidence is None:
         return _NONE
@@ -150,9 +143,10 @@ def find_ended_pods(history: JobHistory, observed: Observed) -> AttemptPods:
 
 
 def _find_ended_ordinal(history: JobHistory, observed: Observed) -> tuple[int, int]:
+    """Find the ordinal of the newest ended attempt, which isn't the last attempt of the current JobSet."""
     number, restarts = history.ordinal
     if history.operator.started and history.operator.resumed_at is not None:
-        return number, restarts
+        return number, restarts  # the running attempt shares it
     if history.operator.started and restarts > 0:
         return number, restarts - 1
     # It was the last attempt of an earlier JobSet, whose count of restarts is no longer known.
@@ -186,9 +180,9 @@ def find_current_report(observed: Observed, history: JobHistory) -> LastReport |
 
 
 def is_of_start(report: LastReport, attempt: Attempt, *, resumed: bool) -> bool:
-    """Return True if a report with the last attempt's ordinal belongs to it, and not to one before a suspension.
+    """Return True if a report with the attempt's ordinal belongs to it.
 
-    Times are compared only if another attempt has this ordinal: the clock may have gone back.
+    `resumed` is True if an earlier attempt has the same ordinal. Only then are the times compared.
     """
     return not resumed or report.received_at >= attempt.start
 
@@ -196,30 +190,26 @@ def is_of_start(report: LastReport, attempt: Attempt, *, resumed: bool) -> bool:
 def find_done(view: View, history: JobHistory) -> tuple[int, list[Pod]]:
     """Count the pods of the last attempt that are done, and list those that are known.
 
-    A pod is done if it and its trainer exited 0; a launcher may exit 0 although its trainer exited with 75. A pod that
-    was asked to stop before is done only if its Job counts it, and so creates no other pod for it.
+    A pod is done if it and its trainer exited 0; a launcher may exit 0 although its trainer exited with 75. A pod whose
+    deletion was requested is done only if its Job counts it: otherwise the Job creates another pod in its place.
     """
     evidence, total_steps = view.observed.find_evidence(history.ordinal), view.job.spec.total_steps
     if evidence is None:
         return 0, []
     present = _list_present(evidence.pods, view.observed)
-    hidden = {
-        pod.uid for pod in present if exit_code_was_hidden(pod) and not _saved_last_step(pod, total_steps)
-    }
+    hidden = {pod.uid for pod in present if _has_hidden_exit(pod, total_steps)}
     done = [p for p in present if p.terminal and p.exit_code == ExitCode.DONE and p.uid not in hidden]
+    # The Jobs also count the pods whose exit code was hidden.
     n_succeeded = evidence.n_succeeded - len(hidden)
     return max(n_succeeded, sum(pod.deadline is None for pod in done)), done
 
 
 def find_new_pods(history: JobHistory, observed: Observed) -> int | None:
-    """Find pods that run although the last attempt has ended, and that JobSet won't replace.
+    """Find the start of a new attempt without a counted restart; None if there is none.
 
-    Either a Job was deleted, and JobSet replaced it without counting a restart. Or an operator that has just started
-    observed none of the pods that had ended.
-
-    Returns:
-        The Unix time since which pods belong to the next attempt; None if there are none.
-
+    Its pods run although the last attempt has ended, and JobSet won't replace them. Either a Job was deleted, and
+    JobSet replaced it without counting a restart. Or an operator that has just started observed none of the pods that
+    had ended.
     """
     evidence, last = observed.find_evidence(history.ordinal), history.last_attempt
     if evidence is None or last is None or last.end is None:
@@ -240,18 +230,23 @@ def _has_failed(pod: Pod) -> bool:
     return pod.phase == "Failed" or (pod.phase == "Succeeded" and exit_code_was_hidden(pod))
 
 
-def _saved_last_step(pod: Pod, total_steps: int | None) -> bool:
+def _has_hidden_exit(pod: Pod, total_steps: int | None) -> bool:
+    """Return True if the pod exited 0 but is not done. One that saved and stopped after its last step is done."""
     step = None if pod.termination is None else pod.termination.step
-    saved = pod.code == ExitCode.SAVED
-    return saved and step is not None and total_steps is not None and step >= total_steps
+    at_end = step is not None and total_steps is not None and step >= total_steps
+    return exit_code_was_hidden(pod) and not (at_end and pod.code == ExitCode.SAVED)
 
 
 def _is_of_attempt(pod: Pod, since: int) -> bool:
-    """Return True if the pod belongs to the attempt that began then: created later, or kept running undeleted."""
+    """Return True if the pod belongs to the attempt that began at `since`.
+
+    Such a pod was created later, or it still ran then and its deletion was requested later, if at all.
+    """
     if pod.created_at >= since:
         return True
     if pod.terminal and (pod.finished_at is None or int(pod.finished_at) <= since):
         return False
+    # The deadline is the time of the request for its deletion plus the grace period.
     return pod.deadline is None or pod.deadline - pod.grace_s > since
 
 
@@ -260,15 +255,10 @@ def _is_alive(pod: Pod) -> bool:
 
 
 def _list_present(pods: Iterable[Pod], observed: Observed) -> list[Pod]:
-    """List the current pod of each rank: the live one, else the newest one.
-
-    The clock of the creation times may have gone back between two pods.
-    """
+    """List the current pod of each rank: the live one, else the newest one. Clocks may have gone back."""
     uids = {pod.uid for pod in observed.pods}
     newest: dict[tuple[int, int], Pod] = {}
-    for pod in sorted(
-        pods, key=lambda pod: (_is_alive(pod) and pod.uid in uids, pod.created_at, _is_alive(pod))
-    ):
+    for pod in sorted(pods, key=lambda p: (_is_alive(p) and p.uid in uids, p.created_at, _is_alive(p))):
         newest[pod.rank] = pod
     return list(newest.values())
 

@@ -10,7 +10,6 @@ __all__ = [
     "count_failures",
     "explain_exhausted_budget",
     "limits_of",
-    "move_restart",
     "reset_failures",
 ]
 
@@ -32,23 +31,13 @@ def count_failures(restarts: RestartsStatus) -> int:
     )
 
 
-def move_restart(restarts: RestartsStatus, *, source: str, target: str) -> RestartsStatus:
-    """Move one restart from cause `source` to cause `target`."""
-    if source == target:
-        return restarts
-    return add_restarts(add_restarts(restarts, source, -1), target, 1)
-
-
 def reset_failures(restarts: RestartsStatus) -> RestartsStatus:
     """Set the count of failures to 0, after a new commit."""
     return _count_towards_limit(restarts, {Cause.APPLICATION_ERROR.value: 0})
 
 
 def count_disruptions(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsStatus:
-    """Set how many disruptions count towards their limit: all, or none if the job has no limit.
-
-    Without a limit, users would read the count as used-up failures.
-    """
+    """Set how many disruptions count towards their limit: all, or none without a limit, so that none looks used up."""
     limited = spec.max_disruptions is not None
     counts = {
         entry.cause: entry.count if limited else 0

@@ -4,13 +4,13 @@ from typing import Final
 
 from stepkeeper.contract import AttemptKind, Cause, Verdict
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import OperatorState
-from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import AttemptPods, find_new_pods, find_pods
 from stepkeeper_operator.training_jobs.attempts.evidence import gather_evidence
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.attempts.machines import explain_loss
 from stepkeeper_operator.training_jobs.attempts.verdict import judge
-from stepkeeper_operator.training_jobs.build import template_hash
+from stepkeeper_operator.training_jobs.build.jobset import template_hash
 from stepkeeper_operator.training_jobs.observed import View
 
 __all__ = [

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import Node, Pod
+from stepkeeper_operator.facts.node import Node
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import AttemptPods
 from stepkeeper_operator.training_jobs.attempts.machines import MachinesLoss, explain_loss, find_maintenance
 from stepkeeper_operator.training_jobs.build.placement import on_spot_machines

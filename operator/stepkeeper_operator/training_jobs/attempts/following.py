@@ -7,7 +7,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_NOTICE, OperatorState
-from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import (
     AttemptPods,
     find_current_report,
@@ -43,10 +43,7 @@ __all__ = ["update_history"]
 def update_history(view: View, *, new_commit: bool) -> JobHistory:
     """Update the history with all observed facts. The observed JobSet belongs to the job.
 
-    Args:
-        view: The job, whose status holds the history so far, and the facts of this reconcile.
-        new_commit: True if a commit was observed that is newer than those in the status.
-
+    `new_commit`: a commit was observed that is newer than those in the status.
     """
     history = _record_report(_load_history(view, new_commit=new_commit), view.observed)
     history = _follow_jobset(correct_verdict(history, view), view)

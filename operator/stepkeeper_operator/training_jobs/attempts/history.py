@@ -10,7 +10,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     RestartsStatus,
     TrainingJobStatus,
 )
-from stepkeeper_operator.training_jobs.attempts.budgets import add_restarts, move_restart
+from stepkeeper_operator.training_jobs.attempts.budgets import add_restarts
 
 __all__ = ["JobHistory", "describe_end", "verdict_of"]
 
@@ -89,12 +89,12 @@ class JobHistory:
         """Return the history with a new verdict on an ended attempt, and its restart counted for the new cause."""
         corrected = attempt.model_copy(update=_to_fields(verdict))
         history = self.put(attempt, corrected)
-        if history.attempts[-1] is corrected or attempt.cause is None:
+        if history.attempts[-1] is corrected or attempt.cause is None or attempt.cause == verdict.cause:
             return history
-        if verdict.cause is None:
-            return replace(history, restarts=add_restarts(self.restarts, attempt.cause, -1))
-        moved = move_restart(self.restarts, source=attempt.cause, target=verdict.cause)
-        return replace(history, restarts=moved)
+        restarts = add_restarts(self.restarts, attempt.cause, -1)
+        if verdict.cause is not None:
+            restarts = add_restarts(restarts, verdict.cause, 1)
+        return replace(history, restarts=restarts)
 
     def put(self, attempt: Attempt, changed: Attempt) -> "JobHistory":
         """Return the history with `changed` in the place of `attempt`."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepkeeper.contract import Cause
-from stepkeeper_operator.facts import QueuedMachines
+from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.training_jobs.build.placement import AUTOCHECKPOINT_GRACE_S
 from stepkeeper_operator.training_jobs.observed import View

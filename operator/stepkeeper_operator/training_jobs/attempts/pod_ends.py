@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from stepkeeper.contract import ExitCode, NoticeSource
-from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.facts.pod import Pod
 
 __all__ = [
     "describe_eviction",

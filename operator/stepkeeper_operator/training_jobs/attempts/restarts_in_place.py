@@ -2,7 +2,7 @@
 
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, ConditionType, find_condition
-from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_pods
 from stepkeeper_operator.training_jobs.attempts.ends import close_as_judged, open_attempt
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from stepkeeper.contract import FENCED, AttemptKind, Cause, ExitCode, NoticeSource, Verdict
-from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.training_jobs.attempts.evidence import Evidence
 from stepkeeper_operator.training_jobs.attempts.machines import MachinesLoss

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.facts import QueuedMachines
+from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.labels import (
     JOBSET_NUMBER_LABEL,
     KUEUE_PREFIX,
@@ -39,13 +39,8 @@ def build_jobset(
 ) -> dict[str, Any]:
     """Build the manifest of the job's JobSet with that number.
 
-    Args:
-        job: The job.
-        number: Number of JobSets that the job had before.
-        failures_left: Number of restarts after failures that are still allowed.
-        unreachable_s: Seconds that a pod stays on an unreachable node.
-        machines: The QueuedResource that the job names, if it names one.
-
+    It restarts `failures_left` times after failures, and its pods stay on an unreachable node for `unreachable_s`.
+    `machines` is the QueuedResource that the job names, if it names one.
     """
     labels = job_labels(job) | {JOBSET_NUMBER_LABEL: str(number)}
     workers = {

@@ -9,7 +9,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import (
     Provisioning,
     TPUPlacement,
 )
-from stepkeeper_operator.facts import QueuedMachines
+from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.labels import (
     ACCELERATOR_LABEL,
     NOT_READY_TAINT,

@@ -15,7 +15,7 @@ from stepkeeper.contract import (
     token_audience,
 )
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.facts import QueuedMachines
+from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.labels import (
     COMPLETION_INDEX_LABEL,
     JOB_INDEX_LABEL,

@@ -1,16 +1,31 @@
-"""Accept a job, or find the problem that keeps it from running. Each message explains what to change."""
+"""Derive condition Accepted: find what keeps a job from running, and which writes for it the API server refuses.
 
+Each message explains what to change.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from http import HTTPStatus
 from typing import Final
 
 from stepkeeper.contract import CONTAINER_NAME, Identity
 from stepkeeper_operator.api.reading import describe_problems
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate, find_condition
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.training_jobs.build import config_map_name
-from stepkeeper_operator.training_jobs.observed import Observed
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
+from stepkeeper_operator.training_jobs.build.objects import config_map_name
+from stepkeeper_operator.training_jobs.decision import (
+    ApplyConfigMap,
+    CreateJobSet,
+    DeleteJobSet,
+    DeleteTrainingJob,
+    GiveUpPod,
+    SetSuspend,
+)
+from stepkeeper_operator.training_jobs.observed import REJECTION_RETRY_S, Observed, Rejection
 
-__all__ = ["NAME_TAKEN", "check_acceptance"]
+__all__ = ["NAME_TAKEN", "add_refusals", "check_acceptance", "is_refused", "judge_after_end"]
 
 NAME_TAKEN: Final = frozenset({Reason.JOB_SET_NAME_TAKEN, Reason.CONFIG_MAP_NAME_TAKEN, Reason.ROOT_IN_USE})
 """The reasons that can end without an edit of the job, for example by the deletion of an object."""
@@ -18,6 +33,23 @@ NAME_TAKEN: Final = frozenset({Reason.JOB_SET_NAME_TAKEN, Reason.CONFIG_MAP_NAME
 _RESERVED_PREFIXES: Final = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/")
 _RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
 """Labels that the Job controller sets on every pod. It silently creates no pods if the template sets them."""
+
+_REASONS: Final = frozenset({Reason.REJECTED, Reason.FORBIDDEN, Reason.QUOTA_EXCEEDED})
+
+_WRITES: Final[Mapping[str, str]] = {
+    CreateJobSet.__name__: "to create the JobSet",
+    ApplyConfigMap.__name__: "to write the ConfigMap of the job's settings",
+    SetSuspend.__name__: "to suspend or resume the JobSet",
+    DeleteJobSet.__name__: "to delete the JobSet",
+    GiveUpPod.__name__: "to give up a pod of a lost node",
+    DeleteTrainingJob.__name__: "to delete the job, whose time to live has expired",
+}
+
+_ADVICE: Final[Mapping[Reason, str]] = {
+    Reason.QUOTA_EXCEEDED: "Free some of the quota, or increase it",
+    Reason.FORBIDDEN: "Grant that to the operator's ServiceAccount, or change the admission webhook that refuses it",
+    Reason.REJECTED: "Fix spec.template, or the webhook that the message names",
+}
 
 
 def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> ConditionUpdate:
@@ -44,24 +76,18 @@ def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Condit
 def _find_template_problem(job: CheckpointedTrainingJob) -> tuple[Reason, str] | None:
     for label in (job.spec.template.get("metadata") or {}).get("labels") or {}:
         if label.startswith(_RESERVED_PREFIXES) or label in _RESERVED_LABELS:
-            return (
-                Reason.RESERVED_LABEL,
-                f"label {label} is set by JobSet and Job: remove it from spec.template",
-            )
+            text = f"label {label} is set by JobSet and Job: remove it from spec.template"
+            return Reason.RESERVED_LABEL, text
     containers = (job.spec.template.get("spec") or {}).get("containers") or []
     trainers = [container for container in containers if container.get("name") == CONTAINER_NAME]
     if len(trainers) != 1:
-        return (
-            Reason.NO_TRAINER,
-            f"spec.template needs exactly one container named {CONTAINER_NAME!r}, which runs the training",
-        )
+        text = f"spec.template needs exactly one container named {CONTAINER_NAME!r}, which runs the training"
+        return Reason.NO_TRAINER, text
     reserved = set(Identity.variables())
     for variable in trainers[0].get("env") or ():
         if variable.get("name") in reserved:
-            return (
-                Reason.RESERVED_VARIABLE,
-                f"{variable['name']} is set by the operator: remove it from spec.template",
-            )
+            text = f"{variable['name']} is set by the operator: remove it from spec.template"
+            return Reason.RESERVED_VARIABLE, text
     return None
 
 
@@ -77,10 +103,7 @@ def _find_name_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tup
 
 
 def _find_root_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[Reason, str] | None:
-    """Find an earlier job with a conflicting checkpoint root.
-
-    A job that has begun is not refused: storage fences it, or has let it take over the root.
-    """
+    """Find an earlier job with a conflicting checkpoint root. Once a job has begun, storage fences it where needed."""
     if job.status.attempts:
         return None
     own = (job.metadata.creation_timestamp or 0, job.metadata.uid)
@@ -98,3 +121,51 @@ def _find_root_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tup
         "suspended or deleted"
     )
     return Reason.ROOT_IN_USE, text
+
+
+def is_refused(status: TrainingJobStatus) -> bool:
+    """Return True if the status reports that the API server refuses a write for the job."""
+    return any(c.type == ConditionType.ACCEPTED and c.reason in _REASONS for c in status.conditions)
+
+
+def add_refusals(
+    accepted: ConditionUpdate, job: CheckpointedTrainingJob, observed: Observed
+) -> ConditionUpdate:
+    """Return condition Accepted, set to False if the API server refuses a write for an otherwise accepted job.
+
+    A refusal that an earlier operator process reported is kept until this one has tried the writes itself.
+    """
+    if not accepted.status:
+        return accepted
+    known = find_condition(job.status.conditions, ConditionType.ACCEPTED)
+    if not observed.has_acted and known is not None and is_refused(job.status):
+        if known.observed_generation != job.metadata.generation:
+            return accepted
+        return replace(accepted, status=False, reason=Reason(known.reason), message=known.message)
+    if not observed.rejections:
+        return accepted
+    reasons, messages = zip(*(_describe(*each) for each in observed.rejections.items()), strict=True)
+    return replace(accepted, status=False, reason=reasons[0], message="; ".join(messages))
+
+
+def judge_after_end(job: CheckpointedTrainingJob, observed: Observed) -> tuple[ConditionUpdate, ...]:
+    """Return condition Accepted of an ended job if it was False, or a write is refused now."""
+    known = find_condition(job.status.conditions, ConditionType.ACCEPTED)
+    was_unread = known is not None and known.reason == Reason.UNREADABLE_SPEC
+    if not (observed.rejections or was_unread or is_refused(job.status)):
+        return ()
+    return (add_refusals(check_acceptance(job, observed), job, observed),)
+
+
+def _describe(action: str, rejection: Rejection) -> tuple[Reason, str]:
+    reason, why = Reason.REJECTED, ""
+    if rejection.status == HTTPStatus.FORBIDDEN and "exceeded quota" in rejection.message:
+        reason, why = Reason.QUOTA_EXCEEDED, ", since it would exceed a ResourceQuota of the namespace"
+    elif rejection.status == HTTPStatus.FORBIDDEN:
+        reason = Reason.FORBIDDEN
+    elif action == CreateJobSet.__name__ and rejection.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        why = " from spec.template"
+    again = f"every {REJECTION_RETRY_S:.0f} s" if action == CreateJobSet.__name__ else "with back-off"
+    write = _WRITES[action]
+    advice = f"{_ADVICE[reason]}; the write is retried {again}"
+    return reason, f"the API server refuses {write}{why}. {advice}. Its message: {rejection.message}"

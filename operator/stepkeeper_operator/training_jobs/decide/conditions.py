@@ -14,10 +14,11 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus
-from stepkeeper_operator.facts import JobSet, Workload
+from stepkeeper_operator.facts.jobset import JobSet, Workload
+from stepkeeper_operator.kinds.decision import find_soonest
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.decide.acceptance import add_refusals
 from stepkeeper_operator.training_jobs.decide.progressing import UNJUDGED, derive_progressing
-from stepkeeper_operator.training_jobs.decide.refusals import add_refusals
 from stepkeeper_operator.training_jobs.decide.running import derive_running
 from stepkeeper_operator.training_jobs.observed import View
 from stepkeeper_operator.training_jobs.policy.machines import find_wait
@@ -42,12 +43,7 @@ _LEFT_TEXT: Final = "the job is not queued: it has no JobSet, or no queue manage
 def derive_conditions(
     view: View, plan: Plan, accepted: ConditionUpdate, *, progress: ProgressStatus | None
 ) -> tuple[tuple[ConditionUpdate, ...], float | None]:
-    """Derive all conditions of a running or ended job.
-
-    Returns:
-        The conditions, and the seconds until Reporting or Progressing has to be judged again; None if neither has.
-
-    """
+    """Derive all conditions of a running or ended job, and the seconds until one has to be judged again, if any."""
     running = derive_running(view, plan.history, waiting=plan.waiting)
     if plan.end is not None:
         running = replace(running, status=False, reason=plan.end.reason, message="the job has ended")
@@ -55,11 +51,7 @@ def derive_conditions(
     reporting, look_s = _derive_reporting(view, plan.history, running=active)
     received = reporting.status if active else None
     progressing, step_s = derive_progressing(view, plan.history, progress, running=active, received=received)
-    updates = [
-        add_refusals(accepted, view.job, view.observed),
-        running,
-        _derive_suspended(view, plan),
-    ]
+    updates = [add_refusals(accepted, view.job, view.observed), running, _derive_suspended(view, plan)]
     updates += _derive_quota(view, plan.history)
     known = find_condition(view.job.status.conditions, ConditionType.REPORTING)
     # A restarted operator has no report yet: keep the condition that the last one set.
@@ -68,21 +60,15 @@ def derive_conditions(
     updates += progressing
     unfinished = ConditionUpdate(type=ConditionType.FINISHED, status=False, reason=Reason.NOT_FINISHED)
     updates += (unfinished,) if plan.end is None else plan.end.to_condition_updates()
-    waits_s = [wait_s for wait_s in (look_s, step_s) if wait_s is not None]
-    return tuple(updates), min(waits_s, default=None)
+    return tuple(updates), find_soonest(look_s, step_s)
 
 
 def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, history: JobHistory) -> Phase:
     """Summarize the conditions in one word. The history decides the phase of a job that does not run."""
     true = {condition.type for condition in conditions if condition.status is ConditionStatus.TRUE}
-    by_condition = (
-        (ConditionType.COMPLETE, Phase.COMPLETE),
-        (ConditionType.FAILED, Phase.FAILED),
-        (ConditionType.SUSPENDED, Phase.SUSPENDED),
-    )
-    for kind, phase in by_condition:
+    for kind in (ConditionType.COMPLETE, ConditionType.FAILED, ConditionType.SUSPENDED):
         if kind in true:
-            return phase
+            return Phase(kind.value)
     if any(c.type == ConditionType.SUSPENDED and c.reason != Reason.NOT_SUSPENDED for c in conditions):
         return Phase.SUSPENDING
     finishing = any(condition.reason in {Reason.TRAINER_ENDED, Reason.FINISHING} for condition in conditions)

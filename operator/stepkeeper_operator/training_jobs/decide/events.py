@@ -9,10 +9,10 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
-from stepkeeper_operator.events import ObjectEvent
+from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.training_jobs.attempts.history import describe_end
 from stepkeeper_operator.training_jobs.decide.progressing import is_stalled
-from stepkeeper_operator.training_jobs.decide.stuck_pods import is_pod_stuck
+from stepkeeper_operator.training_jobs.decide.terminating_pods import is_pod_stuck
 
 __all__ = ["derive_events"]
 
@@ -21,17 +21,7 @@ _BAD_REASONS = {Reason.NODES_JOIN_TIMEOUT, Reason.NO_NEW_CHECKPOINT, Reason.TRAI
 
 
 def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    """List the events between two statuses.
-
-    They report:
-
-    - attempts: each end, corrected cause, resume and withdrawn start,
-    - each change of the phase, and of the reason why a job is suspended,
-    - refusals and unknown fields,
-    - missing pods, pods that do not end, and a stalled training,
-    - a grace period that becomes too short, or long enough again,
-    - requests to save, and the commits that fulfill them.
-    """
+    """List the events between two statuses: ends and resumes, phases, notable conditions, and requests to save."""
     return (
         *_derive_attempt_events(before, after),
         *_derive_phase_event(before, after),

@@ -27,11 +27,9 @@ _FIELD: Final = "spec.template.spec.terminationGracePeriodSeconds"
 def derive_grace(
     view: View, history: JobHistory, checkpoint: CheckpointStatus | None
 ) -> tuple[ConditionUpdate, ...]:
-    """Compare the longest of the newest saves with the effective grace period of the pods.
+    """Compare the longest of the newest saves with the pods' effective grace period.
 
-    Returns:
-        The condition; nothing, to keep the present one, while the machines of the next pods are unknown.
-
+    Return no condition, to keep the present one, while the machines of the next pods are unknown.
     """
     pod_s = _find_pod_grace_s(view, history)
     if pod_s is None:
@@ -43,24 +41,14 @@ def derive_grace(
         text = f"{have}; spec.checkpoint.onDisruption is Skip, so nothing is saved then"
         return (_update(Reason.NOTHING_TO_SAVE, text, status=True),)
     if save_s is None:
-        return (
-            _update(
-                Reason.NO_COMMIT_YET,
-                f"{have}; the time of a save is unknown until the first commit",
-                status=None,
-            ),
-        )
+        text = f"{have}; the time of a save is unknown until the first commit"
+        return (_update(Reason.NO_COMMIT_YET, text, status=None),)
     text = f"a save takes {math.ceil(save_s)} s, and {have}"
     if save_s + END_RESERVE_S <= left_s:
         return (_update(Reason.SAVE_FITS, text, status=True),)
     advice = _advise(view, pod_s=pod_s, needed_s=math.ceil(save_s + END_RESERVE_S))
-    return (
-        _update(
-            Reason.GRACE_TOO_SHORT,
-            f"{text}, of which {END_RESERVE_S} s are reserved for the exit itself: {advice}",
-            status=False,
-        ),
-    )
+    text = f"{text}, of which {END_RESERVE_S} s are reserved for the exit itself: {advice}"
+    return (_update(Reason.GRACE_TOO_SHORT, text, status=False),)
 
 
 def _find_pod_grace_s(view: View, history: JobHistory) -> int | None:
@@ -80,12 +68,9 @@ def _find_pod_grace_s(view: View, history: JobHistory) -> int | None:
 
 def _name_autocheckpoint(observed: Observed) -> str:
     """Describe the QueuedResource's autocheckpoint setting; empty for a job without a QueuedResource."""
-    machines = observed.machines
-    return (
-        ""
-        if machines is None
-        else f" (autocheckpoint is {machines.autocheckpoint_setting} on {machines.name})"
-    )
+    if (machines := observed.machines) is None:
+        return ""
+    return f" (autocheckpoint is {machines.autocheckpoint_setting} on {machines.name})"
 
 
 def _find_longest_save_s(checkpoint: CheckpointStatus | None) -> float | None:
@@ -115,8 +100,6 @@ def _find_limit(view: View) -> tuple[int | None, str]:
     if on_spot_machines(view.job, machines):
         return SPOT_GRACE_S, f"Spot machines give {SPOT_GRACE_S} s regardless of the template"
     if machines is not None and machines.autocheckpoint:
-        return (
-            AUTOCHECKPOINT_GRACE_S,
-            f"the cloud waits {AUTOCHECKPOINT_GRACE_S} s at most before maintenance",
-        )
+        why = f"the cloud waits {AUTOCHECKPOINT_GRACE_S} s at most before maintenance"
+        return AUTOCHECKPOINT_GRACE_S, why
     return None, ""

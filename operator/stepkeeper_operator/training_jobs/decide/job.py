@@ -16,16 +16,15 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     ResourcesStatus,
     TrainingJobStatus,
 )
+from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.kinds.decision import compute_write_wait_s, find_soonest
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.attempts.following import update_history
-from stepkeeper_operator.training_jobs.build import build_config_map
-from stepkeeper_operator.training_jobs.decide.acceptance import NAME_TAKEN, check_acceptance
+from stepkeeper_operator.training_jobs.build.objects import build_config_map
+from stepkeeper_operator.training_jobs.decide.acceptance import NAME_TAKEN, check_acceptance, judge_after_end
 from stepkeeper_operator.training_jobs.decide.conditions import derive_conditions, derive_phase
 from stepkeeper_operator.training_jobs.decide.events import derive_events
 from stepkeeper_operator.training_jobs.decide.grace import derive_grace
-from stepkeeper_operator.training_jobs.decide.lost_pods import find_lost_pods
-from stepkeeper_operator.training_jobs.decide.refusals import judge_after_end
 from stepkeeper_operator.training_jobs.decide.running import compute_missing_s
 from stepkeeper_operator.training_jobs.decide.save_requests import update_request
 from stepkeeper_operator.training_jobs.decide.status import (
@@ -34,7 +33,7 @@ from stepkeeper_operator.training_jobs.decide.status import (
     mirror_storage,
     show_autocheckpoint,
 )
-from stepkeeper_operator.training_jobs.decide.stuck_pods import derive_stuck
+from stepkeeper_operator.training_jobs.decide.terminating_pods import derive_stuck, find_lost_pods
 from stepkeeper_operator.training_jobs.decision import (
     RELYING_ON_STATUS,
     Action,
@@ -70,6 +69,10 @@ def decide_job(
 
 
 def _decide_running(view: View, accepted: ConditionUpdate) -> Decision:
+    """Decide for a job that has not ended.
+
+    Each local name in `_s` is the time until something may change that no watch reports; None if nothing may.
+    """
     jobset = view.jobset
     mirror = mirror_storage(view.job, view.observed, running=None if jobset is None else jobset.ordinal)
     plan = plan_next(view, update_history(view, new_commit=mirror.new_commit))
@@ -79,14 +82,15 @@ def _decide_running(view: View, accepted: ConditionUpdate) -> Decision:
     stuck, stuck_s = derive_stuck(view)
     conditions = _update_conditions(view, (*updates, *grace, *stuck))
     lost, lost_s = find_lost_pods(view)
-    over = plan.end is not None or view.observed.held
-    config = () if over else _plan_config_map(view)
-    ending = stop_jobset(jobset, queued=view.observed.is_queued) if plan.end is not None else ()
-    recheck_s = (
-        None if jobset is None or plan.end is not None else compute_recheck_s(view.job, jobset, now=view.now)
-    )
+    ends = plan.end is not None
+    config = () if ends or view.observed.held else _plan_config_map(view)
+    ending = stop_jobset(jobset, queued=view.observed.is_queued) if ends else ()
+    recheck_s = None
+    if jobset is not None and not ends:
+        recheck_s = compute_recheck_s(view.job, jobset, now=view.now)
     missing_s = compute_missing_s(view, plan.history)
-    pods_s = None if missing_s is None or missing_s <= 0 else missing_s
+    # Once missing pods count as a problem, only a watch event can change that.
+    pods_s = missing_s if missing_s is not None and missing_s > 0 else None
     # A watch delivers an edit of the spec, but not that a name has become free.
     name_s = _NAME_RECHECK_S if accepted.reason in NAME_TAKEN else None
     checkpoint = clear_previous_attempt(view, mirror.checkpoint, plan.history)
@@ -147,9 +151,13 @@ def _plan_config_map(view: View) -> tuple[ApplyConfigMap, ...]:
 
 def _hold(job: CheckpointedTrainingJob, observed: Observed) -> Observed:
     """Hold a job that is not accepted: its running pods continue. Ignore a JobSet of another owner."""
+    return replace(observed, held=True, jobset=_find_own_jobset(job, observed))
+
+
+def _find_own_jobset(job: CheckpointedTrainingJob, observed: Observed) -> JobSet | None:
+    """Return the JobSet with the job's name if the job owns it."""
     jobset = observed.jobset
-    own = jobset if jobset is not None and jobset.owner_uid == job.metadata.uid else None
-    return replace(observed, held=True, jobset=own)
+    return jobset if jobset is not None and jobset.owner_uid == job.metadata.uid else None
 
 
 def _decide_finished(view: View) -> Decision:
@@ -165,10 +173,8 @@ def _decide_finished(view: View) -> Decision:
     status = view.job.status.model_copy(update=update)
     ended_at, ttl_s = find_end(view.job), view.job.spec.ttl_seconds_after_finished
     lost, lost_s = find_lost_pods(view)
-    actions: tuple[Action, ...] = (
-        *lost,
-        *stop_jobset(_hold(view.job, view.observed).jobset, queued=view.observed.is_queued),
-    )
+    own = _find_own_jobset(view.job, view.observed)
+    actions: tuple[Action, ...] = (*lost, *stop_jobset(own, queued=view.observed.is_queued))
     look_s = None
     if ttl_s is not None and ended_at is not None:
         left_s = ended_at + ttl_s - view.now

@@ -18,7 +18,7 @@ from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus, TrainingJobStatus
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_current_report, find_done
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
@@ -45,19 +45,10 @@ _NAMED: Final = 3
 def derive_progressing(
     view: View, history: JobHistory, progress: ProgressStatus | None, *, running: bool, received: bool | None
 ) -> tuple[tuple[ConditionUpdate, ...], float | None]:
-    """Check whether the running attempt makes steps or commits.
+    """Check whether the running attempt makes steps or commits, and return the seconds until the next check.
 
-    Args:
-        view: The job, with the conditions so far, and the facts of this reconcile.
-        history: The attempts, updated by this reconcile.
-        progress: The progress in this reconcile's status.
-        running: True if all pods of the attempt run or have exited 0.
-        received: Whether reports arrive; None if unknown.
-
-    Returns:
-        The condition, or nothing to keep the present one; and the seconds until it has to be judged again, None if
-        never.
-
+    Return no condition to keep the present one. `running`: all pods of the attempt run or have exited 0. `received`:
+    reports arrive; None if that is unknown.
     """
     attempt = history.last_attempt
     if not running or attempt is None:
@@ -74,11 +65,8 @@ def derive_progressing(
         prefix = _describe_done(n_hosts, n_done, done) if n_done else ""
         message = f"{prefix}{_describe_stall(last, progress, limit_s)}. {_advise(view.job)}"
         return (_update(reason, message, status=False),), None
-    known = (
-        find_condition(view.job.status.conditions, ConditionType.PROGRESSING)
-        if history.is_attempt_of(view.job.status)
-        else None
-    )
+    conditions = view.job.status.conditions if history.is_attempt_of(view.job.status) else ()
+    known = find_condition(conditions, ConditionType.PROGRESSING)
     unknown = received is None and known is not None and known.reason not in UNJUDGED
     # If all pods are done, no step can follow.
     unchanged = unknown or (n_done != n_hosts and _is_still_stalled(view.job, known, last, n_done))
@@ -112,9 +100,8 @@ def _find_limit_s(
 
 def _has_made_all_steps(job: CheckpointedTrainingJob, report: LastReport) -> bool:
     step, total = report.report.step, job.spec.total_steps
-    return report.report.phase is ReportPhase.DONE or (
-        step is not None and total is not None and step >= total
-    )
+    reached = step is not None and total is not None and step >= total
+    return reached or report.report.phase is ReportPhase.DONE
 
 
 def _list_signs(report: LastReport | None) -> list[float]:

@@ -11,7 +11,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_done
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
@@ -53,13 +53,9 @@ def derive_running(view: View, history: JobHistory, *, waiting: str | None) -> C
 
 
 def compute_missing_s(view: View, history: JobHistory) -> float | None:
-    """Compute the seconds until missing pods of the running attempt count as a problem: 0 or less if they do.
+    """Compute the seconds until missing pods count as a problem: 0 or less if they do, None if no pod is missing.
 
     The controllers create the pods of many hosts one by one, and replace some: only a pause counts.
-
-    Returns:
-        The seconds; None if no pod is missing, or no attempt runs.
-
     """
     last = history.last_attempt
     if last is None or last.end is not None:

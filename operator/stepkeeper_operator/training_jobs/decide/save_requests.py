@@ -8,7 +8,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     SaveRequest,
     TrainingJobStatus,
 )
-from stepkeeper_operator.facts import MaintenanceWindow
+from stepkeeper_operator.facts.queued_resource import MaintenanceWindow
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.observed import View
@@ -18,7 +18,7 @@ __all__ = ["compute_lead_s", "find_open_request", "update_request"]
 _MIN_LEAD_S: Final = 120.0
 _MAX_LEAD_S: Final = 3600.0
 _LEAD_PER_SAVE: Final = 3.0
-"""The lead in durations of the last save: one for a save in flight, one for this one, one as a margin."""
+"""The lead time, in durations of the last save: one for a save in flight, one for the requested save, one to spare."""
 
 _TOGETHER_S: Final = _MIN_LEAD_S
 """Windows that begin within this number of seconds of each other share one request."""
@@ -29,11 +29,8 @@ def update_request(
 ) -> tuple[CheckpointStatus | None, float | None]:
     """Add a due request to the checkpoint part of the status, and the commit that fulfills the last one.
 
-    Each attempt gets one request per window, as soon as it has a step that is not committed.
-
-    Returns:
-        That part, and the seconds until a request is due; None if none is known.
-
+    Each attempt gets one request per window, as soon as it has a step that is not committed. Return also the seconds
+    until a request is due, if one is known.
     """
     status = _add_answer(checkpoint or CheckpointStatus())
     attempt = history.last_attempt
@@ -99,6 +96,7 @@ def _make_request(
 
 
 def _add_answer(status: CheckpointStatus) -> CheckpointStatus:
+    """Add to the open request the first commit that is newer than the request."""
     request, latest = status.last_request, status.latest
     if request is None or request.sequence is not None or latest is None:
         return status

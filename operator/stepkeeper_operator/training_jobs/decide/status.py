@@ -16,7 +16,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     RestoredStatus,
 )
 from stepkeeper_operator.cache.reports import LastReport
-from stepkeeper_operator.facts import QueuedMachines
+from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_current_report, is_of_start
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.observed import Observed, View

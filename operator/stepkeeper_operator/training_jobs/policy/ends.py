@@ -7,7 +7,7 @@ from stepkeeper.contract import FENCED, STOPPED_KINDS, AttemptKind, Cause
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
-from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_pods
 from stepkeeper_operator.training_jobs.attempts.budgets import explain_exhausted_budget
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory, describe_end
@@ -32,11 +32,9 @@ def find_completion(history: JobHistory) -> JobEnd | None:
     completed = {None, AttemptKind.COMPLETED}
     ended = (each for each in history.closed if each.end is not None)
     done = next((each for each in ended if each.cause is None and each.kind in completed), None)
-    return (
-        None
-        if done is None
-        else JobEnd(complete=True, reason=Reason.TRAINING_DONE, message=describe_end(done))
-    )
+    if done is None:
+        return None
+    return JobEnd(complete=True, reason=Reason.TRAINING_DONE, message=describe_end(done))
 
 
 def judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restarted: bool) -> JobEnd | None:
@@ -105,9 +103,8 @@ def plan_after_completion(view: View, jobset: JobSet, plan: Plan) -> Plan:
         if where is not None:
             waiting = f"all pods exited 0{where} after a notice; the job is restarted"
             return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
-    return replace(
-        plan, end=JobEnd(complete=True, reason=Reason.ALL_PODS_SUCCEEDED, message="every pod exited 0")
-    )
+    end = JobEnd(complete=True, reason=Reason.ALL_PODS_SUCCEEDED, message="every pod exited 0")
+    return replace(plan, end=end)
 
 
 def plan_after_failure(view: View, jobset: JobSet, plan: Plan) -> Plan:

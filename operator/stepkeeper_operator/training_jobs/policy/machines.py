@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
-from stepkeeper_operator.facts import QueuedMachines
+from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.training_jobs.observed import View
 

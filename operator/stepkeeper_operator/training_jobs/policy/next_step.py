@@ -5,11 +5,16 @@ from typing import Final
 
 from stepkeeper.contract import AttemptKind, Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import JobSetRef
-from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.training_jobs.attempts.budgets import count_failures
 from stepkeeper_operator.training_jobs.attempts.ends import EDITED, NOT_ALLOWED, close_as_stopped
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
-from stepkeeper_operator.training_jobs.build import build_jobset, machines_hash, queue_labels, template_hash
+from stepkeeper_operator.training_jobs.build.jobset import (
+    build_jobset,
+    machines_hash,
+    queue_labels,
+    template_hash,
+)
 from stepkeeper_operator.training_jobs.decision import CreateJobSet, DeleteJobSet
 from stepkeeper_operator.training_jobs.observed import View
 from stepkeeper_operator.training_jobs.policy.ends import (
@@ -156,10 +161,7 @@ def plan_without_jobset(view: View, history: JobHistory) -> Plan:
 
 
 def _number_was_used(view: View, history: JobHistory) -> bool:
-    """Return True if a JobSet was created with the last reserved number.
-
-    The status does not name a JobSet that disappeared before the operator saw it, but its pods show it.
-    """
+    """Return True if a JobSet had the last reserved number: the status names it, or only its pods show it."""
     resources, last = view.job.status.resources, history.operator.job_sets - 1
     if history.operator.job_sets == 0 or (resources is not None and resources.job_set is not None):
         return True

@@ -5,7 +5,7 @@ from typing import Final
 
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetRef
-from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_pods
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.decision import Action, DeleteJobSet, JobEnd, SetSuspend
@@ -45,10 +45,7 @@ class Plan:
 
 
 def stop_jobset(jobset: JobSet | None, *, queued: bool) -> tuple[Action, ...]:
-    """Stop all pods after the job's end. The pods of a JobSet that ended by itself are kept for their logs.
-
-    A JobSet that Kueue manages is deleted, not suspended: Kueue would resume it.
-    """
+    """Stop all pods after the job's end, unless the JobSet ended by itself. Kueue would resume a suspended one."""
     if jobset is None or jobset.is_finished or jobset.deleting:
         return ()
     return (DeleteJobSet(jobset=jobset),) if jobset.suspended or queued else set_suspend(jobset, suspend=True)
@@ -98,10 +95,7 @@ def hold_next_start(view: View, plan: Plan) -> Plan:
 
 
 def _counts_towards_max(view: View, history: JobHistory, last: Attempt) -> bool:
-    """Return True if JobSet counts the restart after the last attempt.
-
-    It may not count an application failure: a pod that saved because its peer failed hides the failure.
-    """
+    """Return True if JobSet counts the restart: a pod that saved because its peer failed can hide the failure."""
     jobset, known = view.jobset, history.operator
     if last.cause != Cause.APPLICATION_ERROR:
         return False

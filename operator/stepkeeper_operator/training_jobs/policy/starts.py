@@ -24,10 +24,7 @@ _REPORT_WAIT_S: Final = 60
 
 
 def is_limit_reached(view: View, history: JobHistory) -> bool:
-    """Return True if no further start is allowed until a user changes the job.
-
-    The last allowed start may run, and so may an attempt that may have committed while no operator ran.
-    """
+    """Return True if no further start is allowed until a user changes the job. The last allowed one may run."""
     n_left = _count_starts_left(view.job, history)
     if not history.is_running:
         return n_left <= 0
@@ -44,10 +41,7 @@ def _count_starts_left(job: CheckpointedTrainingJob, history: JobHistory) -> int
 def compute_report_wait_s(view: View, history: JobHistory) -> float | None:
     """Compute for how many seconds a new operator lets a start beyond the limit run, so that its commits are reported.
 
-    Returns:
-        The seconds; None if there is nothing to wait for: no such start runs, it is already being stopped, a report
-        has named the root, or the time has passed.
-
+    Return None if no such start runs, it is being stopped, a report has named the root, or the time has passed.
     """
     jobset, last = view.jobset, view.observed.report
     if jobset is None or jobset.suspend or not history.is_running:

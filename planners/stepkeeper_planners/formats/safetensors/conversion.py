@@ -130,13 +130,7 @@ def _select_names(
     rename: RenameFunction | None,
     values: Literal["refuse", "leave_out"],
 ) -> dict[str, str]:
-    """Return the new name of each tensor that is converted.
-
-    Raises:
-        SourceError: there are none.
-        UnsupportedValueError: there are values that aren't tensors, and `values` refuses them.
-        DuplicateNameError: two tensors get the same name.
-    """
+    """Return the new name of each tensor that is converted. Raises as `checkpoint_to_safetensors`."""
     names = _rename_all(checkpoint.tensors, lambda fqn: _select_name(fqn, prefix, rename))
     if not names:
         raise SourceError(

@@ -92,8 +92,7 @@ class ShardFile:
 def make_entry(source: str, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorEntry:
     """Build the entry for a tensor under its new name.
 
-    Raises:
-        UnsupportedValueError: the format has no such dtype, or no such name.
+    Raises UnsupportedValueError if the format has no such dtype, or no such name.
     """
     if dtype not in DTYPES:
         known = sorted(str(each).removeprefix("torch.") for each in DTYPES)
@@ -109,11 +108,9 @@ def make_entry(source: str, name: str, dtype: torch.dtype, shape: tuple[int, ...
 
 
 def plan_shard_files(entries: Sequence[TensorEntry], max_shard_bytes: int | None) -> tuple[ShardFile, ...]:
-    """Divide the tensors among files with Hugging Face's names.
+    """Divide the tensors among files with Hugging Face's names; into one if `max_shard_bytes` is None.
 
-    Args:
-        entries: the tensors, in order.
-        max_shard_bytes: the size of a file, at most; only a file of a single tensor may be larger. None for one file.
+    Only a file of a single tensor may be larger than that.
     """
     groups: list[list[TensorEntry]] = []
     room_bytes = -1

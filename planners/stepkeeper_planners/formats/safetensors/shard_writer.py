@@ -27,23 +27,11 @@ def write_shards(
     *,
     overwrite: bool,
 ) -> tuple[Path, ...]:
-    """Write the one file `target` if it is named like a safetensors file; else a folder, with an index of its files.
+    """Write the one file `target` if it is named like a safetensors file; else a folder, with an index.
 
-    A folder of one file needs no index.
-
-    Args:
-        target: the file or folder.
-        shards: the files and the tensors in each.
-        checkpoint: holds the tensors.
-        meter: counts the bytes that are written.
-        overwrite: replace an existing file, or a folder that holds nothing but safetensors files.
-
-    Returns:
-        The files that were written.
-
-    Raises:
-        ValueError: one file is named, and there are several shards.
-        DestinationExistsError: there is something at `target`, and it isn't to be replaced, or it is the source.
+    With `overwrite`, a file, or a folder that holds nothing but safetensors files, is replaced. Returns the
+    files that were written. Raises ValueError if one file is named, and there are several shards;
+    DestinationExistsError if `target` isn't to be replaced, or is the source.
     """
     if target.suffix != SUFFIX:
         return _write_folder(target, shards, checkpoint, meter, overwrite=overwrite)

@@ -25,9 +25,8 @@ _BY_NAME: Final = {name: dtype for dtype, name in DTYPES.items()}
 def open_safetensors(src: Path) -> dict[str, torch.Tensor]:
     """Map all tensors by name: those of one file, of all files of a folder, or of the files that an index names.
 
-    Raises:
-        FileNotFoundError: there is no `src`.
-        SourceError: a file is damaged, cut off or missing, or the index and the files disagree.
+    Raises FileNotFoundError without `src`; SourceError if a file is damaged, cut off or missing, or the index
+    is wrong.
     """
     index = _find_index(src)
     weight_map = None if index is None else _read_weight_map(index)

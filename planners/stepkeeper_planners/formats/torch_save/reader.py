@@ -157,7 +157,7 @@ class TorchSaveReader(StorageReader):
     def _receive(self, name: str, *, wanted: bool) -> torch.Tensor | bytes | None:
         """Return the whole tensor if it is wanted, or the value.
 
-        Ranks: collective. All ranks have taken part in the sending by the time any of them raises.
+        All ranks take part, and have received all by the time any of them raises.
         """
         stored = self._metadata.state_dict_metadata[name]
         own: torch.Tensor | bytes | None = None

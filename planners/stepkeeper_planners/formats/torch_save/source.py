@@ -23,11 +23,9 @@ _ALIGNMENT_BYTES: Final = 16
 def open_torch_save(path: Path) -> dict[Any, Any]:
     """Map the state in the file. Its tensors are views of the file, read when they are used.
 
-    Sizes and offsets in the file are checked against its content before anything relies on them.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        SourceError: it isn't a torch.save file, is damaged, or holds more than dense tensors and plain values.
+    Sizes and offsets in the file are checked against its content before anything relies on them. Raises
+    FileNotFoundError; SourceError if it isn't a torch.save file, is damaged, or holds more than dense tensors
+    and plain values.
     """
     with path.open("rb") as file:
         _check_kind(path, file.read(len(_LEGACY_MAGIC)))

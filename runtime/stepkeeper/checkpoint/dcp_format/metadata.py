@@ -35,13 +35,9 @@ _CONTIGUOUS: Final = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
 
 
 def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
-    """Merge the chunks of all ranks by tensor, sorted by name and place.
+    """Merge the chunks of all ranks by tensor, sorted by name and place, under all names of tied ones.
 
-    A tied tensor appears under each of its names.
-
-    Raises:
-        ManifestError: Ranks disagree, or chunks overlap or don't cover their tensor.
-
+    Raises ManifestError if ranks disagree, or chunks overlap or don't cover their tensor.
     """
     merged: dict[str, tuple[TensorRecord, list[ChunkRecord]]] = {}
     for manifest in manifests:
@@ -75,12 +71,7 @@ def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
 
 
 def merge_values(manifests: Sequence[Manifest]) -> dict[str, ValueRecord]:
-    """Merge the values of all ranks by name.
-
-    Raises:
-        ManifestError: Two ranks wrote the same name.
-
-    """
+    """Merge the values of all ranks by name. Raises ManifestError if two ranks wrote one."""
     values: dict[str, ValueRecord] = {}
     for manifest in manifests:
         for value in manifest.values:
@@ -95,12 +86,9 @@ def merge_values(manifests: Sequence[Manifest]) -> dict[str, ValueRecord]:
 def encode_metadata(
     manifests: Sequence[Manifest], *, key_paths: Mapping[str, KeyPath] | None = None
 ) -> bytes:
-    """Encode the `.metadata` of the checkpoint that `manifests` describe together.
+    """Encode the `.metadata` of the checkpoint that all ranks' manifests describe together.
 
-    Args:
-        manifests: All ranks' manifests.
-        key_paths: The keys that lead to each name, from which stock torch rebuilds a nested state.
-
+    `key_paths` has the keys that lead to each name, from which stock torch rebuilds a nested state.
     """
     tensors = merge_tensors(manifests)
     values = merge_values(manifests)
@@ -166,6 +154,8 @@ def _encode_size(numbers: tuple[int, ...]) -> Call:
 def _check_covered(tensor: TensorRecord) -> None:
     """Check that every element is in exactly one chunk."""
     n_dims = len(tensor.global_shape)
+    if [(chunk.offsets, chunk.sizes) for chunk in tensor.chunks] == [((0,) * n_dims, tensor.global_shape)]:
+        return
     for chunk in tensor.chunks:
         if not len(chunk.offsets) == len(chunk.sizes) == n_dims or not all(
             start >= 0 and size >= 0 and start + size <= whole

@@ -51,12 +51,7 @@ _SMALL_TUPLES: Final = {0: pickle.EMPTY_TUPLE, 1: pickle.TUPLE1, 2: pickle.TUPLE
 
 
 def encode_pickle(value: object) -> bytes:
-    """Pickle `value`, made of the classes above and of None, bool, int, str, tuple, list and dict.
-
-    Raises:
-        TypeError: `value` contains something else.
-
-    """
+    """Pickle `value`, made of these classes, None, bool, int, str, tuple, list and dict. Raises TypeError."""
     writer = _Writer()
     writer.add(value)
     writer.written += pickle.STOP

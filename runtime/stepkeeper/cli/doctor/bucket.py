@@ -32,16 +32,7 @@ class Finding:
 
 
 def judge_bucket(settings: Mapping[str, Any], prefix: str) -> list[Finding]:
-    """Judge each setting that matters to a root.
-
-    Args:
-        settings: The bucket, as the JSON API returns it.
-        prefix: The root's path in the bucket.
-
-    Returns:
-        One finding for each setting.
-
-    """
+    """Judge each setting of a bucket, as the JSON API returns it, that matters to a root at `prefix`."""
     return [
         _lifecycle(settings, prefix),
         _soft_delete(settings),

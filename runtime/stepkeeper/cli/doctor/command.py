@@ -63,12 +63,7 @@ def _show(findings: list[Finding]) -> None:
 
 
 def _log_findings(root: Root) -> list[Finding]:
-    """Check that no slot of the log is missing or of an unknown format.
-
-    Raises:
-        StorageError: The store doesn't list the log, without which nothing can be checked.
-
-    """
+    """Check that no slot of the log is missing or of an unknown format. Raises StorageError."""
     listed = root.patience.retry(lambda: root.store.list(LOG_PREFIX))
     paths = {stat.path for stat in listed}
     try:

@@ -26,14 +26,9 @@ _EXCLUSIVE: Final = (
 
 
 def probe_store(store: Store, patience: Patience) -> list[Finding]:
-    """Put, read, list and delete a probe object, which is gone afterwards if it can be deleted.
+    """Put, read, list and delete a probe object, and return a finding for each operation.
 
-    Returns:
-        One finding for each operation.
-
-    Raises:
-        TransientStorageError: The store gave no answer, which isn't a finding.
-
+    It is gone afterwards if it can be deleted. A store that doesn't answer is no finding, but raises.
     """
     path = f"{_prefix(store, patience)}{new_nonce()}"
     findings: list[Finding] = []
@@ -71,10 +66,7 @@ def probe_store(store: Store, patience: Patience) -> list[Finding]:
 
 
 def _prefix(store: Store, patience: Patience) -> str:
-    """Return a prefix for probe objects that contains the log's next slot.
-
-    A later start that has claimed the root deletes the leftovers of a killed command there.
-    """
+    """Return a prefix for probe objects, with the log's next slot: by it a later start deletes leftovers."""
     try:
         next_slot = find_tail(store, patience) + 1
     except TransientStorageError:

@@ -26,12 +26,8 @@ def choose_foreign_step(
 ) -> ForeignBase | None:
     """Choose the newest complete step of another writer; None if there is no step at all, complete or not.
 
-    Newer steps that are not complete are logged as errors and named in the answer.
-
-    Raises:
-        RestoreError: There are checkpoints, but a training can resume from none of them.
-        StorageError: The store gave no answer, or refused.
-
+    Newer steps that are not complete are logged as errors and named in the answer. Raises RestoreError if
+    training can resume from none of the checkpoints, and StorageError.
     """
     listed = patience.retry(lambda: store.list(""))
     steps = find_steps_in(listed)
@@ -74,10 +70,7 @@ def choose_newest(
 def find_fault(
     store: Store, step: ForeignStep, reopen: Callable[[], Store], *, patience: Patience = DEFAULT_PATIENCE
 ) -> str | None:
-    """Find missing parts of `step` by its names, sizes and `.metadata`; None if there are none.
-
-    Bad bytes are read a second time.
-    """
+    """Find missing parts of `step` by its names, sizes and `.metadata`, if any. Bad bytes are read twice."""
     if not step.is_finished:
         return f"it has no {METADATA}: its save didn't finish"
     try:

@@ -166,10 +166,7 @@ class ForeignContent:
         return None
 
     def check_kinds(self, numbers: Iterable[int]) -> None:
-        """Check by `.metadata` that all of these blocks are of a supported kind.
-
-        Raises RestoreError, which names one that isn't.
-        """
+        """Check by `.metadata` that all of these blocks are of a supported kind. Raises RestoreError."""
         for name, chunk in map(self._items.__getitem__, numbers):
             place = self._place(name, chunk)
             if place.unread is not None:
@@ -187,11 +184,8 @@ class ForeignContent:
     def read_chunk(self, fqn: str, number: int) -> torch.Tensor:
         """Read a stored chunk of a tensor into CPU memory.
 
-        Raises:
-            TornCheckpointError: Its bytes aren't as they were written, by the checksums in the tensor file or by its
-                form.
-            RestoreError: They are, but the chunk is of an unsupported kind.
-
+        Raises TornCheckpointError if its bytes aren't as written, by the tensor file's checksums or its form;
+        RestoreError if they are, but the chunk is of an unsupported kind.
         """
         stored = self.contents.tensors[fqn]
         sizes = stored.chunks[number].sizes
@@ -258,11 +252,8 @@ class ForeignContent:
 def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATIENCE) -> ForeignContent:
     """Read the content that the folder's `.metadata` lists.
 
-    Raises:
-        TornCheckpointError: It is missing, damaged, or contradicts itself.
-        RestoreError: It, or all of its data, is of an unsupported kind.
-        StorageError: The store gave no answer, or refused.
-
+    Raises TornCheckpointError if that is missing, damaged, or contradicts itself; RestoreError if it, or all
+    of its data, is of an unsupported kind; StorageError.
     """
     return decode_content(store, folder, read_metadata_bytes(store, folder, patience), patience)
 
@@ -326,10 +317,7 @@ def _sizes(metadata: Metadata) -> Iterator[tuple[_Key, int]]:
 
 
 def _kind_unread(info: Any, n_bytes: int | None) -> str | None:
-    """Describe a stored tensor or value that is not as torch.save writes it; None if it is.
-
-    `n_bytes` is the size of a tensor's elements.
-    """
+    """Describe a stored tensor, of `n_bytes`, or value that is not as torch.save writes it; None if it is."""
     transforms = getattr(info, "transform_descriptors", None)
     if transforms:
         return f"it was stored compressed or otherwise changed ({transforms})"

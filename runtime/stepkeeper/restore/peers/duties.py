@@ -41,10 +41,7 @@ class Duties:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """The blocks that several ranks need, the same on all ranks.
-
-    It is short where ranks have little or all in common.
-    """
+    """The blocks that several ranks need, the same on all ranks; short where they share little or all."""
 
     groups: tuple[Group, ...]
     alone_bytes: tuple[int, ...]
@@ -52,14 +49,7 @@ class Sharing:
 
     @classmethod
     def of(cls, needs: Sequence[Runs], table: BlockTable, at_hand: Sequence[Runs] = ()) -> Self:
-        """Find out which blocks several ranks need.
-
-        Args:
-            needs: By rank, the runs of blocks that it needs.
-            table: All blocks of the commit.
-            at_hand: By rank, the runs of those blocks that it has copies of.
-
-        """
+        """Find out which blocks several ranks need. `at_hand` has those that each has copies of."""
         blocks_of: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         alone_bytes = [0] * len(needs)
         for first, end, ranks, readers in _stretches(needs, at_hand):
@@ -78,16 +68,8 @@ class Sharing:
     ) -> Duties:
         """Compute the blocks that this rank reads, sends and receives.
 
-        All ranks compute from the same values, so their duties agree.
-
-        Ranks that have least to read for themselves read most of the shared blocks.
-
-        Args:
-            rank: This rank.
-            needs: The blocks that it needs.
-            table: All blocks of the commit.
-            order: The order of all blocks, the same on all ranks.
-
+        All ranks compute from the same values, so their duties agree. Those that have least to read for
+        themselves read most of the shared blocks. `order` is that of all blocks.
         """
         group_of = {number: group for group in self.groups for number in decode_runs(group.blocks)}
         arrays = {group.readers: np.array(group.readers) for group in self.groups}
@@ -128,12 +110,7 @@ class Sharing:
 def _stretches(
     needs: Sequence[Runs], at_hand: Sequence[Runs]
 ) -> Iterator[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
-    """Yield ranges of blocks that the same ranks need.
-
-    Yields:
-        The first block, the one after the last, the ranks that need them, and the ranks among these that have copies.
-
-    """
+    """Yield ranges of blocks that the same ranks need: first, end, the ranks, and those with copies."""
     needing: set[int] = set()
     having: set[int] = set()
     changes: dict[int, list[Callable[[], None]]] = {}

@@ -44,14 +44,9 @@ class Exchange:
     def share_manifests(
         self, read: Callable[[], Sequence[bytes]], prove: Callable[[Sequence[bytes]], T]
     ) -> T:
-        """Return what `prove` returns for the manifests. Only rank 0 reads them, and sends them to the others.
+        """Return what `prove` returns for the manifests, which only rank 0 reads and sends to the others.
 
         Raises what `read` and `prove` raise in rank 0, and PeerLostError in the others.
-
-        Args:
-            read: Reads the manifests from the store, as they are stored.
-            prove: Decodes them, if they are right.
-
         """
         links, run = self.links, self._waits.run
         if links is None:
@@ -83,11 +78,7 @@ class Exchange:
         *,
         at_hand: Collection[int],
     ) -> Duties:
-        """Agree with the other ranks which blocks this rank reads, for which ranks, and which it receives.
-
-        Raises PeerLostError.
-
-        Ranks: all ranks call this.
+        """Agree with all ranks which blocks this rank reads, for which ranks, and which it receives.
 
         Args:
             name: A name for this exchange; used once.
@@ -95,7 +86,6 @@ class Exchange:
             contents: The content of the commit, the same on all ranks.
             filling: Gets the blocks that this rank is sent.
             at_hand: Those of the blocks that this rank has copies of.
-
         """
         order = contents.sort_for_reading(needs)
         duties = Duties(reads=dict.fromkeys(order, ()), receives={})
@@ -122,10 +112,7 @@ class Exchange:
 
 @contextmanager
 def exchange_among(rank_group: RankGroup, name: str, waits: Waits) -> Iterator[Exchange]:
-    """Connect the ranks while they restore.
-
-    If a rank is lost meanwhile, all others notice. Ranks: all ranks call this. `waits` ends the waits.
-    """
+    """Connect all ranks while they restore. If one is lost meanwhile, all others notice."""
     if not isinstance(rank_group, StoreRankGroup):
         yield Exchange(rank_group, waits=waits)
         return
@@ -159,10 +146,7 @@ def _open_links(rank_group: StoreRankGroup, links: Links, name: str, waits: Wait
 def _connect_all(
     rank_group: RankGroup, links: Links, name: str, peers: Collection[int], addresses: Sequence[Any]
 ) -> bool:
-    """Make this rank's connections, and return whether all ranks have theirs.
-
-    Raises PeerLostError, or NoticeDeadlineError. Ranks: all ranks call this.
-    """
+    """Make this rank's connections, and return whether all ranks, which all call this, have theirs."""
     why_not: str | None = None
     try:
         links.connect_to(peers, addresses)

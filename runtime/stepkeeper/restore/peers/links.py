@@ -51,8 +51,7 @@ class Links:
     ) -> None:
         """Listen for other ranks.
 
-        `on_lost` is called with a rank that is gone and why it seems so; what it returns is raised. `waits` ends the
-        waits for other ranks.
+        `on_lost` makes the error to raise for a rank that is gone, and why it seems so.
         """
         self._waits = waits or Waits()
         self._rank = rank
@@ -82,11 +81,6 @@ class Links:
         """Connect to those of `peers` that have lower ranks than this one; the others call.
 
         Raises OSError if no connection is possible, or the error that ends all waits.
-
-        Args:
-            peers: The ranks to be connected with.
-            addresses: The addresses of all ranks, by rank.
-
         """
         for peer in sorted(peers):
             if peer < self._rank and peer not in self._links:
@@ -224,10 +218,7 @@ class Links:
             self._take_manifest(frame)
 
     def _relay_stop(self, frame: Frame) -> None:
-        """Pass the failure on to the ranks that wait for manifests through this one.
-
-        They have no connection to the rank that has failed.
-        """
+        """Pass the failure on to the ranks that are connected with the failed one through this one only."""
         for rank in self._relayed_to:
             link = self._links.get(rank)
             if link is not None:

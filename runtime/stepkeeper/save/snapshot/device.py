@@ -56,23 +56,12 @@ class DeviceCopies:
         *,
         timeout_s: float | None = None,
     ) -> tuple[list["DevicePiece"], list[str]]:
-        """Start the copies of those tensors that the devices have room for.
+        """Start the copies of those tensors that the devices have room for, until `release_copies`.
 
-        The copies count against the budget until `release_copies` is called. Where there is a budget, this waits
-        for earlier copies.
-
-        Returns:
-            The copies' pieces, and the names of the tensors that are not copied.
-
-        Raises:
-            SaveError: The copies don't fit the given budget, or several processes would have to find the same
-                limit by trial.
-            TimeoutError: Earlier copies are still there after `timeout_s`. Without a `timeout_s`, a SaveError once
-                they take far longer than copies took before.
-            NoticeDeadlineError: A notice's deadline passed first.
-            PeerLostError: Another rank is lost.
-            RuntimeError: The devices failed.
-
+        With a limit, this waits for earlier copies. Returns the copies' pieces, and the names of the tensors
+        that are not copied. Raises SaveError if they don't fit a given budget, or the limit can't be found by
+        trial; TimeoutError if earlier copies stay for longer than `timeout_s`, or SaveError without one, once
+        they stay far longer than usual; RuntimeError if the devices fail; and as `Waits.check`.
         """
         while True:
             if self._limit_bytes is not None:
@@ -103,11 +92,7 @@ class DeviceCopies:
     ) -> None:
         """Handle an error of copies that were started: if the devices had no room, copy less from now on.
 
-        Raises:
-            DevicesFullError: The devices had no room, and the next save will copy less.
-            SaveError: The devices had no room, and the budget was given, or several processes would have to find the
-                same limit by trial.
-
+        Raises DevicesFullError then, or SaveError if this process may not find the limit by trial.
         """
         if not _is_out_of_memory(error):
             return
@@ -119,10 +104,7 @@ class DeviceCopies:
         ) from error
 
     def _wait_for_room(self, timeout_s: float | None) -> None:
-        """Wait until earlier copies are gone.
-
-        Copies that don't fit beside them would have to wait for their transfer anyway.
-        """
+        """Wait until earlier copies are gone. What doesn't fit beside them has to wait for them anyway."""
         limit_s = self._limits.transfer_s(self._unreleased_bytes) if timeout_s is None else timeout_s
         left_s, since_s = limit_s, time.monotonic()
         while True:
@@ -156,12 +138,7 @@ class DeviceCopies:
         return pieces
 
     def _check_may_learn(self, error: RuntimeError, tried_bytes: int) -> None:
-        """Raise the error of full devices, unless this process may find the limit by trial.
-
-        Raises:
-            SaveError: The budget was given, or other processes of one program would have to find the same limit.
-
-        """
+        """Raise SaveError if the budget was given, or other processes would have to find the same limit."""
         from stepkeeper_planners.adapters import xla_pieces
 
         if not self._learns:

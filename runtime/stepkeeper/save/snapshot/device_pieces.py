@@ -51,11 +51,7 @@ def describe_clone(fqn: str, tensor: torch.Tensor, clone: "ClonePlan", ranks: Ra
 
 
 def select_copied(clones: Mapping[str, "ClonePlan"], needed: Container[str]) -> list[str]:
-    """Select the XLA tensors that are copied on the devices: those that this rank writes, which are `needed`.
-
-    A program that runs on the devices of several processes must be the same in all of them, so there all are
-    copied.
-    """
+    """Select the XLA tensors that are copied on the devices: those that this rank writes, `needed`."""
     if not clones:
         return []
     from stepkeeper_planners.adapters import xla_pieces
@@ -84,11 +80,9 @@ def select_compared(
 def move_tensors(
     tensors: Mapping[str, torch.Tensor], clones: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> Iterator[list[tuple[str, list["HostPart"]]]]:
-    """Move these tensors to the host piece by piece, with a copy on the devices of one piece at a time.
+    """Move these tensors to the host piece by piece, and yield their names with parts of their elements.
 
-    Yields:
-        Names, each with parts of its elements on the host.
-
+    There is a copy of one piece at a time on the devices.
     """
     if not fqns:
         return

@@ -64,11 +64,8 @@ class SnapshotPlan:
     ordinary_tensors: frozenset[str]
     """Tensors that are copied as they are: on the CPU, whole, of torch's own classes."""
 
-    exact: frozenset[str]
-    """Names of the tensors of which all copies must be equal."""
-
     copies: tuple[HeldCopies, ...]
-    """What this rank and others hold copies of, on the host or on devices that torch itself copies from."""
+    """What this rank and others hold copies of, and compare."""
 
     @property
     def orders(self) -> tuple[TensorOrder, ...]:
@@ -122,16 +119,8 @@ def plan_snapshot(
 ) -> SnapshotPlan:
     """Plan what this rank writes of a state. No computation may be pending on it.
 
-    Args:
-        flat: The state.
-        value_bytes: The size that each value counts as.
-        ranks: This rank, and how many there are.
-        first: The modules, optimizers and entries of the state that the first rank writes.
-        all_first: True if the first rank writes everything that it holds.
-
-    Raises:
-        UnsupportedShardingError: A tensor's placement can't be described, or a rank knows only part of it.
-
+    `value_bytes` has the size that each value counts as. For `first` and `all_first` see `CopyRules`. Raises
+    UnsupportedShardingError if a tensor's placement can't be described, or a rank knows only part of it.
     """
     clones = device_pieces.plan_clones(flat.tensors)
     layouts = [
@@ -141,8 +130,8 @@ def plan_snapshot(
         for fqn, tensor in flat.tensors.items()
     ]
     _check_known_whole(layouts, ranks)
-    rules = CopyRules(flat, first, all_first=all_first)
     if ranks.world_size > 1:
+        rules = CopyRules(flat, first, all_first=all_first)
         layouts = list(map(rules.restrict, layouts))
     plan = plan_save(layouts, value_bytes, ranks)
     orders, tensor_bytes = _place_tensors(plan)
@@ -168,18 +157,12 @@ def plan_snapshot(
         ordinary_tensors=frozenset(
             fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)
         ),
-        exact=rules.exact if ranks.world_size > 1 else frozenset(),
-        copies=find_copies(device_pieces.select_compared(layouts, clones), ranks.rank, clones),
+        copies=find_copies(device_pieces.select_compared(layouts, clones), ranks.rank, flat.tensors),
     )
 
 
 def place_values(plan: SnapshotPlan, blobs: Mapping[str, bytes]) -> tuple[tuple[ValueOrder, ...], int]:
-    """Place the values after the tensors.
-
-    Returns:
-        The values' orders, and the size in bytes that the region needs.
-
-    """
+    """Place the values after the tensors. Return their orders, and how many bytes the region needs."""
     start = plan.tensor_bytes
     values = []
     for fqn, blob in blobs.items():

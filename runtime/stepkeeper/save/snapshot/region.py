@@ -4,11 +4,12 @@ An anonymous file is limited only by the pod's memory limit, while a pod's /dev/
 """
 
 import ctypes
-import math
 import mmap
 import os
 import weakref
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Final
 
 import torch
@@ -33,10 +34,7 @@ _MADV_POPULATE_WRITE: Final = 23
 
 
 class Region:
-    """Hold a stretch of shared memory.
-
-    Its pages stay with the process, so that a later save doesn't fault them in again.
-    """
+    """A stretch of shared memory, whose pages stay for later saves, so that these fault none in."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -75,8 +73,7 @@ class Region:
     def populate(self, size_bytes: int) -> None:
         """Fault in the first `size_bytes`, if the kernel can do that (Linux 5.14). The contents don't change.
 
-        A background thread calls this, mostly without the GIL. Other threads may use the region
-        meanwhile.
+        A background thread calls this, mostly without the GIL, while others use the region.
         """
         held = self._bytes
         madvise = ctypes.CDLL(None, use_errno=True).madvise
@@ -91,13 +88,13 @@ class Region:
 
     def view_tensor(self, offset: int, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:
         """Return the view of the elements at `offset` as a tensor of this dtype and shape."""
-        length = math.prod(sizes) * dtype.itemsize
-        return self._bytes[offset : offset + length].view(dtype).view(tuple(sizes))
+        return _view(self._bytes.view(dtype), offset, sizes)
 
     def view_orders(self, orders: Sequence[TensorOrder]) -> list[torch.Tensor]:
         """Return a view of the region for each order. A call with the same orders again costs nothing."""
         if self._views[0] is not orders:
-            there = [self.view_tensor(order.start, dtype_of(order.dtype), order.sizes) for order in orders]
+            whole = {name: self._bytes.view(dtype_of(name)) for name in {order.dtype for order in orders}}
+            there = [_view(whole[order.dtype], order.start, order.sizes) for order in orders]
             self._views = (orders, there)
         return self._views[1]
 
@@ -118,3 +115,9 @@ class Region:
     def forget_after_fork(self) -> None:
         """Close this copy in a forked child, which would otherwise keep the memory allocated while it lives."""
         self.close()
+
+
+def _view(whole: torch.Tensor, offset: int, sizes: Sequence[int]) -> torch.Tensor:
+    """View a part of the region, which is given as elements of the part's dtype. One call: there may be thousands."""
+    strides = accumulate(reversed(sizes[1:]), mul, initial=1) if sizes else ()
+    return whole.as_strided(tuple(sizes), tuple(strides)[::-1], offset // whole.itemsize)

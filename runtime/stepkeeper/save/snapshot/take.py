@@ -10,6 +10,7 @@ import torch
 from stepkeeper.checkpoint.orders import TensorOrder, ValueOrder
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import SaveError
+from stepkeeper.save.first_comparison import FirstComparison
 from stepkeeper.save.given_state import check_not_empty
 from stepkeeper.save.snapshot import device, device_pieces
 from stepkeeper.save.snapshot.copying import copy_host_tensors, copy_tensors
@@ -18,27 +19,23 @@ from stepkeeper.save.snapshot.region import Region
 from stepkeeper.time_limits import TimeLimits
 from stepkeeper_planners import adapters
 from stepkeeper_planners.adapters.open_shardings import keep_shardings_open
+from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.copy_comparison import HeldDigests
-from stepkeeper_planners.saving.differing_copies import CopyRules, CopyVerdict
+from stepkeeper_planners.saving.differing_copies import CopyRules
 from stepkeeper_planners.saving.fingerprints import digest_names, digest_value
 from stepkeeper_planners.state.per_rank import stored_name
-from stepkeeper_planners.state.structure import StructureCache
-from stepkeeper_planners.state.tree import FlatState
+from stepkeeper_planners.state.structure import LookUpResult, StructureCache
+from stepkeeper_planners.state.tree import FlatState, Modules
 from stepkeeper_planners.state.values import encode_value
 
 if TYPE_CHECKING:
     # At run time it would import torch_xla.
     from stepkeeper_planners.adapters.xla_pieces import DevicePiece, HostPart
 
-__all__ = ["Compare", "Snapshot", "SnapshotTaker"]
-
-
-Compare = Callable[[HeldDigests, Callable[[], Callable[[], dict[str, str]]] | None], CopyVerdict | None]
-"""Compares the ranks' copies. It gets the digests of this rank's, and the function that starts those of XLA devices."""
+__all__ = ["Snapshot", "SnapshotTaker"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,8 +59,8 @@ class Snapshot:
     copies: device.DeviceCopies
     """The object that made the copies, and counts them."""
 
-    copies_held: HeldDigests | None = None
-    """The digests of what this rank and others hold copies of, as of the snapshot."""
+    copy_digests: CopyDigests = field(default_factory=lambda: CopyDigests(()))
+    """The digests of what this rank and others hold copies of."""
 
     read_digests: Callable[[], dict[str, str]] = dict
     """Waits for the digests that XLA devices make."""
@@ -83,16 +80,14 @@ class Snapshot:
         return device.sum_device_bytes(self.plan.clones, self.copied)
 
     def move_copies(self, region: Region) -> None:
-        """Move all device copies into the region, and drop each as soon as it has arrived. Read the devices' digests.
+        """Move all device copies into the region, and drop each as soon as it has arrived. Read the digests too.
 
-        A background thread calls this. It holds the GIL while a piece moves, but not while it waits for a copy.
+        A background thread calls this. It holds the GIL while a piece moves, but not while it waits for a
+        copy.
         """
-        if self.copied:
-            self._move_pieces(region)
-        if self.copies_held is not None:
-            self.copies_held.digests.add_digests(self.read_digests())
-
-    def _move_pieces(self, region: Region) -> None:
+        if not self.copied:
+            self.copy_digests.add_digests(self.read_digests())
+            return
         batches: list[list[DevicePiece]] = []
         try:
             from stepkeeper_planners.adapters import xla_pieces
@@ -108,6 +103,7 @@ class Snapshot:
                 )
                 self.moved_bytes += batch_bytes
             filler.check_complete()
+            self.copy_digests.add_digests(self.read_digests())
         except RuntimeError as error:
             self.copies.handle_refusal(error, self.plan.clones, self.copied)
             raise
@@ -135,16 +131,6 @@ class SnapshotTaker:
         waits: Waits | None = None,
         limits: TimeLimits | None = None,
     ) -> None:
-        """Prepare to take snapshots.
-
-        Args:
-            ranks: This rank, and how many there are.
-            device_budget_bytes: Bytes that copies may take on this process's devices; None: as many as there are.
-            all_first: True if the first rank writes all that it holds, and copies are not compared.
-            waits: Ends the waits for earlier copies.
-            limits: How long copies may take to leave the devices.
-
-        """
         self._ranks = ranks
         # A rank alone writes all values, however large they are.
         large_value_bytes = None if ranks.world_size == 1 else LARGE_VALUE_BYTES
@@ -153,21 +139,14 @@ class SnapshotTaker:
         )
         self._all_first: Final = all_first
         self._first: frozenset[str] = frozenset()
-        """The modules, optimizers and entries of the state that the first rank writes, because copies have differed."""
+        """The modules, optimizers and entries of the state that the first rank writes: their copies have differed."""
 
         self._copies = device.DeviceCopies(device_budget_bytes, waits, limits)
 
-    def prepare(self, state: FlatState) -> int:
-        """Compile the programs for a snapshot of `state`, and return how many bytes of a region it takes.
-
-        Raises:
-            UnsupportedValueError: See `take_snapshot`.
-            UnsupportedShardingError: See `take_snapshot`.
-
-        """
-        found = self._structures.look_up_again(state)
+    def prepare(self, state: Mapping[str, object], region: Region, modules: Modules = ()) -> int:
+        """Plan a snapshot of `state`, compile its programs, reserve the region, and return how many bytes it takes."""
+        found = self._look_up(state, modules)
         flat, plan = found.flat, found.derived
-        check_not_empty(flat.tensors, flat.values, flat.per_rank)
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
             made, rest = self._copies.make_copies(
                 flat.tensors, plan.clones, device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
@@ -175,8 +154,11 @@ class SnapshotTaker:
             if made:
                 self._copies.release_copies()
             device_pieces.compile_moves(flat.tensors, plan.clones, rest)
-        self._start_digests(flat, plan)
-        return place_values(plan, self._encode_values(flat, plan))[1]
+            _start_digests(flat, plan)
+        size_bytes = place_values(plan, self._encode_values(flat, plan))[1]
+        region.reserve(size_bytes)
+        region.view_orders(plan.orders)
+        return size_bytes
 
     def take_snapshot(
         self,
@@ -185,52 +167,29 @@ class SnapshotTaker:
         *,
         timeout_s: float | None = None,
         on_tensors: Callable[[Mapping[str, torch.Tensor]], None] | None = None,
-        compare: Compare | None = None,
+        compare: FirstComparison | None = None,
     ) -> Snapshot:
         """Take a snapshot of `state`, which may change afterwards without affecting the snapshot.
 
-        XLA tensors are copied on their devices, and this waits only for the dispatch. Tensors that the devices have
-        no room for are moved into the region, and CPU tensors are copied there. Pending computations are started
-        first, by the same program that the loop's own `torch_xla.sync()` would start.
+        XLA tensors are copied on their devices, and this waits only for the dispatch. Tensors that the
+        devices have no room for are moved into the region, and CPU tensors are copied there. Pending
+        computations are started first, by the same program that the loop's own `torch_xla.sync()` would
+        start. If `compare` finds that copies differ, the first rank writes them, now and from now on.
 
-        Args:
-            state: The state.
-            region: Gets what this rank writes.
-            timeout_s: Seconds to wait for room on the devices.
-            on_tensors: Called with the state's tensors once they were copied.
-            compare: Compares the copies that ranks hold before they are copied here. If they differ, the first rank
-                writes them, now and from now on.
-
-        Raises:
-            ValueError: `state` is empty.
-            UnsupportedValueError: A value's type can't be stored; the error names the key.
-            UnsupportedShardingError: A tensor's placement can't be described, or a rank knows only part of it.
-            TimeoutError: The copies of an earlier snapshot still leave no room after `timeout_s`.
-            SaveError: The devices have no room, and the limit can't be lowered.
-
+        Raises ValueError if `state` is empty, UnsupportedValueError and UnsupportedShardingError by name,
+        TimeoutError if copies of an earlier snapshot leave no room for `timeout_s`, SaveError if the devices
+        never have room.
         """
-        found = self._structures.look_up(state)
+        with without_collections():
+            found = self._look_up(state)
         flat, plan = found.flat, found.derived
-        check_not_empty(flat.tensors, flat.values, flat.per_rank)
-        digests = CopyDigests(flat.tensors, plan.copies)
-        if compare is not None:
-            rules = CopyRules(flat, self._first, all_first=self._all_first)
-            on_devices = any(each.on_devices for each in plan.copies)
-            verdict = compare(
-                HeldDigests(digests=digests, exact=plan.exact, rules=rules),
-                partial(self._start_digests, flat, plan) if on_devices else None,
-            )
-            if verdict is not None:
-                self._first = self._first.union(verdict.first)
-                plan = self._structures.derive_again(flat)
-                digests = CopyDigests(flat.tensors, plan.copies)
-        read_digests = self._start_digests(flat, plan)
+        if compare is not None and (compare.reads_devices or not any(c.on_devices for c in plan.copies)):
+            plan = self._compare(flat, plan, compare)
+        digests = CopyDigests(plan.copies)
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
-            snapshot = self._copy_state(flat, plan, region, timeout_s)
-        snapshot.copies_held, snapshot.read_digests = (
-            HeldDigests(digests=digests, exact=plan.exact),
-            read_digests,
-        )
+            read_digests = _start_digests(flat, plan)
+            snapshot = digests.read(flat.tensors, partial(self._copy_state, flat, plan, region, timeout_s))
+        snapshot.copy_digests, snapshot.read_digests = digests, read_digests
         if on_tensors is not None:
             on_tensors(flat.tensors)
         return snapshot
@@ -240,13 +199,15 @@ class SnapshotTaker:
             flat, value_bytes, ranks=self._ranks, first=self._first, all_first=self._all_first
         )
 
-    @staticmethod
-    def _start_digests(flat: FlatState, plan: SnapshotPlan) -> Callable[[], dict[str, str]]:
-        """Start the digests of copies on XLA devices, and return the function that waits for them."""
-        names = [name for each in plan.copies for name in each.on_devices]
+    def _compare(self, flat: FlatState, plan: SnapshotPlan, compare: FirstComparison) -> SnapshotPlan:
+        digests = CopyDigests(plan.copies)
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
-            read = adapters.digest_on_devices([flat.tensors[name] for name in names])
-        return lambda: dict(zip(names, read(), strict=True))
+            digests.add_digests(digests.read(flat.tensors, _start_digests(flat, plan)))
+        verdict = compare(digests, CopyRules(flat, self._first, all_first=self._all_first))
+        if verdict is None:
+            return plan
+        self._first = self._first.union(verdict.first)
+        return self._structures.derive_again(flat)
 
     def _copy_state(
         self, flat: FlatState, plan: SnapshotPlan, region: Region, timeout_s: float | None
@@ -275,6 +236,11 @@ class SnapshotTaker:
                 self._copies.release_copies()
             raise
 
+    def _look_up(self, state: Mapping[str, object], modules: Modules = ()) -> LookUpResult[SnapshotPlan]:
+        found = self._structures.look_up(state, modules)
+        check_not_empty(found.flat.tensors, found.flat.values, found.flat.per_rank)
+        return found
+
     def _move_tensors(self, flat: FlatState, plan: SnapshotPlan, fqns: Sequence[str], region: Region) -> None:
         filler = _RegionFiller(plan, region, fqns)
         for moved in device_pieces.move_tensors(flat.tensors, plan.clones, fqns):
@@ -286,6 +252,13 @@ class SnapshotTaker:
         for fqn, value in flat.per_rank.items():
             blobs[stored_name(fqn, self._ranks)] = encode_value(fqn, value)
         return blobs
+
+
+def _start_digests(flat: FlatState, plan: SnapshotPlan) -> Callable[[], dict[str, str]]:
+    """Start the digests of copies on XLA devices, and return the function that waits for them."""
+    names = [name for each in plan.copies for name in each.on_devices]
+    read = adapters.digest_on_devices([flat.tensors[name] for name in names])
+    return lambda: dict(zip(names, read(), strict=True))
 
 
 def _prepare_digest(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> Callable[[], dict[str, bytes]]:
@@ -339,12 +312,7 @@ class _RegionFiller:
         copy_tensors(destinations, sources)
 
     def check_complete(self) -> None:
-        """Check that all expected elements have arrived.
-
-        Raises:
-            SaveError: Elements are missing.
-
-        """
+        """Check that all expected elements have arrived. Raises SaveError."""
         lacking = next((fqn for fqn, missing in self._missing.items() if missing), None)
         if lacking is not None:
             raise SaveError(

@@ -19,13 +19,7 @@ _LOOK_S: Final = 0.5
 
 
 def transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock) -> None:
-    """Move the copies.
-
-    Raises:
-        SaveError: The copies didn't come from the devices.
-        StepkeeperError: The same, for a known reason.
-
-    """
+    """Move the copies. Raises StepkeeperError if they didn't come from the devices."""
     try:
         snapshot.move_copies(region)
     except BaseException as error:
@@ -46,12 +40,7 @@ def await_transfer(
 ) -> Exception | None:
     """Wait until the snapshot is in its region, as long as copies arrive. Return the error; None if there is none.
 
-    Args:
-        transfer: Resolved when the whole snapshot is in the region, or with the error of its transfer.
-        snapshot: The snapshot, which counts what has come.
-        limit_s: Seconds that may pass without progress.
-        note_moved: Called with the number of bytes that came since the last call; shows progress to waiting ranks.
-
+    `limit_s` may pass without progress. `note_moved` is called with the bytes that came since the last call.
     """
     limit = SilenceLimit(limit_s, time.monotonic())
     moved_bytes = 0

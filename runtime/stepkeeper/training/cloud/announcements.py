@@ -30,19 +30,12 @@ _SAME_S: Final = 600
 
 
 def save_lead_s(save_s: float | None) -> float:
-    """Return the seconds before a maintenance at which the training saves.
-
-    Args:
-        save_s: The seconds from a recent save's call to its commit; None if none was measured.
-
-    """
+    """Return the seconds before a maintenance at which the training saves, by those that a save took."""
     return _UNMEASURED_S if save_s is None else max(_LEAST_LEAD_S, _SAFETY * save_s)
 
 
 def maintenance_request(notice: CloudNotice, now_unix_s: float) -> str:
-    """Name the save for a maintenance, so that the hosts of a slice, which are maintained together, request one
-    save.
-    """
+    """Name the save for a maintenance, so that the hosts of a slice, maintained together, request one."""
     if notice.begins_unix_s is not None:
         return f"maintenance/{int(notice.begins_unix_s)}"
     return f"maintenance/now/{int(now_unix_s) // _SAME_S}"
@@ -59,15 +52,7 @@ class Announcements:
         save_s: Callable[[], float | None],
         now_unix_s: Callable[[], float] = time.time,
     ) -> None:
-        """Store the callbacks; nothing is watched before `start`.
-
-        Args:
-            stop: Makes all ranks save one step and stop.
-            save: Asks all ranks to save one step for the named request.
-            save_s: Returns the seconds that a recent save took; None if none was measured.
-            now_unix_s: Returns the time by the wall clock.
-
-        """
+        """Store the callbacks; nothing is watched before `start`."""
         self._stop = stop
         self._save = save
         self._save_s = save_s

@@ -46,16 +46,7 @@ class CloudNotice:
 
 
 def read_cloud_notice(key: str, text: str) -> CloudNotice | None:
-    """Read the value of a key of the metadata server.
-
-    Args:
-        key: preempted, maintenance-event or upcoming-maintenance.
-        text: Its value.
-
-    Returns:
-        The announcement; None if there is none, or of an unknown kind.
-
-    """
+    """Read the value of a key of the metadata server; None if it announces nothing, or an unknown kind."""
     match key:
         case "preempted" if text.upper() == "TRUE":
             return CloudNotice(cause=Cause.SPOT_PREEMPTION, begins_unix_s=None)
@@ -90,14 +81,7 @@ class CloudNotices:
     """
 
     def __init__(self, server: KeyServer, on_change: Callable[[str, CloudNotice | None], None]) -> None:
-        """Watch nothing before `start`.
-
-        Args:
-            server: The metadata server.
-            on_change: A method, called in one of the threads with a key and its current announcement; None if there is
-                none left.
-
-        """
+        """Watch nothing yet. A thread calls the method `on_change` with a key and its announcement."""
         self._server = server
         self._on_change = WeakMethod(on_change)
         self._closing = threading.Event()

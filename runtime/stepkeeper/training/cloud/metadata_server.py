@@ -43,10 +43,8 @@ class MetadataValue(NamedTuple):
 def find_metadata_host(environ: Mapping[str, str], product_file: Path = _PRODUCT_FILE) -> str | None:
     """Return host[:port] of the metadata server; None if this isn't a machine of Google Cloud.
 
-    Args:
-        environ: The process's environment: GCE_METADATA_HOST names another server, as in Google's libraries.
-        product_file: The file with the product name from the machine's firmware.
-
+    GCE_METADATA_HOST names another server, as in Google's libraries. Otherwise the firmware's product name
+    counts.
     """
     if given := environ.get(_HOST_VARIABLE):
         return given
@@ -61,28 +59,12 @@ class MetadataServer:
     """Read keys of one machine. Each call has a connection of its own, so any thread may call."""
 
     def __init__(self, host: str, *, answer_s: float = _ANSWER_S) -> None:
-        """Store the address; no request is sent yet.
-
-        Args:
-            host: host[:port] of the server.
-            answer_s: Seconds that a whole answer may take beyond the requested wait.
-
-        """
+        """Store the address. A whole answer may take `answer_s` beyond the requested wait."""
         self._host = host
         self._answer_s = answer_s
 
     def wait_for_change(self, key: str, etag: str | None, timeout_s: float) -> MetadataValue:
-        """Return the value of a key once it differs from the one with the tag `etag`, or after `timeout_s`.
-
-        Args:
-            key: A key below instance/, for example maintenance-event.
-            etag: The tag of the value that the caller has; None returns the present value at once.
-            timeout_s: Longest time that the server waits, in whole seconds.
-
-        Raises:
-            OSError: The server didn't answer, answered with an error, or isn't a metadata server.
-
-        """
+        """Return a key's value once its tag isn't `etag`, or after `timeout_s`. Raises OSError."""
         asked = {"alt": "text"} if key != "upcoming-maintenance" else {"alt": "json"}
         if etag is not None:
             asked |= {"wait_for_change": "true", "timeout_sec": str(int(timeout_s)), "last_etag": etag}
@@ -113,11 +95,9 @@ class MetadataServer:
 
 @contextmanager
 def _cut_off(connection: http.client.HTTPConnection, limit_s: float) -> Iterator[threading.Event]:
-    """Cut a connection off after a time. Its own timeout is for each piece of an answer, which may come byte by byte.
+    """Cut a connection off after a time, and then set the event that this yields.
 
-    Yields:
-        An event that is set once the connection has been cut off.
-
+    Its own timeout is for each piece of an answer, which may come byte by byte.
     """
     line, is_cut = connection.sock, threading.Event()
 

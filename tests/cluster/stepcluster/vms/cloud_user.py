@@ -9,8 +9,6 @@ from stepcluster.vms.tpu_cloud import PROJECT, ZONE
 from stepkeeper_operator.cloud_tpu.client import GoogleCloudTPU
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudRequest, Place
 
-__all__ = ["CloudUser"]
-
 T = TypeVar("T")
 
 _PLACE: Final = Place(project=PROJECT, zone=ZONE)

@@ -10,8 +10,6 @@ from stepcluster.shelljobs import PATIENCE_S, condition, until, until_status
 from stepcluster.vms.tpu_cloud import JOIN_SECRET, PROJECT, TIMINGS, ZONE
 from tpuapi.remote import RemoteTpu
 
-__all__ = ["PAIR", "V5E", "V5P", "V6E", "ClusterObject", "QueuedResources", "queued_resource"]
-
 PAIR: Final = "pair"
 """The resource whose two slices are real machines, so that all others exist in the API only."""
 

@@ -1,0 +1,11 @@
+"""Damage to a file, as a disk does it."""
+
+from pathlib import Path
+
+
+def flip(path: Path, place: int = -1) -> None:
+    """Change one bit of the byte at `place`."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
