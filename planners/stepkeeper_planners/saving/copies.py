@@ -179,13 +179,25 @@ class CopyDigests:
         """Read nothing yet."""
         self._copies: Final = {each.key: each for each in copies}
         self._sums: Final = {each.key: [b""] * len(each.tasks) for each in copies}
+        self._names: Final = [name for each in copies for name in each.on_devices]
+        self._await_devices: Callable[[], list[str]] = list
         self._on_devices: dict[str, str] = {}
+
+    def start_on_devices(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Start the digests that XLA devices make."""
+        self._await_devices = adapters.digest_on_devices([tensors[name] for name in self._names])
+
+    def await_devices(self) -> None:
+        """Wait for the digests that XLA devices make."""
+        self._on_devices = dict(zip(self._names, self._await_devices(), strict=True))
 
     def read(self, tensors: Mapping[str, torch.Tensor], meanwhile: Callable[[], T]) -> T:
         """Read the copies, and return the result of `meanwhile`, which changes none of them.
 
-        Other threads read those on the host while this one runs `meanwhile`; then it reads too.
+        Other threads read those on the host while this one runs `meanwhile`; then it reads too. XLA devices read
+        theirs until `await_devices` returns.
         """
+        self.start_on_devices(tensors)
         tasks = [
             (each.key, index, task) for each in self._copies.values() for index, task in enumerate(each.tasks)
         ]
@@ -205,10 +217,6 @@ class CopyDigests:
             for other in others:
                 other.result()
         return result
-
-    def add_digests(self, digests: Mapping[str, str]) -> None:
-        """Add the digests in hex digits that XLA devices have made, by name."""
-        self._on_devices |= digests
 
     def combine(self) -> dict[str, str]:
         """Return one digest in hex digits for each set of ranks that hold copies together, by its key.

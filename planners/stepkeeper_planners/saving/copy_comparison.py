@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.differing_copies import CopyRules, CopyVerdict, Groups
+from stepkeeper_planners.saving.differing_copies import CopyVerdict, Groups, Sampler, judge
 
 __all__ = ["Answer", "compare_copies", "group_ranks"]
 
@@ -31,7 +31,7 @@ def group_ranks(digests: Sequence[Mapping[str, str]]) -> dict[str, Groups]:
 def compare_copies(
     differing: Mapping[str, Groups],
     digests: CopyDigests,
-    rules: CopyRules | None,
+    sample: Sampler | None,
     rank: int,
     exchange: Callable[[str, Mapping[str, Any], Answer], Mapping[str, Any]],
     *,
@@ -44,13 +44,13 @@ def compare_copies(
     Args:
         differing: the result of `group_ranks` for the combined digests.
         digests: this rank's digests.
-        rules: the rules for the state; None on all ranks if its elements may have changed.
+        sample: samples this rank's copies; None on all ranks if their elements may have changed.
         rank: this rank.
         exchange: gives all ranks the answer to their values. Each exchange has a name.
-        parties: see `CopyRules.judge`.
+        parties: see `judge`.
 
     Returns:
-        The verdict, the same on all ranks; without rules it only names the tensors. None if the ranks only have
+        The verdict, the same on all ranks; without samples it only names the tensors. None if the ranks only have
         different names.
     """
     of_group = {
@@ -70,9 +70,8 @@ def compare_copies(
     found: list[tuple[str, Groups]] = exchange("names", own, find_names)["found"]
     if not found:
         return None
-    if rules is None:
+    if sample is None:
         return CopyVerdict.without_judgement(found)
     asked = {name for name, groups in found if rank in {group[0] for group in groups}}
-    samples = {name: rules.sample(name) for name in sorted(asked)}
-    verdict = exchange("samples", samples, lambda all_ranks: asdict(rules.judge(found, all_ranks, parties)))
-    return CopyVerdict(**verdict)
+    samples = {name: sample(name) for name in sorted(asked)}
+    return CopyVerdict(**exchange("samples", samples, lambda those: asdict(judge(found, those, parties))))

@@ -5,9 +5,9 @@ Parameters and optimizer state that differ by more are not copies of one tensor,
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -17,7 +17,15 @@ from stepkeeper_planners.saving.copies import sample_copy
 from stepkeeper_planners.state.parameter_names import find_optimizers
 from stepkeeper_planners.state.tree import FlatState, join_path
 
-__all__ = ["CopyRules", "CopyVerdict", "Groups"]
+__all__ = [
+    "CopyVerdict",
+    "Groups",
+    "Sampler",
+    "find_buffers",
+    "judge",
+    "keep_first_copies",
+    "make_sampler",
+]
 
 _NEAR: Final = 0.01
 """The largest part of a norm by which copies may differ that have drifted apart."""
@@ -35,6 +43,7 @@ _LEFT_OUT: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_modul
 """The attributes of a module that its state_dict() leaves out of the names."""
 
 Owners = tuple[Owner, ...]
+Sampler = Callable[[str], Mapping[str, Any]]
 Groups = list[list[int]]
 """Ranks with equal copies. The group of the first rank that holds one comes first."""
 
@@ -54,7 +63,7 @@ class CopyVerdict:
 
     @classmethod
     def without_judgement(cls, differing: Sequence[tuple[str, Groups]]) -> "CopyVerdict":
-        """Name the tensors only. See `CopyRules.judge`."""
+        """Name the tensors only. See `judge`."""
         ranks: dict[str, set[int]] = {}
         for name, groups in differing:
             ranks.setdefault(name, set()).update(*groups[1:])
@@ -83,89 +92,92 @@ class CopyVerdict:
         )
 
 
-class CopyRules:
-    """Decide which tensors of one state are divided among the ranks that hold copies, and judge copies that differ."""
+def find_buffers(flat: FlatState) -> frozenset[str]:
+    """Find the names of the buffers of a state's modules.
 
-    def __init__(self, flat: FlatState, first: Iterable[str] = (), *, all_first: bool = False) -> None:
-        """Make the rules for a state.
+    Under torch's DistributedDataParallel each rank has its own, such as the statistics of BatchNorm.
+    """
+    return frozenset(
+        join_path((*path, *(part for part in name.split(".") if part not in _LEFT_OUT)))
+        for path, module in flat.modules
+        for name, _ in module.named_buffers(remove_duplicate=False)
+    )
 
-        `first` names the modules, optimizers and entries of it that the first rank writes; with `all_first` it
-        writes everything that it holds.
-        """
-        self._flat: Final = flat
-        self._buffers: Final = frozenset(
-            join_path((*path, *(part for part in name.split(".") if part not in _LEFT_OUT)))
-            for path, module in flat.modules
-            for name, _ in module.named_buffers(remove_duplicate=False)
-        )
-        self._objects: Final = {join_path(path) for path, _ in flat.modules} | find_optimizers(flat.paths)
-        self._narrowed: Final[dict[int, tuple[Owners, Owners]]] = {}
-        self._first: Final = frozenset(first)
-        self._all_first: Final = all_first
 
-    def restrict(self, layout: TensorLayout) -> TensorLayout:
-        """Return the layout, without the copies on other ranks than the first if the tensor isn't to be divided.
+def keep_first_copies(
+    layouts: Iterable[TensorLayout], first: Collection[str], names: Collection[str] = ()
+) -> list[TensorLayout]:
+    """Leave out the copies on other ranks than the first of these names, and of all that is below `first`.
 
-        Buffers never are: in a module that torch's DistributedDataParallel wraps, each rank has its own statistics.
-        """
-        name = layout.fqn
-        if not (
-            self._all_first or name in self._buffers or (self._first and self._find_unit(name) in self._first)
-        ):
-            return layout
-        chunks = []
-        for chunk in layout.chunks:
-            # There are few kinds of owners, and their tuples are shared.
-            if id(chunk.owners) not in self._narrowed:
-                rank = min(owner.rank for owner in chunk.owners)
-                first = tuple(owner for owner in chunk.owners if owner.rank == rank)
-                # With the owners themselves, whose number no other ones get then.
-                self._narrowed[id(chunk.owners)] = chunk.owners, first
-            chunks.append(Chunk(box=chunk.box, owners=self._narrowed[id(chunk.owners)][1]))
-        return replace(layout, chunks=tuple(chunks), mesh_slices=())
+    All ranks must pass the same. "" is above everything.
+    """
+    narrowed: dict[int, tuple[Owners, Owners]] = {}
 
-    def sample(self, name: str) -> list[float]:
-        """Return the result of `sample_copy` for a tensor of the state."""
-        return sample_copy(self._flat.tensors[name])
+    def narrow(chunk: Chunk) -> Chunk:
+        # There are few kinds of owners, and their tuples are shared.
+        if id(chunk.owners) not in narrowed:
+            rank = min(owner.rank for owner in chunk.owners)
+            kept = tuple(owner for owner in chunk.owners if owner.rank == rank)
+            # With the owners themselves, whose number no other ones get then.
+            narrowed[id(chunk.owners)] = chunk.owners, kept
+        return Chunk(box=chunk.box, owners=narrowed[id(chunk.owners)][1])
 
-    def judge(
-        self,
-        differing: Sequence[tuple[str, Groups]],
-        samples: Sequence[Mapping[str, Sequence[float]]],
-        parties: Sequence[Sequence[int]] = (),
-    ) -> CopyVerdict:
-        """Judge the tensors whose copies differ.
+    above = tuple(f"{each}." if each else "" for each in first)
+    return [
+        replace(layout, chunks=tuple(map(narrow, layout.chunks)), mesh_slices=())
+        if layout.fqn in names or layout.fqn in first or layout.fqn.startswith(above)
+        else layout
+        for layout in layouts
+    ]
 
-        Args:
-            differing: the name of each chunk of which there are different copies, and the ranks by equal copies.
-            samples: the results of `sample` by rank and name, of the first rank of each group.
-            parties: the ranks that have the same names, if not all have. An entry of a dict that several parties have
-                is judged as a parameter is: no rank has the whole state, so none has all of its copies.
-        """
-        reasons: dict[str, str] = {}
-        for name, groups in differing:
-            first, *others = (samples[group[0]][name] for group in groups)
-            is_near = all(_is_near(first, other) for other in others)
-            is_split = sum(any(rank in group for group in groups for rank in party) for party in parties) > 1
-            if self._is_exact(name):
-                reasons[name] = _OWN_VALUE
-            elif not is_near and (is_split or self._find_unit(name) in self._objects):
-                reasons[name] = _NO_COPY
-        verdict = CopyVerdict.without_judgement(differing)
-        return replace(verdict, reasons=reasons, first=sorted({*map(self._find_unit, verdict.ranks)}))
 
-    def _is_exact(self, name: str) -> bool:
-        """Return whether no copy stands for another: integers in dicts are random numbers, or positions."""
-        tensor = self._flat.tensors[name]
-        return not (
-            tensor.is_floating_point() or tensor.is_complex() or self._find_unit(name) in self._objects
-        )
+def make_sampler(flat: FlatState) -> Sampler:
+    """Make the function that samples this rank's copy of a tensor: what `judge` needs to know of it."""
+    objects = {join_path(path) for path, _ in flat.modules} | find_optimizers(flat.paths)
 
-    def _find_unit(self, name: str) -> str:
-        """Return the module or optimizer that a tensor is of, or else the entry of the state that it is in."""
+    def sample(name: str) -> dict[str, Any]:
         parts = name.split(".")
         above = (".".join(parts[:end]) for end in range(len(parts), -1, -1))
-        return next((key for key in above if key in self._objects), parts[0])
+        unit = next((each for each in above if each in objects), None)
+        tensor = flat.tensors[name]
+        is_whole_numbers = not (tensor.is_floating_point() or tensor.is_complex())
+        return {
+            "unit": parts[0] if unit is None else unit,
+            "is_state": unit is not None,
+            # Random numbers, or positions: no copy stands for another.
+            "is_exact": unit is None and is_whole_numbers,
+            "numbers": sample_copy(tensor),
+        }
+
+    return sample
+
+
+def judge(
+    differing: Sequence[tuple[str, Groups]],
+    samples: Sequence[Mapping[str, Mapping[str, Any]]],
+    parties: Sequence[Sequence[int]] = (),
+) -> CopyVerdict:
+    """Judge the tensors whose copies differ.
+
+    Args:
+        differing: the name of each chunk of which there are different copies, and the ranks by equal copies.
+        samples: the samples by rank and name, of the first rank of each group.
+        parties: the ranks that have the same names, if not all have. An entry of a dict that several parties have is
+            judged as a parameter is: no rank has the whole state, so none has all of its copies.
+    """
+    reasons: dict[str, str] = {}
+    units: set[str] = set()
+    for name, groups in differing:
+        first, *others = (samples[group[0]][name] for group in groups)
+        is_split = sum(any(rank in group for group in groups for rank in party) for party in parties) > 1
+        units.add(first["unit"])
+        if first["is_exact"]:
+            reasons[name] = _OWN_VALUE
+        elif (is_split or first["is_state"]) and not all(
+            _is_near(first["numbers"], other["numbers"]) for other in others
+        ):
+            reasons[name] = _NO_COPY
+    return replace(CopyVerdict.without_judgement(differing), reasons=reasons, first=sorted(units))
 
 
 def _is_near(one: Sequence[float], other: Sequence[float]) -> bool:

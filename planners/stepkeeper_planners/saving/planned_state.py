@@ -16,7 +16,7 @@ from stepkeeper_planners.process_groups import all_gather_object, broadcast_obje
 from stepkeeper_planners.saving.assignment import Assignment, TensorWrite, assign
 from stepkeeper_planners.saving.copies import CopyDigests, find_copies
 from stepkeeper_planners.saving.copy_comparison import Answer, compare_copies, group_ranks
-from stepkeeper_planners.saving.differing_copies import CopyRules, Groups
+from stepkeeper_planners.saving.differing_copies import keep_first_copies, make_sampler
 from stepkeeper_planners.saving.fingerprints import (
     build_ranks_differ_error,
     digest_names,
@@ -63,8 +63,9 @@ class PlannedState:
         """
         self.ranks: Final = ranks
         self.flat: Final = flat
-        self._rules = CopyRules(flat)
-        self._copies = CopyDigests(())
+        self._first: Sequence[str] = ()
+        """The entries of the state that the first rank that holds them writes."""
+
         layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in tensors.items()]
         self._layouts = {layout.fqn: layout for layout in layouts}
         self._digests: Final = self._digest(layouts)
@@ -91,7 +92,6 @@ class PlannedState:
             rank=self.ranks.rank,
             fingerprint=fingerprint(self._digests),
             parts=self.list_incomplete(),
-            copies=self.digest_copies() if self.ranks.world_size > 1 else {},
         )
 
     def list_incomplete(self) -> tuple[TensorLayout, ...]:
@@ -183,55 +183,38 @@ class PlannedState:
         self._layouts.update((layout.fqn, layout) for layout in self.merged.layouts)
         self._assign()
 
-    def digest_copies(self) -> dict[str, str]:
-        """Digest the copies that this rank and others hold, as far as the writers of them are known.
-
-        Returns a digest for each set of ranks that hold copies together.
-        """
-        tensors = self.flat.tensors
-        found = find_copies(self._list_divided(), self.ranks.rank, tensors)
-        names = [name for each in found for name in each.on_devices]
-        self._copies = CopyDigests(found)
-        there = self._copies.read(tensors, adapters.digest_on_devices([tensors[name] for name in names]))
-        self._copies.add_digests(dict(zip(names, there, strict=True)))
-        return self._copies.combine()
-
-    def compare_copies(
-        self,
-        differing: Mapping[str, Groups] | None,
-        parties: Sequence[Sequence[int]],
-        group: dist.ProcessGroup | None,
-    ) -> bool:
+    def compare_copies(self, parties: Sequence[Sequence[int]], group: dist.ProcessGroup | None) -> bool:
         """Compare the copies that ranks hold. If they differ, the first rank that holds them writes them, or none does.
 
-        All ranks of `group` call this with the same arguments: the sets of ranks whose digests differ, or None if
-        they are compared here, and the ranks of each fingerprint. Returns whether other ranks write now than
+        All ranks of `group` call this, with the ranks of each fingerprint. Returns whether other ranks write now than
         before. Raises RanksDifferError on all ranks for copies that differ and are none of one tensor.
         """
-        if differing is None:
-            digests = cast("list[dict[str, str]]", all_gather_object(self.digest_copies(), group))
-            differing = group_ranks(digests)
-        if not differing:
+        if self.ranks.world_size == 1:
             return False
 
         def exchange(_: str, value: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
             return answer(cast("list[Mapping[str, Any]]", all_gather_object(value, group)))
 
-        verdict = compare_copies(
-            differing, self._copies, self._rules, self.ranks.rank, exchange, parties=parties
-        )
+        digests = CopyDigests(find_copies(self._list_divided(), self.ranks.rank, self.flat.tensors))
+        digests.read(self.flat.tensors, digests.await_devices)
+        differing = exchange("copies", digests.combine(), group_ranks)
+        if not differing:
+            return False
+        sample, rank = make_sampler(self.flat), self.ranks.rank
+        verdict = compare_copies(differing, digests, sample, rank, exchange, parties=parties)
         if verdict is None:
             return False
         verdict.raise_refusal()
-        if self.ranks.rank == 0:
+        if rank == 0:
             _log.warning("%s", verdict.warn())
-        self._rules = CopyRules(self.flat, verdict.first)
+        self._first = verdict.first
         self._assign()
         return True
 
     def _list_divided(self) -> list[TensorLayout]:
         """Return the layouts of the tensors that are known whole, with those copies that may be written."""
-        return [self._rules.restrict(layout) for layout in self._layouts.values() if layout.complete]
+        known = [layout for layout in self._layouts.values() if layout.complete]
+        return keep_first_copies(known, self._first)
 
     def _digest(self, layouts: Sequence[TensorLayout]) -> dict[str, bytes]:
         return digest_names(

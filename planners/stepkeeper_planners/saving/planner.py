@@ -15,7 +15,6 @@ from stepkeeper_planners.adapters.open_shardings import keep_shardings_open
 from stepkeeper_planners.errors import UnsupportedWriterError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.process_groups import current_ranks, single_rank
-from stepkeeper_planners.saving.copy_comparison import group_ranks
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata
 from stepkeeper_planners.saving.planned_state import PlannedState
 from stepkeeper_planners.saving.proposals import Answer, check_proposals, group_by_fingerprint
@@ -147,20 +146,14 @@ class SPMDSavePlanner(SavePlanner):
         if len(groups) == 1:
             self._metadata = self._state.build_metadata()
         # Every rank makes its own items.
-        # What ranks hold copies of is known once they have these.
-        is_known = len(groups) == 1 and not joined
-        differing = group_ranks([proposal.copies for proposal in proposals]) if is_known else None
-        if self._state.ranks.world_size == 1:
-            differing = {}
-        answer = Answer(groups=groups, joined=joined, differing=differing)
+        answer = Answer(groups=groups, joined=joined)
         return [replace(plan, items=OwnItems(), planner_data=answer) for plan in all_plans], self._metadata
 
     @override
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """Complete this rank's plan with its own items.
 
-        Where the states of ranks differ, the ranks exchange the names that only some of them hold; where their copies
-        do, the names of these.
+        The ranks exchange digests of their copies, and the names that only some of them hold.
 
         Args:
             new_plan: the coordinator's plan for this rank, with the storage writer's additions.
@@ -181,7 +174,7 @@ class SPMDSavePlanner(SavePlanner):
         if isinstance(answer, Answer) and len(answer.groups) > 1:
             self._state.merge(answer.groups, self._group)
         if isinstance(answer, Answer):
-            is_changed = self._state.compare_copies(answer.differing, answer.groups, self._group)
+            is_changed = self._state.compare_copies(answer.groups, self._group)
             if self.is_coordinator and (is_changed or len(answer.groups) > 1):
                 self._complete_metadata()
         if isinstance(new_plan.storage_data, dict) and not set(new_plan.storage_data) - _OF_HUGGING_FACE:

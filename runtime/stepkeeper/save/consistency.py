@@ -8,7 +8,7 @@ from stepkeeper.errors import SaveError
 from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
 from stepkeeper_planners.saving.copies import CopyDigests
 from stepkeeper_planners.saving.copy_comparison import Answer, compare_copies, group_ranks
-from stepkeeper_planners.saving.differing_copies import CopyRules, CopyVerdict
+from stepkeeper_planners.saving.differing_copies import CopyVerdict, Sampler
 from stepkeeper_planners.saving.fingerprints import build_ranks_differ_error, fingerprint
 from stepkeeper_planners.saving.proposals import check_rules, describe_rules
 
@@ -29,7 +29,7 @@ def check_same_state(
     *,
     refusal: str | None = None,
     copies: CopyDigests | None = None,
-    rules: CopyRules | None = None,
+    sample: Sampler | None = None,
     transfer_bytes: int = 0,
 ) -> CopyVerdict | None:
     """Check that all ranks save the same step and state, except for `PerRank` values, and divide it alike.
@@ -43,7 +43,7 @@ def check_same_state(
         rank_group: All ranks.
         refusal: The reason why this rank has no snapshot; None if it has one.
         copies: The digests of the copies that this rank holds.
-        rules: The rules that judge copies that differ; None on all ranks if their elements may have changed.
+        sample: Samples copies that differ; None on all ranks if their elements may have changed.
         transfer_bytes: Number of bytes that this rank's devices had to transfer before. A rank whose devices
             have more, or are slower, reports its progress, and the others wait as long as it makes some.
 
@@ -83,7 +83,7 @@ def check_same_state(
         values = rank_group.gather(f"{save}/{name}", value, limit_s)
         return rank_group.broadcast(f"{save}/{name}-all", answer(values) if values else None, 2 * limit_s)
 
-    return compare_copies(verdict["copies"], copies, rules, rank_group.rank, exchange)
+    return compare_copies(verdict["copies"], copies, sample, rank_group.rank, exchange)
 
 
 def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

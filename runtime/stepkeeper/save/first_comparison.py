@@ -10,7 +10,7 @@ from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.differing_copies import CopyRules, CopyVerdict
+from stepkeeper_planners.saving.differing_copies import CopyVerdict, Sampler
 
 __all__ = ["FirstComparison"]
 
@@ -35,7 +35,7 @@ class FirstComparison:
         self._rank_group: Final = rank_group
         self._waits: Final = waits
 
-    def __call__(self, digests: CopyDigests, rules: CopyRules) -> CopyVerdict | None:
+    def __call__(self, digests: CopyDigests, sample: Sampler) -> CopyVerdict | None:
         """Compare this rank's copies with those of the others. All ranks call this.
 
         Returns the verdict if the first rank's copies are to be saved; None if all are equal. Raises
@@ -43,16 +43,16 @@ class FirstComparison:
         PeerLostError and NoticeDeadlineError.
         """
         name, self.name = self.name, f"{self.name}/compared"
-        verdict = self._waits.run(partial(self._compare, name, digests, rules))
+        verdict = self._waits.run(partial(self._compare, name, digests, sample))
         if verdict is not None and self._rank_group.rank == 0:
             _log.warning("step %d: %s", self._step, verdict.warn(), extra={"step": self._step})
         return verdict
 
-    def _compare(self, name: str, digests: CopyDigests, rules: CopyRules) -> CopyVerdict | None:
+    def _compare(self, name: str, digests: CopyDigests, sample: Sampler) -> CopyVerdict | None:
         try:
             with self._rank_group.heartbeat():
                 verdict = check_same_state(
-                    name, self._step, None, self._rank_group, copies=digests, rules=rules
+                    name, self._step, None, self._rank_group, copies=digests, sample=sample
                 )
             if verdict is not None:
                 verdict.raise_refusal()

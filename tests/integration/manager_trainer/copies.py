@@ -137,7 +137,11 @@ def test_with_two_saves_in_flight_the_third_compares_again(root: Path) -> None:
 def test_the_save_of_a_stop_is_one_ranks(root: Path) -> None:
     """No save comes after it that could decide."""
     model, weights = drifting_model()
-    with warned(1), open_manager(root, save=AtSteps((1,))) as manager:
+    with (  # noqa: PT012 — closing it raises
+        warned(1),
+        pytest.raises(SystemExit),
+        open_manager(root, save=AtSteps((1,))) as manager,
+    ):
         for step in range(1, 100):
             if step == 2:
                 drift(model, weights)
@@ -150,7 +154,7 @@ def test_the_save_of_a_stop_is_one_ranks(root: Path) -> None:
 
 def test_the_end_refuses_what_is_no_copy_and_keeps_the_commit_before(root: Path) -> None:
     model, weights = drifting_model()
-    with (
+    with (  # noqa: PT012 — closing it raises
         warned(0),
         pytest.raises(StepkeeperError, match=r"model\.weight"),
         open_manager(root, save=AtSteps((1,))) as manager,

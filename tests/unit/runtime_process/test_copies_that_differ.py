@@ -19,7 +19,7 @@ from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
 from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.differing_copies import CopyRules, CopyVerdict
+from stepkeeper_planners.saving.differing_copies import CopyVerdict, Sampler
 
 State = dict[str, Any]
 Saved = tuple[dict[str, torch.Tensor], CopyVerdict | None, CopyVerdict | None]
@@ -36,8 +36,8 @@ def save(states: Sequence[State], *, compare: bool = True, all_first: bool = Fal
 
         class Ask(FirstComparison):
             @override
-            def __call__(self, digests: CopyDigests, rules: CopyRules) -> CopyVerdict | None:
-                verdicts.append(super().__call__(digests, rules))
+            def __call__(self, digests: CopyDigests, sample: Sampler) -> CopyVerdict | None:
+                verdicts.append(super().__call__(digests, sample))
                 return verdicts[0]
 
         ask = Ask("first", 7, group, Waits(), reads_devices=False)

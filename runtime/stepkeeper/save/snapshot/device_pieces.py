@@ -18,9 +18,9 @@ __all__ = [
     "batch_pieces",
     "compile_moves",
     "describe_clone",
+    "is_one_program",
     "move_tensors",
     "plan_clones",
-    "select_compared",
     "select_copied",
 ]
 
@@ -52,29 +52,18 @@ def describe_clone(fqn: str, tensor: torch.Tensor, clone: "ClonePlan", ranks: Ra
 
 def select_copied(clones: Mapping[str, "ClonePlan"], needed: Container[str]) -> list[str]:
     """Select the XLA tensors that are copied on the devices: those that this rank writes, `needed`."""
-    if not clones:
-        return []
-    from stepkeeper_planners.adapters import xla_pieces
-
     # A program that runs on the devices of several processes must be the same in all of them.
-    everything = xla_pieces.is_multi_process_program()
+    everything = is_one_program(clones)
     return [fqn for fqn in clones if everything or fqn in needed]
 
 
-def select_compared(
-    layouts: Sequence[TensorLayout], clones: Mapping[str, "ClonePlan"]
-) -> Sequence[TensorLayout]:
-    """Select the tensors of which ranks may hold different copies.
-
-    What the devices of several processes compute in one program is one tensor by XLA's rules.
-    """
+def is_one_program(clones: Mapping[str, "ClonePlan"]) -> bool:
+    """Return whether the devices of several processes compute the XLA tensors in one program."""
     if not clones:
-        return layouts
+        return False
     from stepkeeper_planners.adapters import xla_pieces
 
-    if not xla_pieces.is_multi_process_program():
-        return layouts
-    return [layout for layout in layouts if layout.fqn not in clones]
+    return xla_pieces.is_multi_process_program()
 
 
 def move_tensors(

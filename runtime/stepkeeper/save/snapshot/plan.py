@@ -18,7 +18,7 @@ from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.saving.assignment import RankShare, TensorWrite, plan_save
 from stepkeeper_planners.saving.copies import HeldCopies, find_copies
-from stepkeeper_planners.saving.differing_copies import CopyRules
+from stepkeeper_planners.saving.differing_copies import find_buffers, keep_first_copies
 from stepkeeper_planners.saving.fingerprints import digest_layouts
 from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.tree import FlatState
@@ -115,11 +115,10 @@ def plan_snapshot(
     *,
     ranks: Ranks,
     first: Collection[str] = (),
-    all_first: bool = False,
 ) -> SnapshotPlan:
     """Plan what this rank writes of a state. No computation may be pending on it.
 
-    `value_bytes` has the size that each value counts as. For `first` and `all_first` see `CopyRules`. Raises
+    `value_bytes` has the size that each value counts as. For `first` see `keep_first_copies`. Raises
     UnsupportedShardingError if a tensor's placement can't be described, or a rank knows only part of it.
     """
     clones = device_pieces.plan_clones(flat.tensors)
@@ -131,10 +130,12 @@ def plan_snapshot(
     ]
     _check_known_whole(layouts, ranks)
     if ranks.world_size > 1:
-        rules = CopyRules(flat, first, all_first=all_first)
-        layouts = list(map(rules.restrict, layouts))
+        layouts = keep_first_copies(layouts, first, find_buffers(flat))
     plan = plan_save(layouts, value_bytes, ranks)
     orders, tensor_bytes = _place_tensors(plan)
+    # What is one program is one tensor by XLA's rules.
+    uncompared = clones if device_pieces.is_one_program(clones) else {}
+    compared = [layout for layout in layouts if layout.fqn not in uncompared]
     shardings = collect_shardings(flat.tensors)
     return SnapshotPlan(
         structure=Structure(
@@ -157,7 +158,7 @@ def plan_snapshot(
         ordinary_tensors=frozenset(
             fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)
         ),
-        copies=find_copies(device_pieces.select_compared(layouts, clones), ranks.rank, flat.tensors),
+        copies=find_copies(compared, ranks.rank, flat.tensors),
     )
 
 

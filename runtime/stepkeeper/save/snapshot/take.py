@@ -17,14 +17,13 @@ from stepkeeper.save.snapshot.copying import copy_host_tensors, copy_tensors
 from stepkeeper.save.snapshot.plan import SnapshotPlan, place_values, plan_snapshot
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.time_limits import TimeLimits
-from stepkeeper_planners import adapters
 from stepkeeper_planners.adapters.open_shardings import keep_shardings_open
 from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.differing_copies import CopyRules
+from stepkeeper_planners.saving.differing_copies import make_sampler
 from stepkeeper_planners.saving.fingerprints import digest_names, digest_value
 from stepkeeper_planners.state.per_rank import stored_name
 from stepkeeper_planners.state.structure import LookUpResult, StructureCache
@@ -62,9 +61,6 @@ class Snapshot:
     copy_digests: CopyDigests = field(default_factory=lambda: CopyDigests(()))
     """The digests of what this rank and others hold copies of."""
 
-    read_digests: Callable[[], dict[str, str]] = dict
-    """Waits for the digests that XLA devices make."""
-
     moved_bytes: int = 0
     """Number of bytes that have come from the devices so far."""
 
@@ -86,7 +82,7 @@ class Snapshot:
         copy.
         """
         if not self.copied:
-            self.copy_digests.add_digests(self.read_digests())
+            self.copy_digests.await_devices()
             return
         batches: list[list[DevicePiece]] = []
         try:
@@ -103,7 +99,7 @@ class Snapshot:
                 )
                 self.moved_bytes += batch_bytes
             filler.check_complete()
-            self.copy_digests.add_digests(self.read_digests())
+            self.copy_digests.await_devices()
         except RuntimeError as error:
             self.copies.handle_refusal(error, self.plan.clones, self.copied)
             raise
@@ -137,8 +133,7 @@ class SnapshotTaker:
         self._structures: Final[StructureCache[SnapshotPlan]] = StructureCache(
             self._plan, large_value_bytes=large_value_bytes
         )
-        self._all_first: Final = all_first
-        self._first: frozenset[str] = frozenset()
+        self._first = frozenset([""] if all_first else [])
         """The modules, optimizers and entries of the state that the first rank writes: their copies have differed."""
 
         self._copies = device.DeviceCopies(device_budget_bytes, waits, limits)
@@ -154,7 +149,7 @@ class SnapshotTaker:
             if made:
                 self._copies.release_copies()
             device_pieces.compile_moves(flat.tensors, plan.clones, rest)
-            _start_digests(flat, plan)
+            CopyDigests(plan.copies).start_on_devices(flat.tensors)
         size_bytes = place_values(plan, self._encode_values(flat, plan))[1]
         region.reserve(size_bytes)
         region.view_orders(plan.orders)
@@ -187,23 +182,20 @@ class SnapshotTaker:
             plan = self._compare(flat, plan, compare)
         digests = CopyDigests(plan.copies)
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
-            read_digests = _start_digests(flat, plan)
             snapshot = digests.read(flat.tensors, partial(self._copy_state, flat, plan, region, timeout_s))
-        snapshot.copy_digests, snapshot.read_digests = digests, read_digests
+        snapshot.copy_digests = digests
         if on_tensors is not None:
             on_tensors(flat.tensors)
         return snapshot
 
     def _plan(self, flat: FlatState, value_bytes: Mapping[str, int]) -> SnapshotPlan:
-        return plan_snapshot(
-            flat, value_bytes, ranks=self._ranks, first=self._first, all_first=self._all_first
-        )
+        return plan_snapshot(flat, value_bytes, ranks=self._ranks, first=self._first)
 
     def _compare(self, flat: FlatState, plan: SnapshotPlan, compare: FirstComparison) -> SnapshotPlan:
         digests = CopyDigests(plan.copies)
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
-            digests.add_digests(digests.read(flat.tensors, _start_digests(flat, plan)))
-        verdict = compare(digests, CopyRules(flat, self._first, all_first=self._all_first))
+            digests.read(flat.tensors, digests.await_devices)
+        verdict = compare(digests, make_sampler(flat))
         if verdict is None:
             return plan
         self._first = self._first.union(verdict.first)
@@ -252,13 +244,6 @@ class SnapshotTaker:
         for fqn, value in flat.per_rank.items():
             blobs[stored_name(fqn, self._ranks)] = encode_value(fqn, value)
         return blobs
-
-
-def _start_digests(flat: FlatState, plan: SnapshotPlan) -> Callable[[], dict[str, str]]:
-    """Start the digests of copies on XLA devices, and return the function that waits for them."""
-    names = [name for each in plan.copies for name in each.on_devices]
-    read = adapters.digest_on_devices([flat.tensors[name] for name in names])
-    return lambda: dict(zip(names, read(), strict=True))
 
 
 def _prepare_digest(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> Callable[[], dict[str, bytes]]:
