@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import prod
 from typing import Final, TypeVar
 
@@ -18,27 +18,27 @@ import torch
 from torch._C._nn import flatten_dense_tensors
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.dtypes import dtype_of
+from stepkeeper_planners.dtypes import dtype_of, itemsize_bytes
 from stepkeeper_planners.geometry.layout import TensorLayout
 
 __all__ = ["CopyDigests", "HeldCopies", "find_copies", "sample_copy"]
 
 T = TypeVar("T")
 Ranks = tuple[int, ...]
-_Part = tuple[str, int, int]
-"""A tensor's name, the local index of one of its chunks on this rank, and a number of elements."""
+_Chunk = tuple[TensorLayout, int, int]
+"""A chunk's tensor, its local index on this rank, and its number of elements."""
 
-_WORDS: Final = 1024
+_ROW_WORDS: Final = 1024
 """8-byte words that are added up at once. With more, the weights don't stay in the processor's cache."""
-
-_FEW_WORDS: Final = 128
-"""The same for small chunks, each of which begins a row, so that it has a digest of its own."""
 
 _SMALL_BYTES: Final = 128 * 1024
 """The size below which chunks are joined: a call for each would take longer."""
 
 _JOINED_BYTES: Final = 512 * 1024
 """The most that is joined: it stays in the cache, and takes the same memory again and again."""
+
+_LEAST_BYTES: Final = 512
+"""What the smallest chunk counts as."""
 
 _TASK_BYTES: Final = 4 * 1024 * 1024
 """The most of one chunk that a thread reads in one go. Fewer bytes aren't worth another thread."""
@@ -58,17 +58,14 @@ class _Task:
     elements: slice | None
     """Which of one chunk's elements; None is all elements of all chunks."""
 
-    is_flat: bool
-    """True if all tensors have one dimension, so that nothing has to flatten them."""
+    pad: torch.Tensor
+    """Zeros that fill the last row."""
 
+    n_bytes: int
     is_ordinary: bool
     is_on_host: bool
-    n_rows: tuple[int, ...]
-    n_words: int
-    """The words in a row."""
-
-    pads: tuple[torch.Tensor, ...]
-    """Zeros that fill the last row of each chunk; none if all rows are full."""
+    is_flat: bool
+    """True if all tensors have one dimension, so that nothing has to flatten them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +75,14 @@ class HeldCopies:
     ranks: Ranks
     """All ranks that hold them, in order."""
 
+    chunks: tuple[_Chunk, ...]
+    """Those that this rank reads itself."""
+
     tasks: tuple[_Task, ...]
     """How this rank reads them. Those of the other ranks differ in local indexes only."""
 
     on_devices: tuple[str, ...]
-    """The names of those that XLA devices digest, sorted."""
+    """The names of the others, which XLA devices digest, sorted."""
 
     @property
     def key(self) -> str:
@@ -95,7 +95,7 @@ def find_copies(
 ) -> tuple[HeldCopies, ...]:
     """Find the chunks of which this rank and others hold copies, by the ranks that hold them."""
     known: dict[int, tuple[Ranks, int]] = {}
-    found: dict[Ranks, list[tuple[TensorLayout, int, int]]] = {}
+    found: dict[Ranks, list[_Chunk]] = {}
     for layout in layouts:
         for chunk in layout.chunks:
             holders = known.get(id(chunk.owners))
@@ -106,70 +106,56 @@ def find_copies(
             if len(holders[0]) > 1 and (size := prod(chunk.box.sizes)):
                 found.setdefault(holders[0], []).append((layout, holders[1], size))
     on_devices = {name for name, tensor in tensors.items() if tensor.device.type == "xla"}
-    return tuple(
-        HeldCopies(
-            ranks=ranks,
-            tasks=tuple(_plan_tasks([each for each in chunks if each[0].fqn not in on_devices], tensors)),
-            on_devices=tuple(sorted({layout.fqn for layout, *_ in chunks} & on_devices)),
-        )
-        for ranks, chunks in sorted(found.items(), key=lambda item: item[0])
-    )
+    held = []
+    for ranks, chunks in sorted(found.items(), key=lambda item: item[0]):
+        names = {layout.fqn for layout, *_ in chunks} & on_devices
+        own = tuple(chunk for chunk in chunks if chunk[0].fqn not in names)
+        tasks = tuple(_plan_tasks(own, tensors))
+        held.append(HeldCopies(ranks=ranks, chunks=own, tasks=tasks, on_devices=tuple(sorted(names))))
+    return tuple(held)
 
 
-def _plan_tasks(
-    chunks: Sequence[tuple[TensorLayout, int, int]], tensors: Mapping[str, torch.Tensor]
-) -> Iterator[_Task]:
+def _plan_tasks(chunks: Sequence[_Chunk], tensors: Mapping[str, torch.Tensor]) -> Iterator[_Task]:
     """Plan how chunks are read, given each one's tensor, local index and number of elements."""
-    small: dict[str, list[_Part]] = {}
-    for layout, index, size in sorted(chunks, key=lambda chunk: chunk[0].fqn):
-        itemsize, part = dtype_of(layout.dtype).itemsize, (layout.fqn, index, size)
-        if size * itemsize < _SMALL_BYTES:
-            small.setdefault(layout.dtype, []).append(part)
+    small: dict[str, list[_Chunk]] = {}
+    for chunk in sorted(chunks, key=lambda chunk: chunk[0].fqn):
+        layout, _, size = chunk
+        dtype = dtype_of(layout.dtype)
+        if size * dtype.itemsize < _SMALL_BYTES:
+            small.setdefault(layout.dtype, []).append(chunk)
             continue
-        step, row = _TASK_BYTES // itemsize, 8 * _WORDS // itemsize
+        step, row = _TASK_BYTES // dtype.itemsize, 8 * _ROW_WORDS // dtype.itemsize
         # What is less than a row is copied to be filled up.
         starts = {*range(0, size, step), size // row * row, size}
         for start, end in pairwise(sorted(starts)):
-            yield _make_task([part], layout.dtype, tensors, slice(start, end))
-    for dtype, parts in sorted(small.items()):
-        joined: list[_Part] = []
+            yield _make_task([chunk], tensors, slice(start, end))
+    for _, alike in sorted(small.items()):
+        joined: list[_Chunk] = []
         n_bytes = 0
-        for part in parts:
-            joined.append(part)
-            n_bytes += max(8 * _FEW_WORDS, part[2] * dtype_of(dtype).itemsize)
-            if n_bytes >= _JOINED_BYTES:
-                yield _make_task(joined, dtype, tensors)
+        for chunk in alike:
+            joined.append(chunk)
+            n_bytes += max(_LEAST_BYTES, chunk[2] * itemsize_bytes(chunk[0].dtype))
+            if n_bytes >= _JOINED_BYTES or chunk is alike[-1]:
+                yield _make_task(joined, tensors)
                 joined, n_bytes = [], 0
-        if joined:
-            yield _make_task(joined, dtype, tensors)
 
 
 def _make_task(
-    parts: Sequence[_Part], dtype: str, tensors: Mapping[str, torch.Tensor], elements: slice | None = None
+    chunks: Sequence[_Chunk], tensors: Mapping[str, torch.Tensor], elements: slice | None = None
 ) -> _Task:
-    n_words = _FEW_WORDS if elements is None else _WORDS
-    row = 8 * n_words // dtype_of(dtype).itemsize
-    sizes = [size for *_, size in parts] if elements is None else [elements.stop - elements.start]
-    names, indexes, _ = zip(*parts, strict=True)
+    dtype, names = dtype_of(chunks[0][0].dtype), tuple(layout.fqn for layout, *_ in chunks)
+    size = sum(size for *_, size in chunks) if elements is None else elements.stop - elements.start
     held = [tensors[name] for name in names if name in tensors]
     return _Task(
         names=names,
-        indexes=indexes,
+        indexes=tuple(index for _, index, _ in chunks),
         elements=elements,
-        is_flat=all(tensor.dim() == 1 for tensor in held),
+        pad=torch.zeros(-size % (8 * _ROW_WORDS // dtype.itemsize), dtype=dtype),
+        n_bytes=size * dtype.itemsize,
         is_ordinary=all(map(adapters.is_ordinary, held)),
         is_on_host=all(tensor.is_cpu for tensor in held),
-        n_rows=tuple(-(-size // row) for size in sizes),
-        n_words=n_words,
-        pads=tuple(_zeros(-size % row, dtype_of(dtype)) for size in sizes)
-        if any(s % row for s in sizes)
-        else (),
+        is_flat=all(tensor.dim() == 1 for tensor in held),
     )
-
-
-@lru_cache(maxsize=4096)
-def _zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(size, dtype=dtype)
 
 
 class CopyDigests:
@@ -199,13 +185,16 @@ class CopyDigests:
         """
         self.start_on_devices(tensors)
         tasks = [
-            (each.key, index, task) for each in self._copies.values() for index, task in enumerate(each.tasks)
+            (key, index, task) for key, each in self._copies.items() for index, task in enumerate(each.tasks)
         ]
         left = deque(task for task in tasks if task[2].is_on_host)
         self._read_all(tensors, deque(task for task in tasks if not task[2].is_on_host))
-        n_bytes = sum(8 * task.n_words * sum(task.n_rows) for *_, task in left)
-        n_threads = max(2, torch.get_num_threads())
-        n_threads = min(_MOST_THREADS, n_threads, len(os.sched_getaffinity(0)), 1 + n_bytes // _TASK_BYTES)
+        n_threads = min(
+            _MOST_THREADS,
+            max(2, torch.get_num_threads()),
+            len(os.sched_getaffinity(0)),
+            1 + sum(task.n_bytes for *_, task in left) // _TASK_BYTES,
+        )
         with ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="stepkeeper-digest") as pool:
             others = [pool.submit(self._read_all, tensors, left) for _ in range(n_threads - 1)]
             try:
@@ -229,17 +218,16 @@ class CopyDigests:
             if self._on_devices.keys() >= {*each.on_devices}
         }
 
-    def list_names(self, key: str) -> dict[str, str]:
-        """Return the digest of each tensor of which the ranks of `key` hold copies, by name."""
-        parts: dict[str, list[bytes]] = {}
-        for task, sums in zip(self._copies[key].tasks, self._sums[key], strict=True):
-            start = 0
-            for name, n_rows in zip(task.names, task.n_rows, strict=True):
-                end = start + len(sums) // sum(task.n_rows) * n_rows
-                parts.setdefault(name, []).append(sums[start:end])
-                start = end
-        digests = {name: _hash(some) for name, some in parts.items()}
-        return digests | {name: self._on_devices[name] for name in self._copies[key].on_devices}
+    def list_names(self, key: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+        """Return the digest of each tensor of which the ranks of `key` hold copies. They are read again."""
+        each = self._copies[key]
+        found: dict[str, list[bytes]] = {}
+        with torch.no_grad():
+            for chunk in each.chunks:
+                sums = [_sum_rows(tensors, task) for task in _plan_tasks([chunk], tensors)]
+                found.setdefault(chunk[0].fqn, []).extend(sums)
+        digests = {name: _hash(sums) for name, sums in found.items()}
+        return digests | {name: self._on_devices[name] for name in each.on_devices}
 
     def _read_all(self, tensors: Mapping[str, torch.Tensor], left: deque[tuple[str, int, _Task]]) -> None:
         """Read what no other thread has begun to read."""
@@ -276,32 +264,29 @@ def _sum_rows(tensors: Mapping[str, torch.Tensor], task: _Task) -> bytes:
         shards = list(map(_read_shard, shards, task.indexes))
     if task.elements is not None:
         shards = [shards[0].reshape(-1)[task.elements]]
-    if not task.is_on_host and (task.pads or task.elements is None):
-        shards = [shard.cpu() for shard in shards]
-    if task.pads:
-        shards = list(chain.from_iterable(zip(shards, task.pads, strict=True)))
+    if len(shards) > 1 or task.pad.numel():
+        shards = [*(shards if task.is_on_host else [shard.cpu() for shard in shards]), task.pad]
     join = torch.cat if task.is_flat and len(shards) > 1 else flatten_dense_tensors
     flat = join(shards).resolve_conj().resolve_neg()
     if flat.storage_offset() * flat.itemsize % 8:
         flat = flat.clone()
-    rows = flat.view(torch.int64).view(-1, task.n_words)
+    rows = flat.view(torch.int64).view(-1, _ROW_WORDS)
     sums = _weigh(rows)
     if flat.itemsize >= 8:
         # The highest bit of a sum has only the parity of the words' highest bits, which are the signs here.
-        sums = torch.stack((sums, _weigh(rows >> 32)), 1)
+        sums = torch.stack((sums, _weigh(rows >> 32)))
     return sums.cpu().numpy().tobytes()
 
 
 def _weigh(rows: torch.Tensor) -> torch.Tensor:
-    weights = _weights()[: rows.shape[1]]
     # No accelerator multiplies matrices of integers.
-    return torch.mv(rows, weights) if rows.is_cpu else (rows * weights.to(rows.device)).sum(1)
+    return torch.mv(rows, _weights()) if rows.is_cpu else (rows * _weights().to(rows.device)).sum(1)
 
 
 @lru_cache(maxsize=1)
 def _weights() -> torch.Tensor:
     """Return odd numbers, the same in all processes: a word that differs changes the sum, and so do two that swap."""
-    words = b"".join(blake2b(index.to_bytes(4, "big")).digest() for index in range(_WORDS // 8))
+    words = b"".join(blake2b(index.to_bytes(4, "big")).digest() for index in range(_ROW_WORDS // 8))
     return torch.frombuffer(bytearray(words), dtype=torch.int64) | 1
 
 

@@ -5,15 +5,18 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.differing_copies import CopyVerdict, Groups, Sampler, judge
+from stepkeeper_planners.saving.differing_copies import CopyVerdict, Groups, judge, make_sampler
+from stepkeeper_planners.state.tree import FlatState
 
-__all__ = ["Answer", "compare_copies", "group_ranks"]
+__all__ = ["Exchange", "compare_copies", "group_ranks"]
 
 _MAX_COMPARED: Final = 8
 """The most different copies of one chunk of which tensors are named and judged."""
 
-Answer = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
-"""Makes an answer for all ranks from their values."""
+Exchange = Callable[
+    [str, Mapping[str, Any], Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]], Mapping[str, Any]
+]
+"""Gives all ranks the answer to their values, which a function makes. Each exchange has a name."""
 
 
 def group_ranks(digests: Sequence[Mapping[str, str]]) -> dict[str, Groups]:
@@ -31,27 +34,17 @@ def group_ranks(digests: Sequence[Mapping[str, str]]) -> dict[str, Groups]:
 def compare_copies(
     differing: Mapping[str, Groups],
     digests: CopyDigests,
-    sample: Sampler | None,
+    flat: FlatState,
     rank: int,
-    exchange: Callable[[str, Mapping[str, Any], Answer], Mapping[str, Any]],
+    exchange: Exchange,
     *,
     parties: Sequence[Sequence[int]] = (),
 ) -> CopyVerdict | None:
-    """Find the tensors whose copies differ, and judge them if the ranks still have the whole copies.
+    """Find the tensors of `flat` whose copies differ, and judge them. All ranks call this.
 
-    All ranks call this.
-
-    Args:
-        differing: the result of `group_ranks` for the combined digests.
-        digests: this rank's digests.
-        sample: samples this rank's copies; None on all ranks if their elements may have changed.
-        rank: this rank.
-        exchange: gives all ranks the answer to their values. Each exchange has a name.
-        parties: see `judge`.
-
-    Returns:
-        The verdict, the same on all ranks; without samples it only names the tensors. None if the ranks only have
-        different names.
+    `differing` is the result of `group_ranks` for the combined digests of all ranks; for `parties` see `judge`.
+    Returns the same verdict on all ranks; None if the ranks only have different names. Raises RanksDifferError on
+    all ranks if the save is refused.
     """
     of_group = {
         key: {group[0]: group for group in groups[:_MAX_COMPARED]} for key, groups in differing.items()
@@ -66,12 +59,12 @@ def compare_copies(
             ]
         }
 
-    own = {key: digests.list_names(key) for key, asked in of_group.items() if rank in asked}
+    own = {key: digests.list_names(key, flat.tensors) for key, asked in of_group.items() if rank in asked}
     found: list[tuple[str, Groups]] = exchange("names", own, find_names)["found"]
     if not found:
         return None
-    if sample is None:
-        return CopyVerdict.without_judgement(found)
-    asked = {name for name, groups in found if rank in {group[0] for group in groups}}
-    samples = {name: sample(name) for name in sorted(asked)}
-    return CopyVerdict(**exchange("samples", samples, lambda those: asdict(judge(found, those, parties))))
+    sample = make_sampler(flat)
+    samples = {name: sample(name) for name, groups in found if rank in {group[0] for group in groups}}
+    verdict = CopyVerdict(**exchange("samples", samples, lambda those: asdict(judge(found, those, parties))))
+    verdict.raise_refusal()
+    return verdict

@@ -20,7 +20,6 @@ from stepkeeper_planners.state.tree import FlatState, join_path
 __all__ = [
     "CopyVerdict",
     "Groups",
-    "Sampler",
     "find_buffers",
     "judge",
     "keep_first_copies",
@@ -43,7 +42,6 @@ _LEFT_OUT: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_modul
 """The attributes of a module that its state_dict() leaves out of the names."""
 
 Owners = tuple[Owner, ...]
-Sampler = Callable[[str], Mapping[str, Any]]
 Groups = list[list[int]]
 """Ranks with equal copies. The group of the first rank that holds one comes first."""
 
@@ -61,34 +59,20 @@ class CopyVerdict:
     first: Sequence[str]
     """The modules, optimizers and entries of the state of which the first rank writes all tensors."""
 
-    @classmethod
-    def without_judgement(cls, differing: Sequence[tuple[str, Groups]]) -> "CopyVerdict":
-        """Name the tensors only. See `judge`."""
-        ranks: dict[str, set[int]] = {}
-        for name, groups in differing:
-            ranks.setdefault(name, set()).update(*groups[1:])
-        return cls(ranks={name: sorted(those) for name, those in ranks.items()}, reasons={}, first=())
-
     def raise_refusal(self) -> None:
         """Raise RanksDifferError if the save is refused."""
         if self.reasons:
             ranks = {name: self.ranks[name] for name in self.reasons}
             raise RanksDifferError(reasons=self.reasons, ranks=ranks)
 
-    def warn(self) -> str:
-        """Return a warning that the first rank's copies are saved."""
-        return (
-            f"{self}. The first rank's copies are saved, and from now on all of {shorten(self.first)} is. If each rank "
-            "has its own, save them as PerRank(value)"
-        )
-
     @override
     def __str__(self) -> str:
-        """Return the difference for people."""
+        """Return a warning that the first rank's copies are saved."""
         ranks = sorted({rank for those in self.ranks.values() for rank in those})
         return (
             f"the copies of {len(self.ranks)} tensors on {format_ranks(ranks)} differ from the first rank's: "
-            f"{shorten(self.ranks)}"
+            f"{shorten(self.ranks)}. The first rank's copies are saved, and from now on all of {shorten(self.first)} "
+            "is. If each rank has its own, save them as PerRank(value)"
         )
 
 
@@ -131,7 +115,7 @@ def keep_first_copies(
     ]
 
 
-def make_sampler(flat: FlatState) -> Sampler:
+def make_sampler(flat: FlatState) -> Callable[[str], Mapping[str, Any]]:
     """Make the function that samples this rank's copy of a tensor: what `judge` needs to know of it."""
     objects = {join_path(path) for path, _ in flat.modules} | find_optimizers(flat.paths)
 
@@ -167,17 +151,21 @@ def judge(
     """
     reasons: dict[str, str] = {}
     units: set[str] = set()
+    ranks: dict[str, set[int]] = {}
     for name, groups in differing:
         first, *others = (samples[group[0]][name] for group in groups)
         is_split = sum(any(rank in group for group in groups for rank in party) for party in parties) > 1
         units.add(first["unit"])
+        ranks.setdefault(name, set()).update(*groups[1:])
         if first["is_exact"]:
             reasons[name] = _OWN_VALUE
         elif (is_split or first["is_state"]) and not all(
             _is_near(first["numbers"], other["numbers"]) for other in others
         ):
             reasons[name] = _NO_COPY
-    return replace(CopyVerdict.without_judgement(differing), reasons=reasons, first=sorted(units))
+    return CopyVerdict(
+        ranks={name: sorted(those) for name, those in ranks.items()}, reasons=reasons, first=sorted(units)
+    )
 
 
 def _is_near(one: Sequence[float], other: Sequence[float]) -> bool:

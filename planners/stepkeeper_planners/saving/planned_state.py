@@ -1,7 +1,7 @@
 """Plan which rank writes which part of one state, and merge the states of ranks that hold different names."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -15,8 +15,8 @@ from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.process_groups import all_gather_object, broadcast_object
 from stepkeeper_planners.saving.assignment import Assignment, TensorWrite, assign
 from stepkeeper_planners.saving.copies import CopyDigests, find_copies
-from stepkeeper_planners.saving.copy_comparison import Answer, compare_copies, group_ranks
-from stepkeeper_planners.saving.differing_copies import keep_first_copies, make_sampler
+from stepkeeper_planners.saving.copy_comparison import compare_copies, group_ranks
+from stepkeeper_planners.saving.differing_copies import keep_first_copies
 from stepkeeper_planners.saving.fingerprints import (
     build_ranks_differ_error,
     digest_names,
@@ -192,7 +192,11 @@ class PlannedState:
         if self.ranks.world_size == 1:
             return False
 
-        def exchange(_: str, value: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
+        def exchange(
+            _: str,
+            value: Mapping[str, Any],
+            answer: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]],
+        ) -> Mapping[str, Any]:
             return answer(cast("list[Mapping[str, Any]]", all_gather_object(value, group)))
 
         digests = CopyDigests(find_copies(self._list_divided(), self.ranks.rank, self.flat.tensors))
@@ -200,13 +204,12 @@ class PlannedState:
         differing = exchange("copies", digests.combine(), group_ranks)
         if not differing:
             return False
-        sample, rank = make_sampler(self.flat), self.ranks.rank
-        verdict = compare_copies(differing, digests, sample, rank, exchange, parties=parties)
+        rank = self.ranks.rank
+        verdict = compare_copies(differing, digests, self.flat, rank, exchange, parties=parties)
         if verdict is None:
             return False
-        verdict.raise_refusal()
         if rank == 0:
-            _log.warning("%s", verdict.warn())
+            _log.warning("%s", verdict)
         self._first = verdict.first
         self._assign()
         return True

@@ -7,8 +7,8 @@ from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import SaveError
 from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.copy_comparison import Answer, compare_copies, group_ranks
-from stepkeeper_planners.saving.differing_copies import CopyVerdict, Sampler
+from stepkeeper_planners.saving.copy_comparison import group_ranks
+from stepkeeper_planners.saving.differing_copies import Groups
 from stepkeeper_planners.saving.fingerprints import build_ranks_differ_error, fingerprint
 from stepkeeper_planners.saving.proposals import check_rules, describe_rules
 
@@ -29,9 +29,8 @@ def check_same_state(
     *,
     refusal: str | None = None,
     copies: CopyDigests | None = None,
-    sample: Sampler | None = None,
     transfer_bytes: int = 0,
-) -> CopyVerdict | None:
+) -> dict[str, Groups]:
     """Check that all ranks save the same step and state, except for `PerRank` values, and divide it alike.
 
     All ranks call this. Each sends a digest to rank 0; names are compared only where these differ.
@@ -43,19 +42,18 @@ def check_same_state(
         rank_group: All ranks.
         refusal: The reason why this rank has no snapshot; None if it has one.
         copies: The digests of the copies that this rank holds.
-        sample: Samples copies that differ; None on all ranks if their elements may have changed.
         transfer_bytes: Number of bytes that this rank's devices had to transfer before. A rank whose devices
             have more, or are slower, reports its progress, and the others wait as long as it makes some.
 
     Returns:
-        The verdict on copies that differ; None if none do.
+        The ranks whose copies differ, for each set of ranks that hold some together. See `group_ranks`.
 
     Raises:
         RanksDifferError: The states differ; the error names the difference. All ranks raise it.
         SaveError: A rank has no snapshot, saves another step, or has other rules. All ranks raise it.
     """
     if rank_group.world_size == 1:
-        return None
+        return {}
     digests = {} if digest is None else digest()
     proposal = {
         "rules": describe_rules(rank_group.world_size),
@@ -76,14 +74,8 @@ def check_same_state(
     groups: list[list[int]] = verdict["groups"]
     if groups:
         raise _build_difference(save, groups, digests, rank_group)
-    if copies is None or not verdict["copies"]:
-        return None
-
-    def exchange(name: str, value: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
-        values = rank_group.gather(f"{save}/{name}", value, limit_s)
-        return rank_group.broadcast(f"{save}/{name}-all", answer(values) if values else None, 2 * limit_s)
-
-    return compare_copies(verdict["copies"], copies, sample, rank_group.rank, exchange)
+    differing: dict[str, Groups] = verdict["copies"]
+    return differing
 
 
 def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Compare the copies that ranks hold while training waits, so that they are copied as the ranks then decide."""
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
@@ -10,7 +11,9 @@ from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.differing_copies import CopyVerdict, Sampler
+from stepkeeper_planners.saving.copy_comparison import compare_copies
+from stepkeeper_planners.saving.differing_copies import CopyVerdict
+from stepkeeper_planners.state.tree import FlatState
 
 __all__ = ["FirstComparison"]
 
@@ -35,7 +38,7 @@ class FirstComparison:
         self._rank_group: Final = rank_group
         self._waits: Final = waits
 
-    def __call__(self, digests: CopyDigests, sample: Sampler) -> CopyVerdict | None:
+    def __call__(self, digests: CopyDigests, flat: FlatState) -> CopyVerdict | None:
         """Compare this rank's copies with those of the others. All ranks call this.
 
         Returns the verdict if the first rank's copies are to be saved; None if all are equal. Raises
@@ -43,20 +46,27 @@ class FirstComparison:
         PeerLostError and NoticeDeadlineError.
         """
         name, self.name = self.name, f"{self.name}/compared"
-        verdict = self._waits.run(partial(self._compare, name, digests, sample))
+        verdict = self._waits.run(partial(self._compare, name, digests, flat))
         if verdict is not None and self._rank_group.rank == 0:
-            _log.warning("step %d: %s", self._step, verdict.warn(), extra={"step": self._step})
+            _log.warning("step %d: %s", self._step, verdict, extra={"step": self._step})
         return verdict
 
-    def _compare(self, name: str, digests: CopyDigests, sample: Sampler) -> CopyVerdict | None:
+    def _compare(self, name: str, digests: CopyDigests, flat: FlatState) -> CopyVerdict | None:
+        group = self._rank_group
+        limit_s = group.limits.apart_s
+
+        def exchange(
+            part: str,
+            value: Mapping[str, Any],
+            answer: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]],
+        ) -> Mapping[str, Any]:
+            values = group.gather(f"{name}/{part}", value, limit_s)
+            return group.broadcast(f"{name}/{part}-all", answer(values) if values else None, 2 * limit_s)
+
         try:
-            with self._rank_group.heartbeat():
-                verdict = check_same_state(
-                    name, self._step, None, self._rank_group, copies=digests, sample=sample
-                )
-            if verdict is not None:
-                verdict.raise_refusal()
+            with group.heartbeat():
+                differing = check_same_state(name, self._step, None, group, copies=digests)
+                return compare_copies(differing, digests, flat, group.rank, exchange) if differing else None
         except (RanksDifferError, SaveError) as error:
             self.failure = error
             raise
-        return verdict

@@ -19,11 +19,12 @@ from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
 from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.differing_copies import CopyVerdict, Sampler
+from stepkeeper_planners.saving.differing_copies import CopyVerdict, Groups
+from stepkeeper_planners.state.tree import FlatState
 
 State = dict[str, Any]
-Saved = tuple[dict[str, torch.Tensor], CopyVerdict | None, CopyVerdict | None]
-"""What one rank wrote by name, and the verdicts before and after it was copied."""
+Saved = tuple[dict[str, torch.Tensor], CopyVerdict | None, dict[str, Groups]]
+"""What one rank wrote by name, the verdict before it was copied, and the ranks that differed then."""
 
 
 def save(states: Sequence[State], *, compare: bool = True, all_first: bool = False) -> list[Saved]:
@@ -36,8 +37,8 @@ def save(states: Sequence[State], *, compare: bool = True, all_first: bool = Fal
 
         class Ask(FirstComparison):
             @override
-            def __call__(self, digests: CopyDigests, sample: Sampler) -> CopyVerdict | None:
-                verdicts.append(super().__call__(digests, sample))
+            def __call__(self, digests: CopyDigests, flat: FlatState) -> CopyVerdict | None:
+                verdicts.append(super().__call__(digests, flat))
                 return verdicts[0]
 
         ask = Ask("first", 7, group, Waits(), reads_devices=False)
@@ -59,7 +60,7 @@ def test_equal_copies_are_divided() -> None:
     torch.manual_seed(0)
     state = {"a": torch.randn(9, 70_001), "b": torch.randn(300, 300), "c": torch.tensor(float("nan"))}
     written = save([state] * 3)
-    assert [before or after for _, before, after in written] == [None] * 3
+    assert [(before, after) for _, before, after in written] == [(None, {})] * 3
     assert all(parts for parts, _, _ in written[:2])
     assert sum(part.numel() for parts, _, _ in written for part in parts.values()) == 9 * 70_001 + 90_001
 
@@ -74,15 +75,14 @@ def test_of_entries_of_dicts_the_first_ranks_copies_are_written() -> None:
         assert before is not None
         assert before.ranks == {"experts.0": [1, 2], "experts.1": [1, 2]}
         assert before.first == ["experts"]
-        assert after is None, "they are not compared any more"
+        assert not after, "they are not compared any more"
 
 
-def test_copies_that_differ_after_the_first_save_are_named() -> None:
+def test_copies_that_differ_after_the_first_save_are_found() -> None:
     states = [{"w": torch.ones(40_000), "b": torch.ones(3)} for _ in range(2)]
     states[1]["w"][39_999] = 2.0
     for _, _, after in save(states, compare=False):
-        assert after is not None
-        assert after.ranks == {"w": [1]}
+        assert after == {"0,1": [[0], [1]]}
 
 
 def modules(seeds: Sequence[int], make: Callable[[], nn.Module] = lambda: nn.Linear(30, 30)) -> list[State]:
@@ -118,7 +118,7 @@ def test_buffers_are_the_first_ranks_silently() -> None:
     for rank, state in enumerate(states):
         state["model"](torch.full((3, 40), float(rank)))
     written = save(states)
-    assert [before or after for _, before, after in written] == [None] * 2
+    assert [(before, after) for _, before, after in written] == [(None, {})] * 2
     names = {f"model.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
     assert names <= written[0][0].keys()
     assert not names & written[1][0].keys()
@@ -142,6 +142,6 @@ def test_integers_of_dicts_that_differ_are_refused() -> None:
 def test_with_replicas_first_nothing_is_compared() -> None:
     states = modules([1, 2])
     (first, *verdicts), (second, *_) = save(states, all_first=True)
-    assert verdicts == [None, None]
+    assert verdicts == [None, {}]
     assert torch.equal(first["model.weight"], states[0]["model"].weight)
     assert not second

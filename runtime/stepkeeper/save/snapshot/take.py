@@ -23,7 +23,6 @@ from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.differing_copies import make_sampler
 from stepkeeper_planners.saving.fingerprints import digest_names, digest_value
 from stepkeeper_planners.state.per_rank import stored_name
 from stepkeeper_planners.state.structure import LookUpResult, StructureCache
@@ -195,7 +194,7 @@ class SnapshotTaker:
         digests = CopyDigests(plan.copies)
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
             digests.read(flat.tensors, digests.await_devices)
-        verdict = compare(digests, make_sampler(flat))
+        verdict = compare(digests, flat)
         if verdict is None:
             return plan
         self._first = self._first.union(verdict.first)
