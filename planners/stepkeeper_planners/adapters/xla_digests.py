@@ -27,11 +27,7 @@ _WIDTHS: Final = {1: xb.Type.U8, 2: xb.Type.U16, 4: xb.Type.U32, 8: xb.Type.U64}
 
 
 def start_digests(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the pending digests of the tensors, as 32-bit integers of shape (number of tensors, 2).
-
-    Args:
-        tensors: at least one XLA tensor, on the devices of this process only.
-    """
+    """Return the pending digests of tensors on this process's devices, as int32 of shape (number of tensors, 2)."""
     return torch.stack([_digest(unwrap(tensor).detach()) for tensor in tensors])
 
 

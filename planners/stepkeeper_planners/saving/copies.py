@@ -72,8 +72,8 @@ class _Task:
 class HeldCopies:
     """The chunks that this rank and the same other ranks hold."""
 
-    ranks: Ranks
-    """All ranks that hold them, in order."""
+    key: str
+    """All ranks that hold them, as text."""
 
     chunks: tuple[_Chunk, ...]
     """Those that this rank reads itself."""
@@ -83,11 +83,6 @@ class HeldCopies:
 
     on_devices: tuple[str, ...]
     """The names of the others, which XLA devices digest, sorted."""
-
-    @property
-    def key(self) -> str:
-        """The ranks as text."""
-        return ",".join(map(str, self.ranks))
 
 
 def find_copies(
@@ -109,9 +104,10 @@ def find_copies(
     held = []
     for ranks, chunks in sorted(found.items(), key=lambda item: item[0]):
         names = {layout.fqn for layout, *_ in chunks} & on_devices
-        own = tuple(chunk for chunk in chunks if chunk[0].fqn not in names)
-        tasks = tuple(_plan_tasks(own, tensors))
-        held.append(HeldCopies(ranks=ranks, chunks=own, tasks=tasks, on_devices=tuple(sorted(names))))
+        mine = tuple(chunk for chunk in chunks if chunk[0].fqn not in names)
+        tasks = tuple(_plan_tasks(mine, tensors))
+        key = ",".join(map(str, ranks))
+        held.append(HeldCopies(key=key, chunks=mine, tasks=tasks, on_devices=tuple(sorted(names))))
     return tuple(held)
 
 

@@ -4,19 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.saving.copies import CopyDigests
 from stepkeeper_planners.saving.differing_copies import CopyVerdict, Groups, judge, make_sampler
 from stepkeeper_planners.state.tree import FlatState
 
-__all__ = ["Exchange", "compare_copies", "group_ranks"]
+__all__ = ["Answer", "compare_copies", "group_ranks"]
 
 _MAX_COMPARED: Final = 8
 """The most different copies of one chunk of which tensors are named and judged."""
 
-Exchange = Callable[
-    [str, Mapping[str, Any], Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]], Mapping[str, Any]
-]
-"""Gives all ranks the answer to their values, which a function makes. Each exchange has a name."""
+Answer = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
+"""Makes an answer for all ranks from their values."""
 
 
 def group_ranks(digests: Sequence[Mapping[str, str]]) -> dict[str, Groups]:
@@ -36,16 +35,19 @@ def compare_copies(
     digests: CopyDigests,
     flat: FlatState,
     rank: int,
-    exchange: Exchange,
+    exchange: Callable[[str, Mapping[str, Any], Answer], Mapping[str, Any]],
     *,
     parties: Sequence[Sequence[int]] = (),
 ) -> CopyVerdict | None:
     """Find the tensors of `flat` whose copies differ, and judge them. All ranks call this.
 
-    `differing` is the result of `group_ranks` for the combined digests of all ranks; for `parties` see `judge`.
-    Returns the same verdict on all ranks; None if the ranks only have different names. Raises RanksDifferError on
+    `differing` is the result of `group_ranks` for the combined digests of all ranks. `exchange` gives all ranks the
+    answer to their values; each exchange has a name. For `parties` see `judge`.
+    Returns the same verdict on all ranks; None if no copies differ. Raises RanksDifferError on
     all ranks if the save is refused.
     """
+    if not differing:
+        return None
     of_group = {
         key: {group[0]: group for group in groups[:_MAX_COMPARED]} for key, groups in differing.items()
     }
@@ -66,5 +68,7 @@ def compare_copies(
     sample = make_sampler(flat)
     samples = {name: sample(name) for name, groups in found if rank in {group[0] for group in groups}}
     verdict = CopyVerdict(**exchange("samples", samples, lambda those: asdict(judge(found, those, parties))))
-    verdict.raise_refusal()
+    if verdict.reasons:
+        refused = {name: verdict.ranks[name] for name in verdict.reasons}
+        raise RanksDifferError(reasons=verdict.reasons, ranks=refused)
     return verdict

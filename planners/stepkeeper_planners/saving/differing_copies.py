@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from stepkeeper_planners.errors import RanksDifferError, format_ranks, shorten
+from stepkeeper_planners.errors import format_ranks, shorten
 from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
 from stepkeeper_planners.saving.copies import sample_copy
 from stepkeeper_planners.state.parameter_names import find_optimizers
@@ -58,12 +58,6 @@ class CopyVerdict:
 
     first: Sequence[str]
     """The modules, optimizers and entries of the state of which the first rank writes all tensors."""
-
-    def raise_refusal(self) -> None:
-        """Raise RanksDifferError if the save is refused."""
-        if self.reasons:
-            ranks = {name: self.ranks[name] for name in self.reasons}
-            raise RanksDifferError(reasons=self.reasons, ranks=ranks)
 
     @override
     def __str__(self) -> str:

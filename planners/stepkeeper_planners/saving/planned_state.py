@@ -1,7 +1,7 @@
 """Plan which rank writes which part of one state, and merge the states of ranks that hold different names."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -15,7 +15,7 @@ from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.process_groups import all_gather_object, broadcast_object
 from stepkeeper_planners.saving.assignment import Assignment, TensorWrite, assign
 from stepkeeper_planners.saving.copies import CopyDigests, find_copies
-from stepkeeper_planners.saving.copy_comparison import compare_copies, group_ranks
+from stepkeeper_planners.saving.copy_comparison import Answer, compare_copies, group_ranks
 from stepkeeper_planners.saving.differing_copies import keep_first_copies
 from stepkeeper_planners.saving.fingerprints import (
     build_ranks_differ_error,
@@ -192,18 +192,12 @@ class PlannedState:
         if self.ranks.world_size == 1:
             return False
 
-        def exchange(
-            _: str,
-            value: Mapping[str, Any],
-            answer: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]],
-        ) -> Mapping[str, Any]:
+        def exchange(_: str, value: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
             return answer(cast("list[Mapping[str, Any]]", all_gather_object(value, group)))
 
         digests = CopyDigests(find_copies(self._list_divided(), self.ranks.rank, self.flat.tensors))
         digests.read(self.flat.tensors, digests.await_devices)
         differing = exchange("copies", digests.combine(), group_ranks)
-        if not differing:
-            return False
         rank = self.ranks.rank
         verdict = compare_copies(differing, digests, self.flat, rank, exchange, parties=parties)
         if verdict is None:

@@ -1,6 +1,6 @@
 """Compare the copies that ranks hold while training waits, so that they are copied as the ranks then decide."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.copy_comparison import compare_copies
+from stepkeeper_planners.saving.copy_comparison import Answer, compare_copies
 from stepkeeper_planners.saving.differing_copies import CopyVerdict
 from stepkeeper_planners.state.tree import FlatState
 
@@ -55,18 +55,14 @@ class FirstComparison:
         group = self._rank_group
         limit_s = group.limits.apart_s
 
-        def exchange(
-            part: str,
-            value: Mapping[str, Any],
-            answer: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]],
-        ) -> Mapping[str, Any]:
+        def exchange(part: str, value: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
             values = group.gather(f"{name}/{part}", value, limit_s)
             return group.broadcast(f"{name}/{part}-all", answer(values) if values else None, 2 * limit_s)
 
         try:
             with group.heartbeat():
                 differing = check_same_state(name, self._step, None, group, copies=digests)
-                return compare_copies(differing, digests, flat, group.rank, exchange) if differing else None
+                return compare_copies(differing, digests, flat, group.rank, exchange)
         except (RanksDifferError, SaveError) as error:
             self.failure = error
             raise

@@ -35,8 +35,6 @@ from stepkeeper.save.report import SaveState
 from stepkeeper.save.share import write_share
 from stepkeeper.save.snapshot.transfer import await_transfer
 from stepkeeper.time_limits import CLAIM_S, ENTRY_S
-from stepkeeper_planners.errors import format_ranks
-from stepkeeper_planners.saving.differing_copies import Groups
 
 __all__ = ["persist_save"]
 
@@ -59,25 +57,19 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
         job = job.noting_moved(report_moved)
         transfer_s = rank_group.limits.transfer_s(snapshot.transfer_bytes)
         lost = await_transfer(job.transfer, snapshot, transfer_s, job.note_moved)
-        differing = check_same_state(
+        if check_same_state(
             job.name,
             job.step,
             snapshot.digest,
             rank_group,
             copies=snapshot.copy_digests,
             transfer_bytes=snapshot.transfer_bytes,
-        )
-        if differing:
+        ):
             raise CopiesDifferError(
-                f"copies of tensors on {format_ranks(_list_others(differing))} differ from the first rank's. Nothing "
-                "was written; the next save compares each tensor, and then decides what is written"
+                "the ranks have different copies of some tensors. Nothing was written; the next save names these, and "
+                "writes the first rank's or is refused"
             )
         return _write_and_commit(job, lost, companion, rank_group)
-
-
-def _list_others(differing: Mapping[str, Groups]) -> list[int]:
-    """List the ranks whose copies aren't the first rank's."""
-    return sorted({rank for groups in differing.values() for group in groups[1:] for rank in group})
 
 
 def _write_and_commit(

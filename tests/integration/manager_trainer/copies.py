@@ -99,7 +99,7 @@ def test_entries_of_dicts_are_the_first_ranks(root: Path) -> None:
     state = {name: to_device(torch.full((300, 200), 10.0 * i + RANK)) for i, name in enumerate("ab")}
     with warned(1), open_manager(root) as manager:
         if DEVICE != "cpu":
-            with pytest.raises(CopiesDifferError, match=r"copies of tensors on ranks? 1"):
+            with pytest.raises(CopiesDifferError, match="different copies"):
                 manager.save(1, state).result()
         manager.save(2, state).result()
         manager.save(3, state).result()
@@ -111,7 +111,7 @@ def test_copies_that_drift_apart_fail_one_save(root: Path) -> None:
     with warned(1), open_manager(root) as manager:
         manager.save(1, {"model": model}).result()
         drift(model, weights)
-        with pytest.raises(CopiesDifferError, match="copies of tensors"):
+        with pytest.raises(CopiesDifferError, match="different copies"):
             manager.save(2, {"model": model}).result()
         manager.save(3, {"model": model}).result()
         manager.save(4, {"model": model}).result()
@@ -127,7 +127,7 @@ def test_with_two_saves_in_flight_the_third_compares_again(root: Path) -> None:
         drift(model, weights)
         saves = [manager.save(step, {"model": model}) for step in (2, 3)]
         for save_in_flight in saves:
-            with pytest.raises(CopiesDifferError, match="copies of tensors"):
+            with pytest.raises(CopiesDifferError, match="different copies"):
                 save_in_flight.result()
         manager.save(4, {"model": model}).result()
         manager.save(5, {"model": model}).result()

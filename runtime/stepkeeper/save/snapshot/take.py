@@ -130,7 +130,8 @@ class SnapshotTaker:
         # A rank alone writes all values, however large they are.
         large_value_bytes = None if ranks.world_size == 1 else LARGE_VALUE_BYTES
         self._structures: Final[StructureCache[SnapshotPlan]] = StructureCache(
-            self._plan, large_value_bytes=large_value_bytes
+            lambda flat, sizes: plan_snapshot(flat, sizes, ranks=ranks, first=self._first),
+            large_value_bytes=large_value_bytes,
         )
         self._first = frozenset([""] if all_first else [])
         """The modules, optimizers and entries of the state that the first rank writes: their copies have differed."""
@@ -186,9 +187,6 @@ class SnapshotTaker:
         if on_tensors is not None:
             on_tensors(flat.tensors)
         return snapshot
-
-    def _plan(self, flat: FlatState, value_bytes: Mapping[str, int]) -> SnapshotPlan:
-        return plan_snapshot(flat, value_bytes, ranks=self._ranks, first=self._first)
 
     def _compare(self, flat: FlatState, plan: SnapshotPlan, compare: FirstComparison) -> SnapshotPlan:
         digests = CopyDigests(plan.copies)
