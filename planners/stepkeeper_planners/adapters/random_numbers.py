@@ -35,6 +35,7 @@ def set_accelerator(state: Mapping[str, Any]) -> bool:
         return False
     module, states, current = found[1], state["states"], state["current"]
     if not hasattr(module, "get_rng_state_all"):
+        # Such a module has saved the current device's state only.
         module.set_rng_state(states[0])
         return True
     own = torch.accelerator.current_device_index()

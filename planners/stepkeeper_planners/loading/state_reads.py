@@ -30,33 +30,26 @@ class ValueRead:
     fqn: str
     stored_names: tuple[str, ...]
     within: Path = ()
-    """The keys that lead to it inside the stored value."""
+    """The keys that lead to it inside the stored value, if a dict or list around it was stored as one value."""
     saved_world_size: int | None = None
-    """Number of ranks that saved theirs, if it is a `PerRank`."""
+    """The number of ranks that saved theirs, if it is a `PerRank`."""
     paths: Mapping[str, Path] | None = None
-    """The keys within it that lead to each stored value, with the marks of `encode_nesting`, if it was saved opened."""
+    """The keys in it that lead to each stored value, and the marks of `encode_nesting`, if it was saved by entries."""
 
     def build_value(self, read: Mapping[str, object], resize: Resize | None, ranks: Ranks) -> object:
-        """Build the state's value from the stored values.
+        """Build the state's value for a rank from the stored values `read`, by name.
 
-        Args:
-            read: the stored values that were read, by name.
-            resize: converts `PerRank` values if the world size changed.
-            ranks: the rank that gets the value.
-
-        Raises:
-            LoadMismatchError: the stored container lacks the key.
-            SourceError: the checkpoint's keys contradict each other.
+        Raises LoadMismatchError if the stored container lacks the key; SourceError if the checkpoint's keys contradict
+        each other.
         """
         if self.saved_world_size is not None:
-            return resize_value(
-                resize, self.saved_world_size, [read[name] for name in self.stored_names], ranks
-            )
+            values = [read[name] for name in self.stored_names]
+            return resize_value(resize, self.saved_world_size, values, ranks)
         if self.paths is not None:
+            leaves = {name: read[name] for name in self.stored_names}
+            # A list can't be the root of what is rebuilt.
             below = {name: (_ROOT, *path) for name, path in self.paths.items()}
-            return rebuild_nesting({name: read[name] for name in self.stored_names}, below, where=self.fqn)[
-                _ROOT
-            ]
+            return rebuild_nesting(leaves, below, where=self.fqn)[_ROOT]
         value = read[self.stored_names[0]]
         for key in self.within:
             value = self._below(value, key)
@@ -100,9 +93,6 @@ class StateReads:
 
         Returns:
             The values by their names in the state, and the differences. The values mean nothing if any is refused.
-
-        Raises:
-            SourceError: the checkpoint's keys contradict each other.
         """
         values: dict[str, object] = {}
         missing: list[str] = []
@@ -112,9 +102,9 @@ class StateReads:
             except LoadMismatchError as error:
                 missing += error.missing
         options = target.assign_group_options(values, is_first_rank=ranks.rank == 0)
-        values = {
-            name: each for name, each in values.items() if name not in target.of_groups
-        } | options.values
+        values = {name: each for name, each in values.items() if name not in target.of_groups}
+        values |= options.values
+        # A strict load refuses what is left over. Another one logs that, and the options that it adds.
         return values, Differences(
             missing=tuple(sorted(missing)),
             mismatched=find_other_groups(target.state, target.filled.tree, values) | options.mismatched,

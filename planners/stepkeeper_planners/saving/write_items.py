@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 _LOCK: Final = threading.Lock()
-"""One for all saves, so that a planner can be pickled: torch's checkpointer in another process gets one."""
+"""One for all saves: a planner with a lock couldn't be pickled, and torch sends one to its checkpointer process."""
 
 
 class OwnItems(list[WriteItem]):
@@ -36,10 +36,7 @@ class OwnItems(list[WriteItem]):
 def make_tensor_item(write: TensorWrite, *, is_sharded: bool) -> WriteItem:
     """Make the write item for one box of a tensor.
 
-    Args:
-        write: the box.
-        is_sharded: whether devices hold different parts of the tensor. The item's index then has the position of the
-            local shard that holds the box, as torch_xla's does.
+    If devices hold different parts of it (`is_sharded`), the item's index has the local shard's, as torch_xla's does.
     """
     offsets, sizes = torch.Size(write.box.offsets), torch.Size(write.box.sizes)
     return WriteItem(

@@ -18,7 +18,6 @@ __all__ = [
 HOST_PREFIX: Final = "stepkeeper rm on "
 """Start of the host name in a claim that this command makes. Such a claim ends with its command."""
 
-
 REPAIR_PREFIX: Final = "stepkeeper repair on "
 """The same in a claim of the command repair."""
 

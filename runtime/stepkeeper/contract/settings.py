@@ -135,10 +135,10 @@ class Settings:
     """The root of its checkpoints."""
 
     interval: Annotated[Interval, Else(Interval(auto=AutoInterval()))]
-    """Read as Auto if this version knows none of its members."""
+    """When to save. `Else`, here and below, is the value if the operator is newer and this version knows no member."""
 
     retention: Annotated[Retention, Else(Retention(every_steps=1))] = Retention()
-    """All commits are kept if this version doesn't know the mode."""
+    """Which commits to keep; all of them if this version doesn't know the mode of `best`."""
 
     on_disruption: Annotated[OnDisruption, Else(OnDisruption.SAVE)] = OnDisruption.SAVE
     total_steps: int | None = None

@@ -38,11 +38,7 @@ class StackMeeting:
         listener = self._listening()
         if listener is None:
             return None
-        return {
-            "hosts": addresses_of_host(towards),
-            "port": listener.getsockname()[1],
-            "secret": self.secret,
-        }
+        return {"hosts": addresses_of_host(towards), "port": listener.getsockname()[1], "secret": self.secret}
 
     def forget_after_fork(self) -> None:
         """Close this copy of the socket in a forked child."""
@@ -67,8 +63,6 @@ class StackMeeting:
                         self._listener = listen()
                 except OSError as error:
                     self._is_host = False
-                    _log.warning(
-                        "stack requests reach this rank only, since listening for other ranks failed: %r",
-                        error,
-                    )
+                    text = "stack requests reach this rank only, since listening for other ranks failed: %r"
+                    _log.warning(text, error)
             return self._listener

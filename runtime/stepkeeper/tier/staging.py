@@ -1,6 +1,6 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""Stage saves on a local disk: a save is first written there as a whole, then uploaded to the root.
+"""Stage one rank's saves on a local disk: a save is first written there as a whole, then uploaded to the root.
 
 Only the root is durable.
 """
@@ -47,7 +47,7 @@ class LocalStaging:
         size_bytes = sum(size_in_bytes(each.dtype, each.sizes) for each in order.tensors)
         size_bytes += sum(each.length_bytes for each in order.values)
         if self._unfinished is not None:
-            # That save failed. Copies of earlier commits are worth more.
+            # That save failed, so that its copies will never be read. Those of earlier commits may be.
             self._tier.drop(self._unfinished)
         self._unfinished = order.folder
         self._tier.make_room(order.folder, order.rank, size_bytes)

@@ -78,7 +78,11 @@ class FakeCluster(Cluster):
     async def list_all(self, resource: Resource, label_selector: str = "") -> tuple[RawObject, ...]:
         if ("list", resource.plural) in self.refusals:
             raise self.refusals["list", resource.plural]
-        return tuple(_copy(raw) for raw in self.list_objects(resource.plural))
+        key, _, value = label_selector.partition("=")
+        objects = self.list_objects(resource.plural)
+        if key:
+            objects = [raw for raw in objects if raw["metadata"].get("labels", {}).get(key) == value]
+        return tuple(_copy(raw) for raw in objects)
 
     @override
     async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:

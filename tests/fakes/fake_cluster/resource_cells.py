@@ -149,11 +149,11 @@ SITUATIONS: Final[dict[str, _Builder]] = {
     "of no name, to be adopted": _found(
         {"stepkeeper-uid": "uid-0", "stepkeeper-namespace": None, "stepkeeper-name": None}, adopt="team-v5e"
     ),
-    "unlabelled": _found(None),
+    "unlabeled": _found(None),
     "of an earlier object, to be adopted": _found({"stepkeeper-uid": "uid-0"}, adopt="team-v5e"),
-    "unlabelled, to be adopted": _found(None, adopt="team-v5e"),
+    "unlabeled, to be adopted": _found(None, adopt="team-v5e"),
     "different, to be adopted": _found(None, adopt="team-v5e", differs=True),
-    "unlabelled, another id to be adopted": _found(None, adopt="v5e"),
+    "unlabeled, another id to be adopted": _found(None, adopt="v5e"),
     "ours, the status lost": _found({}),
     "a stray": _stray,
     "a stray, the next one waits": _stray_of_a_failed_creation,

@@ -169,10 +169,10 @@ HELD_UP: dict[str, Predicate] = {
 
 @pytest.mark.parametrize("what", HELD_UP)
 def test_saves_go_before_what_comes_after_commits(trainer: Trainer, what: str) -> None:
-    trainer.session._upkeep._collected = True
+    trainer.session._upkeep._has_collected = True
     trainer.save(10)
     trainer.finish()
-    trainer.session._upkeep._collected = False
+    trainer.session._upkeep._has_collected = False
     block = Block(trainer, HELD_UP[what], lambda: trainer.write(30))
     trainer.save(20)
     (write,) = block.asked()
