@@ -151,10 +151,9 @@ class SavePipeline:
         self._planning = None
         number, waits = self._number, self._waits
         name, compare = f"save/{number}", None
-        if self._rank_group.world_size > 1 and (number in {0, *self._after} or request.is_last):
-            compare = FirstComparison(
-                name, request.step, self._rank_group, waits, reads_devices=number in self._after
-            )
+        is_awaited = number in self._after or request.is_last
+        if self._rank_group.world_size > 1 and (number == 0 or is_awaited):
+            compare = FirstComparison(name, request.step, self._rank_group, waits, reads_devices=is_awaited)
         region = self.pending.take_region(_until(ends_s))
         in_flight, transfer = None, None
         try:
