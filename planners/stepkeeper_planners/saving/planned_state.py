@@ -16,7 +16,7 @@ from stepkeeper_planners.process_groups import all_gather_object, broadcast_obje
 from stepkeeper_planners.saving.assignment import Assignment, TensorWrite, assign
 from stepkeeper_planners.saving.copies import CopyDigests, find_copies
 from stepkeeper_planners.saving.copy_comparison import Answer, compare_copies, group_ranks
-from stepkeeper_planners.saving.differing_copies import keep_first_copies
+from stepkeeper_planners.saving.differing_copies import Groups, keep_first_copies
 from stepkeeper_planners.saving.fingerprints import (
     build_ranks_differ_error,
     digest_names,
@@ -63,6 +63,7 @@ class PlannedState:
         """
         self.ranks: Final = ranks
         self.flat: Final = flat
+        self._copies = CopyDigests(())
         self._first: Sequence[str] = ()
         """The entries of the state that the first rank that holds them writes."""
 
@@ -92,6 +93,7 @@ class PlannedState:
             rank=self.ranks.rank,
             fingerprint=fingerprint(self._digests),
             parts=self.list_incomplete(),
+            copies=self._digest_copies(),
         )
 
     def list_incomplete(self) -> tuple[TensorLayout, ...]:
@@ -183,23 +185,26 @@ class PlannedState:
         self._layouts.update((layout.fqn, layout) for layout in self.merged.layouts)
         self._assign()
 
-    def compare_copies(self, parties: Sequence[Sequence[int]], group: dist.ProcessGroup | None) -> bool:
+    def compare_copies(
+        self,
+        differing: Mapping[str, Groups] | None,
+        parties: Sequence[Sequence[int]],
+        group: dist.ProcessGroup | None,
+    ) -> bool:
         """Compare the copies that ranks hold. If they differ, the first rank that holds them writes them, or none does.
 
-        All ranks of `group` call this, with the ranks of each fingerprint. Returns whether other ranks write now than
-        before. Raises RanksDifferError on all ranks for copies that differ and are none of one tensor.
+        All ranks of `group` call this with the same arguments: the ranks whose digests differ, or None if the ranks
+        exchange them here, and the ranks of each fingerprint. Returns whether other ranks write now than before.
+        Raises RanksDifferError on all ranks for copies that differ and are none of one tensor.
         """
-        if self.ranks.world_size == 1:
-            return False
 
         def exchange(_: str, value: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
             return answer(cast("list[Mapping[str, Any]]", all_gather_object(value, group)))
 
-        digests = CopyDigests(find_copies(self._list_divided(), self.ranks.rank, self.flat.tensors))
-        digests.read(self.flat.tensors, digests.await_devices)
-        differing = exchange("copies", digests.combine(), group_ranks)
+        if differing is None:
+            differing = exchange("copies", self._digest_copies(), group_ranks)
         rank = self.ranks.rank
-        verdict = compare_copies(differing, digests, self.flat, rank, exchange, parties=parties)
+        verdict = compare_copies(differing, self._copies, self.flat, rank, exchange, parties=parties)
         if verdict is None:
             return False
         if rank == 0:
@@ -207,6 +212,12 @@ class PlannedState:
         self._first = verdict.first
         self._assign()
         return True
+
+    def _digest_copies(self) -> dict[str, str]:
+        """Digest the copies that this rank and others hold, as far as the writers of them are known."""
+        self._copies = CopyDigests(find_copies(self._list_divided(), self.ranks.rank, self.flat.tensors))
+        self._copies.read(self.flat.tensors, self._copies.await_devices)
+        return self._copies.combine()
 
     def _list_divided(self) -> list[TensorLayout]:
         """Return the layouts of the tensors that are known whole, with those copies that may be written."""

@@ -15,6 +15,7 @@ from stepkeeper_planners.adapters.open_shardings import keep_shardings_open
 from stepkeeper_planners.errors import UnsupportedWriterError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.process_groups import current_ranks, single_rank
+from stepkeeper_planners.saving.copy_comparison import group_ranks
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata
 from stepkeeper_planners.saving.planned_state import PlannedState
 from stepkeeper_planners.saving.proposals import Answer, check_proposals, group_by_fingerprint
@@ -146,14 +147,16 @@ class SPMDSavePlanner(SavePlanner):
         if len(groups) == 1:
             self._metadata = self._state.build_metadata()
         # Every rank makes its own items.
-        answer = Answer(groups=groups, joined=joined)
+        is_known = len(groups) == 1 and (not joined or len(proposals) == 1)
+        differing = group_ranks([proposal.copies for proposal in proposals]) if is_known else None
+        answer = Answer(groups=groups, joined=joined, differing=differing)
         return [replace(plan, items=OwnItems(), planner_data=answer) for plan in all_plans], self._metadata
 
     @override
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """Complete this rank's plan with its own items.
 
-        The ranks exchange digests of their copies, and the names that only some of them hold.
+        Where their states or copies differ, the ranks exchange names.
 
         Args:
             new_plan: the coordinator's plan for this rank, with the storage writer's additions.
@@ -174,7 +177,7 @@ class SPMDSavePlanner(SavePlanner):
         if isinstance(answer, Answer) and len(answer.groups) > 1:
             self._state.merge(answer.groups, self._group)
         if isinstance(answer, Answer):
-            is_changed = self._state.compare_copies(answer.groups, self._group)
+            is_changed = self._state.compare_copies(answer.differing, answer.groups, self._group)
             if self.is_coordinator and (is_changed or len(answer.groups) > 1):
                 self._complete_metadata()
         if isinstance(new_plan.storage_data, dict) and not set(new_plan.storage_data) - _OF_HUGGING_FACE:
