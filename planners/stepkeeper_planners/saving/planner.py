@@ -147,7 +147,11 @@ class SPMDSavePlanner(SavePlanner):
         if len(groups) == 1:
             self._metadata = self._state.build_metadata()
         # Every rank makes its own items.
-        is_known = len(groups) == 1 and (not joined or len(proposals) == 1)
+        # The digests are of the layouts that each rank could describe alone.
+        is_joined = any(
+            len(chunk.owners) > 1 and chunk.box.volume for layout in joined for chunk in layout.chunks
+        )
+        is_known = len(proposals) == 1 or not (len(groups) > 1 or is_joined)
         differing = group_ranks([proposal.copies for proposal in proposals]) if is_known else None
         answer = Answer(groups=groups, joined=joined, differing=differing)
         return [replace(plan, items=OwnItems(), planner_data=answer) for plan in all_plans], self._metadata
