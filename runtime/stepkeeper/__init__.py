@@ -6,7 +6,7 @@ The import is cheap: each name is loaded at its first use, and only names that n
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-# Exit functions run in reverse order. This module's is registered first: it runs last, and chooses the exit code.
+# Exit functions run in reverse order. That of `fence` is registered first: it runs last, and chooses the exit code.
 import stepkeeper.ending.fence  # noqa: F401  # see above
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ class TimeLimits:
 
     @property
     def silence_s(self) -> float:
-        """Seconds that a restore may take without progress on any rank."""
+        """Seconds after which a restore is given up if no rank makes progress."""
         return max(_LEAST_SILENCE_S, self._group_s)
 
     def share_silence_s(self, size_bytes: int) -> float:
@@ -72,7 +72,10 @@ class TimeLimits:
         return max(_LEAST_SILENCE_S, size_bytes / _SLOWEST_BYTES_PER_S)
 
     def vote_s(self, size_bytes: int) -> float:
-        """Return the seconds that a rank with a share of `size_bytes` waits for another rank's share."""
+        """Return the seconds of silence after which a rank with a share of `size_bytes` gives up another rank's vote.
+
+        A rank votes once its own share is written.
+        """
         return _OTHERS_SLOWER_BY * self.share_silence_s(size_bytes)
 
     def transfer_s(self, size_bytes: int) -> float:

@@ -16,11 +16,11 @@ _KEPT_COMMITS = 32
 class LastReport:
     report: Report
     ordinal: tuple[int, int]
-    """Ordinal of the attempt that the token's pod belongs to."""
+    """Ordinal of the attempt of the pod that sent it."""
 
     received_at: float
     pod_uid: str
-    """Uid of the token's pod."""
+    """Uid of that pod, from its bearer token."""
 
     reported_at: Mapping[str, float] = field(default_factory=dict)
     """When each pod of the attempt last reported, by its uid."""

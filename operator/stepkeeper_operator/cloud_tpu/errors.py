@@ -34,7 +34,7 @@ _KINDS: Final = {
 """Every other code is transient: the request itself may be valid."""
 
 _RATE_LIMIT: Final = "RATE_LIMIT_EXCEEDED"
-"""The reason for too many requests. Too many machines have the same code, RESOURCE_EXHAUSTED."""
+"""The reason for too many requests. A lack of machines has the same code, RESOURCE_EXHAUSTED, but another reason."""
 
 _NO_ANSWER: Final = "UNAVAILABLE"
 _TEMPORARY: Final = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}

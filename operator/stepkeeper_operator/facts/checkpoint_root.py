@@ -39,7 +39,7 @@ class JobRoot:
 
 
 def read_job_root(raw: RawObject) -> JobRoot | None:
-    """Read the root of a job, even if other parts of it are unreadable. None: no other job can see its root."""
+    """Read the root of a job, even if other parts of it are unreadable. None: it has none that another job can see."""
     meta, spec = raw["metadata"], raw.get("spec")
     uri = get_nested(spec, "checkpoint", "uri")
     place = _find_place(uri, spec, meta["namespace"]) if isinstance(uri, str) else None

@@ -77,11 +77,12 @@ class Observer:
             return observed
         operation, now = await self._read_operation(subject.status, memory), self._clock()
         fresh_s = _FRESH_SHARE * self._settings.compute_poll_s(subject.status)
-        # A list from before the object's last write, or before the end of its operation, doesn't show the result.
+        # A listing from before our last write to the cloud, or before its operation's end, doesn't show the result.
         ended = operation is not None and operation.done
         newer_than = max(now - fresh_s, memory.last_cloud_write_at, now if ended else 0.0)
         try:
             listing = await self._poller.list_place(place, newer_than=newer_than)
+            # A listing may lack an existing object: before that counts as absent, it is read by its name.
             complete = await complete_listing(self._cloud, listing, subject, observed.members, place)
         except CloudTPUError as error:
             self._metrics.record_list(place.project, place.zone, memory.listed_at)
@@ -98,7 +99,7 @@ class Observer:
         )
 
     def _find_previous_nodes(self, subject: Subject) -> tuple[Node, ...]:
-        """Find the cluster's nodes of deleted objects: some may belong to machines that this one has adopted."""
+        """Find nodes that name a deleted QueuedResource: this one may have adopted (taken over) its machines."""
         if not subject.status.operator.adopted:
             return ()
         uids = self._cache.list_uids(QUEUED_RESOURCES)

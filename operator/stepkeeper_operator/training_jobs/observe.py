@@ -171,7 +171,10 @@ class Observer:
 def _restore_created_suspended(
     job: CheckpointedTrainingJob, jobset: JobSet | None, memory: JobMemory
 ) -> JobSet | None:
-    """Set `created_suspended` from memory, or from the status that an earlier operator process wrote."""
+    """Set `created_suspended`: whether something other than this operator suspended the JobSet at its creation.
+
+    Memory has this, or the status that an earlier operator process wrote: QuotaReserved with reason NoWorkload.
+    """
     if jobset is None:
         return None
     memory.note_foreign_suspension(jobset)

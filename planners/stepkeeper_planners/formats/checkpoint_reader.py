@@ -64,7 +64,10 @@ class CheckpointReader:
     values: dict[str, Location]
     """Place of each value that is not a tensor."""
     paths: dict[str, KeyPath]
-    """The keys that lead to each name, if the checkpoint has them, and the marks of `encode_nesting`."""
+    """The keys that lead to each name, if the checkpoint has them, and the marks of `encode_nesting`.
+
+    A mark shows what a name can't: a key that isn't a string, or an empty dict.
+    """
 
     def find_tied(self) -> dict[str, str]:
         """Return for each name the first name with the very same bytes in the same files; for most, the name itself."""
@@ -163,7 +166,7 @@ def open_checkpoint(files: CheckpointFiles) -> CheckpointReader:
     }
     tensors: dict[str, CheckpointTensor] = {}
     values: dict[str, Location] = {}
-    # The further names of optimizers' options repeat what their groups have.
+    # Skip the flat names of an optimizer's options, one for each parameter: they repeat the options of its groups.
     further = find_flat_names(metadata.planner_data, metadata.state_dict_metadata)
     for fqn, stored in metadata.state_dict_metadata.items():
         if fqn in further:

@@ -40,8 +40,8 @@ def list_mesh_slices(
 def keep_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
     """Reduce each layout that lies on several mesh slices to the copies on one of them.
 
-    The next layout, from the largest on, goes to the slice with the fewest bytes so far, so that each writes about as
-    much. A layout stays unchanged if no slice holds all of it.
+    The next layout, from the largest on, goes to the slice with the fewest bytes so far, so that all write about the
+    same. A layout stays unchanged if no slice holds all of it.
     """
     if not any(layout.mesh_slices for layout in layouts):
         return list(layouts)

@@ -46,7 +46,7 @@ class FittedTarget(LoadTarget):
 
         tree = target.flat.tree
         optimizers = list(find_named_states(tree))
-        # The further names only repeat options that the groups have: see flat_names.py.
+        # The names in `further` only repeat options that the groups have: see flat_names.py.
         names = frozenset((*stored.tensors, *stored.values)).difference(stored.further) if optimizers else ()
         fitted = [_Optimizer(path, present, names, stored) for path, present in optimizers]
         renamed = {name: own for each in fitted for name, own in each.list_renamed()}
@@ -64,6 +64,7 @@ class FittedTarget(LoadTarget):
         if self._optimizers:
             requested = [(each.path, each.with_requested()) for each in self._optimizers]
             self.flat = flatten_resolved(reduce(_put, requested, tree))
+        # Otherwise all entries to fill have the state's own names.
         if any(each.stored_by == "numbers" for each in self._optimizers):
             present = [(each.path, each.state) for each in self._optimizers]
             self.filled = flatten_resolved(reduce(_put, present, tree))

@@ -30,7 +30,7 @@ class LoadRules:
     cast: bool = False
     """Convert elements of another dtype, as far as `torch.can_cast` allows."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Names of parts of the state in a checkpoint, where they are other names, with those in the state."""
+    """For parts of the state that the checkpoint names otherwise: its name → the name in the state."""
 
     def __post_init__(self) -> None:
         for argument, patterns in (("items", self.items), ("exclude", self.exclude)):

@@ -34,7 +34,8 @@ class ValueRead:
     saved_world_size: int | None = None
     """The number of ranks that saved theirs, if it is a `PerRank`."""
     paths: Mapping[str, Path] | None = None
-    """The keys in it that lead to each stored value, and the marks of `encode_nesting`, if it was saved by entries."""
+    """If it was saved entry by entry: the keys in it that lead to each entry, by stored name. The marks of
+    `encode_nesting` are among them: they show empty dicts, and keys that aren't text."""
 
     def build_value(self, read: Mapping[str, object], resize: Resize | None, ranks: Ranks) -> object:
         """Build the state's value for a rank from the stored values `read`, by name.
@@ -47,7 +48,7 @@ class ValueRead:
             return resize_value(resize, self.saved_world_size, values, ranks)
         if self.paths is not None:
             leaves = {name: read[name] for name in self.stored_names}
-            # A list can't be the root of what is rebuilt.
+            # A list can't be the root of what is rebuilt, so the value is put below one key.
             below = {name: (_ROOT, *path) for name, path in self.paths.items()}
             return rebuild_nesting(leaves, below, where=self.fqn)[_ROOT]
         value = read[self.stored_names[0]]
@@ -58,11 +59,12 @@ class ValueRead:
     def _below(self, value: Any, key: str | int) -> object:
         if isinstance(value, Mapping):
             # Names hold keys of any type as text.
-            for own, item in value.items():
-                if str(own) == str(key):
+            for candidate, item in value.items():
+                if str(candidate) == str(key):
                     return item
         elif isinstance(value, list) and isinstance(key, int) and key < len(value):
             return value[key]
+        # Only the value's own content shows this, and it is read after the tensors.
         raise LoadMismatchError(missing=[self.fqn], loaded="its tensors were loaded, its values were not")
 
 
@@ -78,7 +80,7 @@ class StateReads:
     unread: tuple[str, ...]
     """Names of the checkpoint that nothing in the state asks for."""
     tied_copies: tuple[PieceRead, ...] = ()
-    """Reads of a tied tensor's further names, if only their elements show whether they are the same tensor."""
+    """Reads of a tied tensor's other names, if only their elements show whether the checkpoint has one tensor."""
 
     def build_values(
         self, read: Mapping[str, object], target: FittedTarget, ranks: Ranks, *, strict: bool
@@ -101,10 +103,11 @@ class StateReads:
                 values[each.fqn] = each.build_value(read, target.flat.resizers.get(each.fqn), ranks)
             except LoadMismatchError as error:
                 missing += error.missing
+        # Options of an optimizer's param_groups, such as lr, are matched by group: they replace those read by name.
         options = target.assign_group_options(values, is_first_rank=ranks.rank == 0)
         values = {name: each for name, each in values.items() if name not in target.of_groups}
         values |= options.values
-        # A strict load refuses what is left over. Another one logs that, and the options that it adds.
+        # A strict load refuses the options that are left over. Another one only logs them, with those that it adds.
         return values, Differences(
             missing=tuple(sorted(missing)),
             mismatched=find_other_groups(target.state, target.filled.tree, values) | options.mismatched,

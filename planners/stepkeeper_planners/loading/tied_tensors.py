@@ -1,4 +1,4 @@
-"""Check that names of one tied tensor, stored with bytes of their own each, have the same elements."""
+"""Check that the names of a tied tensor have the same elements, where each is stored with bytes of its own."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping

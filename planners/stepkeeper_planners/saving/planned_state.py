@@ -45,7 +45,7 @@ __all__ = ["PlannedState"]
 
 _log: Final = logging.getLogger(__name__)
 _MAX_COMPARED: Final = 8
-"""The largest number of states whose names an error compares. Ranks with equal states count once."""
+"""The largest number of states, the base among them, whose names an error compares. Equal states count once."""
 
 
 class PlannedState:

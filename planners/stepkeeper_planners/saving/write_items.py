@@ -14,12 +14,7 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.saving.assignment import TensorWrite
 
-__all__ = [
-    "OwnItems",
-    "WriteData",
-    "make_tensor_item",
-    "make_value_item",
-]
+__all__ = ["OwnItems", "WriteData", "make_tensor_item", "make_value_item"]
 
 _LOCK: Final = threading.Lock()
 """One for all saves: a planner with a lock couldn't be pickled, and torch sends one to its checkpointer process."""
@@ -36,7 +31,7 @@ class OwnItems(list[WriteItem]):
 def make_tensor_item(write: TensorWrite, *, is_sharded: bool) -> WriteItem:
     """Make the write item for one box of a tensor.
 
-    If devices hold different parts of it (`is_sharded`), the item's index has the local shard's, as torch_xla's does.
+    If devices hold different parts of it (`is_sharded`), its index has the number of the local shard, as in torch_xla.
     """
     offsets, sizes = torch.Size(write.box.offsets), torch.Size(write.box.sizes)
     return WriteItem(

@@ -1,4 +1,4 @@
-"""Decide which commits a person may remove, and when. Pure."""
+"""Decide which commits a person may remove with `stepkeeper rm`, and when. Pure."""
 
 from collections.abc import Collection, Sequence
 from typing import Final

@@ -93,7 +93,7 @@ def _printable(character: str) -> str:
 
 
 def show_document(uri: str, document: dict[str, Any]) -> None:
-    """Print a JSON document on stdout: format, root and the given keys."""
+    """Print a JSON document on stdout: keys format and uri (the root's), and those of `document`."""
     whole = {"format": FORMAT, "uri": uri, **document}
     typer.echo(json.dumps(whole, indent=2))
 

@@ -139,6 +139,7 @@ class ExitTimer:
         if not hasattr(library, "timer_create"):
             return
         function = ctypes.cast(library["_exit"], ctypes.c_void_p).value
+        # The timer's thread calls function(value).
         event = _Event(value=code, notify=_SIGEV_THREAD, function=function)
         timer = ctypes.c_void_p()
         if library.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:

@@ -125,6 +125,7 @@ class StackDumper:
         if isinstance(reason := message.get("ask"), str):
             with self._changed:
                 if self._reason is None and time.monotonic() - self._dumped_s >= _AGAIN_S:
+                    # Other ranks are linked with rank 0 only, and it has sent this to all of them.
                     self._reason, self._is_spread = reason, self._rank != 0
                     self._changed.notify_all()
         if isinstance(stacks := message.get("stacks"), str):

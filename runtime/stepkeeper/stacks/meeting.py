@@ -1,4 +1,7 @@
-"""Connect the companions of all ranks. This is the trainers' part: they share an address once all have met."""
+"""Connect the companions of all ranks, so that they can dump all stacks. This is the trainers' part.
+
+Rank 0's trainer opens the port of its companion, and the trainers share its address once all have met.
+"""
 
 import secrets
 import socket
@@ -34,7 +37,10 @@ class StackMeeting:
         return () if listener is None else (listener.fileno(),)
 
     def describe(self, towards: str | None) -> dict[str, Any] | None:
-        """Describe this rank's address for other ranks' companions; None if it doesn't listen."""
+        """Describe this rank's address for other ranks' companions; None if it doesn't listen.
+
+        `towards` is a host that all ranks reach: the route to it shows which of this host's addresses they can reach.
+        """
         listener = self._listening()
         if listener is None:
             return None

@@ -25,7 +25,7 @@ __all__ = ["LocalStaging"]
 
 _STREAMS: Final = 8
 _AT_ONCE: Final = Patience(total_s=0.0)
-"""No retries: a share that the disk can't hold now is written to the root directly."""
+"""No retries: a save that the disk can't hold now is written to the root directly."""
 
 
 @final
@@ -60,7 +60,7 @@ class LocalStaging:
             raise
 
     def upload(self, manifest: Manifest) -> None:
-        """Upload the staged objects durably, then the manifest, except rank 0's. The upload can be retried.
+        """Upload the staged objects durably, then the manifest; rank 0's is left to the commit. Can be retried.
 
         Raises SaveError if the disk doesn't return the bytes that were put there, or StorageError.
         """

@@ -97,6 +97,7 @@ def plan_replacement(resource: QueuedResource, status: QueuedResourceStatus, vie
 def _plan_to_keep(
     resource: QueuedResource, status: QueuedResourceStatus, problems: tuple[Problem, ...], view: View
 ) -> Plan:
+    """Keep the resource. While the operator sets its label on nodes, `Accepted` reports that, and polls are fast."""
     actions: tuple[Action, ...] = (*plan_labels(resource, status, view), *uncordon_members(view))
     accepted, settings = judge_labels(status, view.cloud.unlabeled), view.settings
     again_s = settings.compute_poll_s(status) if accepted is None else settings.poll_fast_s

@@ -25,7 +25,7 @@ def record_restarts(history: JobHistory, view: View, jobset: JobSet) -> JobHisto
         if is_newest and has_no_pods and (jobset.suspend or jobset.suspended):
             return history  # JobSet creates the pods, and the attempt begins, when it is resumed
         history = open_attempt(_see_restart(history), view)
-    # The cache may be older than the JobSet that an earlier reconcile read from the API server.
+    # The cache may be older than the JobSet that an earlier reconcile read from the API server: never count back.
     counted_seen = max(history.operator.counted_restarts_seen, jobset.restarts_counted)
     return history.note(counted_restarts_seen=counted_seen)
 
@@ -45,8 +45,8 @@ def _see_restart(history: JobHistory) -> JobHistory:
 def _find_counted(history: JobHistory, view: View, jobset: JobSet) -> list[bool]:
     """Find for each new restart whether JobSet counted the end before it as an application failure.
 
-    JobSet's counts show how many of the unobserved ends were failures, but not which. Assume that they were the ends of
-    attempts with observed pods, then of the newest ones: evidence of these ends may still arrive and correct it.
+    Where pods don't show it, JobSet's counts show how many of these ends were failures, but not which. Assume first the
+    ends of attempts with observed pods, and newer before older: evidence of these may still arrive and correct it.
     """
     seen, last = history.operator, history.last_attempt
     if seen.restarts_seen >= jobset.restarts:

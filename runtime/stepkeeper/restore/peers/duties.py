@@ -41,7 +41,7 @@ class Duties:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """The blocks that several ranks need, the same on all ranks; short where they share little or all."""
+    """The blocks that several ranks need, the same on all ranks. It has few groups where they share little or all."""
 
     groups: tuple[Group, ...]
     alone_bytes: tuple[int, ...]

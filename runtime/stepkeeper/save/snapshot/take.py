@@ -88,6 +88,7 @@ class Snapshot:
             from stepkeeper_planners.adapters import xla_pieces
 
             filler = _RegionFiller(self.plan, region, self.copied)
+            # Popped from the end, so that each batch is freed once it is moved.
             batches += list(device_pieces.batch_pieces(self.on_device))[::-1]
             xla_pieces.wait_until_computed(self.on_device)
             self.on_device.clear()
@@ -129,13 +130,12 @@ class SnapshotTaker:
         self._ranks = ranks
         # A rank alone writes all values, however large they are.
         large_value_bytes = None if ranks.world_size == 1 else LARGE_VALUE_BYTES
-        self._structures: Final[StructureCache[SnapshotPlan]] = StructureCache(
-            lambda flat, sizes: plan_snapshot(flat, sizes, ranks=ranks, first=self._first),
-            large_value_bytes=large_value_bytes,
-        )
-        self._first = frozenset([""] if all_first else [])
+        self._first: Final = {""} if all_first else set[str]()
         """The modules, optimizers and entries of the state that the first rank writes: their copies have differed."""
 
+        self._structures: Final[StructureCache[SnapshotPlan]] = StructureCache(
+            partial(plan_snapshot, ranks=ranks, first=self._first), large_value_bytes=large_value_bytes
+        )
         self._copies = device.DeviceCopies(device_budget_bytes, waits, limits)
 
     def prepare(self, state: Mapping[str, object], region: Region, modules: Modules = ()) -> int:
@@ -143,12 +143,12 @@ class SnapshotTaker:
         found = self._look_up(state, modules)
         flat, plan = found.flat, found.derived
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
-            made, rest = self._copies.make_copies(
+            made, no_room = self._copies.make_copies(
                 flat.tensors, plan.clones, device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
             )
-            if made:
+            if made:  # only for their programs
                 self._copies.release_copies()
-            device_pieces.compile_moves(flat.tensors, plan.clones, rest)
+            device_pieces.compile_moves(flat.tensors, plan.clones, no_room)
             CopyDigests(plan.copies).start_on_devices(flat.tensors)
         size_bytes = place_values(plan, self._encode_values(flat, plan))[1]
         region.reserve(size_bytes)
@@ -195,29 +195,29 @@ class SnapshotTaker:
         verdict = compare(digests, flat)
         if verdict is None:
             return plan
-        self._first = self._first.union(verdict.first)
+        self._first.update(verdict.first)
         return self._structures.derive_again(flat)
 
     def _copy_state(
         self, flat: FlatState, plan: SnapshotPlan, region: Region, timeout_s: float | None
     ) -> Snapshot:
         blobs = self._encode_values(flat, plan)
-        wanted = device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
-        pieces, rest = self._copies.make_copies(flat.tensors, plan.clones, wanted, timeout_s=timeout_s)
+        to_copy = device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
+        pieces, no_room = self._copies.make_copies(flat.tensors, plan.clones, to_copy, timeout_s=timeout_s)
         try:
             values, size_bytes = place_values(plan, blobs)
             region.reserve(size_bytes)
             for order in values:
                 region.write_bytes(order.start, blobs[order.fqn])
             copy_host_tensors(flat.tensors, plan, region)
-            self._move_tensors(flat, plan, rest, region)
-            on_host = frozenset(rest)
+            self._move_tensors(flat, plan, no_room, region)
+            moved = frozenset(no_room)
             return Snapshot(
                 plan=plan,
                 values=values,
                 digest=_prepare_digest(flat, plan, self._ranks),
                 on_device=pieces,
-                copied=tuple(fqn for fqn in wanted if fqn not in on_host),
+                copied=tuple(fqn for fqn in to_copy if fqn not in moved),
                 copies=self._copies,
             )
         except BaseException:
@@ -258,10 +258,7 @@ def _prepare_digest(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> Callab
 
 
 class _RegionFiller:
-    """Put elements of XLA tensors into the region as they arrive, and count them.
-
-    Elements that don't arrive would be those of an older save.
-    """
+    """Put elements of XLA tensors into the region, and count them: where one is lacking, an older save's would stay."""
 
     def __init__(self, plan: SnapshotPlan, region: Region, fqns: Iterable[str]) -> None:
         """Expect all that this rank writes of these tensors."""
@@ -277,9 +274,9 @@ class _RegionFiller:
         destinations: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
         for fqn, parts in moved:
-            whole = self._plan.index_by_box.get(fqn, {})
+            by_box = self._plan.index_by_box.get(fqn, {})
             for box, data in parts:
-                index = whole.get(box)
+                index = by_box.get(box)  # mostly a part is just what one write takes
                 if index is not None:
                     destinations.append(places[index])
                     sources.append(data)
