@@ -65,8 +65,8 @@ def resolve_state(state: Mapping[str, object]) -> tuple[Any, Modules]:
     """Replace every Stateful in a nested state by the result of its state_dict(). Return the modules too.
 
     Containers are copied. The state of an optimizer that lies in the state's own dicts and lists is named by its
-    parameters: see `name_optimizers`. In a PerRank, a Whole or another object's state_dict() it keeps the numbers that torch
-    gives, since other code reads it. Raises as `flatten_state` and `name_optimizers`.
+    parameters: see `name_optimizers`. In a PerRank, a Whole or another object's state_dict() it keeps the numbers that
+    torch gives, since other code reads it. Raises as `flatten_state` and `name_optimizers`.
     """
     found: _Found = []
     tree = _resolve(state, (), None, found)

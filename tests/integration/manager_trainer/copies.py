@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def test_the_save_of_a_stop_is_one_ranks(root: Path) -> None:
         pytest.raises(SystemExit),
         open_manager(root, save=AtSteps((1,))) as manager,
     ):
-        for step in range(1, 100):
+        for step in count(1):
             if step == 2:
                 drift(model, weights)
                 manager.request_stop()
