@@ -146,8 +146,6 @@ def test_from_any_index_a_log_opens_as_if_all_was_read(seed: int, interval: int)
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Damage to one slot."""
-
     place: float
     """Where in the log, from 0 to 1."""
 

@@ -32,8 +32,6 @@ Place = tuple[str, str | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One requested write."""
-
     verb: str
     plural: str
     name: str
@@ -238,7 +236,6 @@ class FakeCluster(Cluster):
             meta["generation"] = known["metadata"]["generation"] + (known["spec"] != jobset["spec"])
 
     def mark_deleted(self, plural: str, namespace: str | None, name: str, *, grace_s: int) -> None:
-        """Give the object a deletionTimestamp."""
         raw = self.objects[(plural, namespace, name)]
         if "deletionTimestamp" not in raw["metadata"]:
             when = {

@@ -18,8 +18,6 @@ from stepkeeper_planners.errors import CastError, LoadMismatchError
 
 
 class Counter:
-    """An object with a state of its own."""
-
     def __init__(self, n: int) -> None:
         self.n, self.history = n, torch.full((3,), float(n))
 

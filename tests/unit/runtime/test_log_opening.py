@@ -91,7 +91,6 @@ def test_a_tail_is_found_page_by_page_and_a_gap_before_it_is_refused(
 
 
 def sealed(entry: bytes) -> bytes:
-    """The entry with the checksum of its bytes."""
     content = entry.rpartition(b',"crc32c":')[0]
     return content + b',"crc32c":%d}' % crc32c(content)
 

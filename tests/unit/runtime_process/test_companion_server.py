@@ -114,7 +114,6 @@ class Trainer:
 
     @property
     def steps(self) -> list[int]:
-        """Steps with data."""
         paths = (path for path in self.bucket.objects if not path.startswith(".stepkeeper"))
         return sorted({int(path.partition("/")[0]) for path in paths})
 
