@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -149,6 +150,7 @@ def test_the_save_of_a_stop_is_one_ranks(root: Path) -> None:
                 manager.request_stop()
             if manager.step(step, {"model": model}).stop:
                 break
+            time.sleep(0.02)  # as long as steps take: ranks that run ahead stop late
     assert step > 1
     assert torch.equal(restored(root, {"model.weight": weights}, step)["model.weight"], weights)
 
