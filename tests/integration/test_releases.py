@@ -1,4 +1,4 @@
-"""Roots that a release wrote are continued by this tree, and roots that this tree continued are restored by the release."""
+"""Test that a release and this tree resume each other's roots."""
 
 import os
 import subprocess

@@ -1,7 +1,8 @@
 """Freeze the wheel and the chart of this tree as a release: python tests/runs/freeze.py.
 
-Tests compare each later tree with tests/data/releases, so a folder in it is never changed. After a freeze, raise the version
-in runtime/stepkeeper/version.py and charts/stepkeeper/Chart.yaml, and copy tests/data/wire of the release for the new version.
+Tests compare each later tree with tests/data/releases, so a folder in it is never changed. After a freeze, raise the
+version in runtime/stepkeeper/version.py and charts/stepkeeper/Chart.yaml, and copy the release's folder of
+tests/data/wire for the new version.
 """
 
 import gzip
@@ -21,7 +22,7 @@ RELEASES: Final = ROOT / "tests" / "data" / "releases"
 def freeze(folder: Path) -> None:
     """Write the wheel, the chart as `helm package` lays it out, and the checksums of both into the folder."""
     folder.mkdir(parents=True)
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True)
     _package_chart(folder / f"stepkeeper-{__version__}.tgz")
     sums = [

@@ -73,7 +73,8 @@ def versions(crd: Schema) -> dict[str, Schema]:
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
 def test_a_release_is_what_it_was(release: Path) -> None:
-    sums = dict(reversed(line.split()) for line in (release / "SHA256SUMS").read_text().splitlines())
+    lines = [line.split() for line in (release / "SHA256SUMS").read_text().splitlines()]
+    sums = {name: digest for digest, name in lines}
     files = [file for file in release.iterdir() if file.name != "SHA256SUMS"]
     assert {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files} == sums
 
