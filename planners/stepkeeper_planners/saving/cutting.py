@@ -10,7 +10,7 @@ from math import prod
 
 from stepkeeper_planners.geometry.boxes import Box
 
-__all__ = []
+__all__ = ["Cutter", "cut_by_shares", "level_shares"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

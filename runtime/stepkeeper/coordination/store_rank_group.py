@@ -93,7 +93,7 @@ class StoreRankGroup:
             self._broadcasts.append(name)
             return dict(value)
         found = self._await(name, SilenceLimit(timeout_s, time.monotonic()), waiting_for=0)
-        # Without the store nobody needs the count: rank 0 may leave, with the store, as soon as the value is read.
+        # Rank 0 may leave, with the store, as soon as the value is read. The count isn't needed then.
         with suppress(PeerLostError):
             self._ask(lambda client: self._note_read(client, name))
         return found

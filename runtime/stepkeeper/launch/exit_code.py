@@ -22,7 +22,7 @@ def choose_exit_code(code: int, message: Termination | None, *, was_asked_to_sto
     The rules, in this order:
     - The launcher's code 0 counts: it may have restarted its processes after one of them had failed.
     - A message that training is done counts if the launcher was asked to stop: it may have failed after that.
-    - A process that SIGTERM stopped, while nobody asked the launcher to stop, was stopped by the launcher, because
+    - A process that SIGTERM stopped, though the launcher wasn't asked to stop, was stopped by the launcher, because
       another one failed without a message: the launcher's code counts. If all ranks had agreed on a stop step, none had
       failed before, and this rule doesn't apply.
     - Otherwise the message counts. It has more information than the launcher's code, which is always 1 for torchrun.

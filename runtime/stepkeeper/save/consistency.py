@@ -81,8 +81,7 @@ def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if refusals:
         return {"error": f"no snapshot of step {proposals[0]['step']}: {'; '.join(refusals[:_MAX_COMPARED])}"}
     try:
-        # A release from before the rules were compared sends none.
-        check_rules([proposal.get("rules", "an older release") for proposal in proposals])
+        check_rules([proposal["rules"] for proposal in proposals])
     except ReleasesDifferError as error:
         return {"error": str(error)}
     steps: dict[int, list[int]] = {}
