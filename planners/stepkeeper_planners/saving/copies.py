@@ -14,6 +14,7 @@ from itertools import pairwise
 from math import prod
 from typing import Final, TypeVar
 
+import numpy as np
 import torch
 from torch._C._nn import flatten_dense_tensors
 
@@ -259,24 +260,41 @@ def _sum_rows(tensors: Mapping[str, torch.Tensor], task: _Task) -> bytes:
     if not task.is_ordinary:
         shards = list(map(_read_shard, shards, task.indexes))
     if task.elements is not None:
-        shards = [shards[0].reshape(-1)[task.elements]]
+        shards = [_take(shards[0], task.elements)]
     if len(shards) > 1 or task.pad.numel():
         shards = [*(shards if task.is_on_host else [shard.cpu() for shard in shards]), task.pad]
     join = torch.cat if task.is_flat and len(shards) > 1 else flatten_dense_tensors
     flat = join(shards).resolve_conj().resolve_neg()
     if flat.storage_offset() * flat.itemsize % 8:
         flat = flat.clone()
-    rows = flat.view(torch.int64).view(-1, _ROW_WORDS)
-    sums = _weigh(rows)
-    if flat.itemsize >= 8:
-        # The highest bit of a sum has only the parity of the words' highest bits, which are the signs here.
-        sums = torch.stack((sums, _weigh(rows >> 32)))
-    return sums.cpu().numpy().tobytes()
+    return _weigh(flat.view(torch.int64).view(-1, _ROW_WORDS)).cpu().numpy().tobytes()
+
+
+def _take(shard: torch.Tensor, elements: slice) -> torch.Tensor:
+    """Return some of a tensor's elements in order. Of one that isn't contiguous only a part is copied for that."""
+    start, stop = elements.start, elements.stop
+    while not shard.is_contiguous():
+        inner = shard[0].numel()
+        first, end = start // inner, -(-stop // inner)
+        start, stop = start - first * inner, stop - first * inner
+        shard = shard[first] if end - first == 1 else shard[first:end].contiguous()
+    return shard.view(-1)[start:stop]
 
 
 def _weigh(rows: torch.Tensor) -> torch.Tensor:
-    # No accelerator multiplies matrices of integers.
-    return torch.mv(rows, _weights()) if rows.is_cpu else (rows * _weights().to(rows.device)).sum(1)
+    """Return two sums of each row, modulo 2^64.
+
+    The highest bit of a sum has only the parity of the words' highest bits, which are signs. So the second sum is of
+    the same bytes with each word's upper half as a lower one.
+    """
+    if rows.is_cpu:
+        shape, strides = (len(rows), _ROW_WORDS - 1), (8 * _ROW_WORDS, 8)
+        shifted = np.ndarray(shape, np.int64, rows.numpy(), offset=4, strides=strides)
+        sums = torch.mv(rows, _weights()), torch.mv(torch.from_numpy(shifted), _weights()[1:])
+    else:  # no accelerator multiplies matrices of integers
+        weights = _weights().to(rows.device)
+        sums = (rows * weights).sum(1), ((rows >> 32) * weights).sum(1)
+    return torch.stack(sums, 1)
 
 
 @lru_cache(maxsize=1)

@@ -149,16 +149,19 @@ class SavePipeline:
         if self._planning is not None and not self._waits.await_all([self._planning], timeout_s):
             raise TimeoutError(f"the first save was still being planned after {timeout_s:.1f} s")
         self._planning = None
+        region = self.pending.take_region(seconds_until(ends_s))
+        # Only now: the save that freed the region may have failed, so that all ranks compare their copies first.
         number = self._number
-        waits = self._waits  # so that the job's lambda doesn't keep this object alive
         name, compare = f"save/{number}", None
         is_awaited = number in self._after or request.is_last
-        if self._rank_group.world_size > 1 and (number == 0 or is_awaited):
-            compare = FirstComparison(name, request.step, self._rank_group, waits, reads_devices=is_awaited)
-        region = self.pending.take_region(seconds_until(ends_s))
+        waits = self._waits  # so that the job's lambda doesn't keep this object alive
         in_flight, transfer = None, None
         try:
             self._number += 1
+            if self._rank_group.world_size > 1 and (number == 0 or is_awaited):
+                compare = FirstComparison(
+                    name, request.step, self._rank_group, waits, reads_devices=is_awaited
+                )
             in_flight = self._follow_save(request.step, clock)
             state = build_state(request.state, request.step)
             snapshot, transfer = self._take_snapshot(request, state, region, clock, ends_s, compare=compare)

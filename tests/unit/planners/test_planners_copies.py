@@ -1,9 +1,13 @@
 """Digests of copies: equal for equal bits only, as of the moment at which they were read."""
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
 
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
@@ -20,6 +24,19 @@ KINDS = [
     torch.int64,
     torch.complex64,
 ]
+
+
+class CopiedBytes(TorchDispatchMode):
+    """Count the bytes that this thread copies into another order."""
+
+    n_bytes = 0
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.clone.default:
+            self.n_bytes += result.nbytes
+        return result
 
 
 def digest_of(*tensors: torch.Tensor) -> str:
@@ -76,6 +93,16 @@ def test_signs_that_differ_are_found(n: int, dtype: torch.dtype) -> None:
     assert digest_of(one) != digest_of(other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("every", [2, 4, 8])
+def test_zeros_of_other_signs_are_found(dtype: torch.dtype, every: int) -> None:
+    one = torch.zeros(4096, dtype=dtype)
+    for first in range(every):
+        other = one.clone()
+        other[first :: 2048 // every] = -0.0
+        assert digest_of(one) != digest_of(other)
+
+
 def test_of_small_tensors_only_the_one_that_differs_is_named() -> None:
     named = {f"t{i}": torch.ones(i % 5 + 1) for i in range(1000)} | {"large": torch.ones(123_456)}
     layouts = [whole_tensor(name, "float32", tensor.shape, BOTH) for name, tensor in named.items()]
@@ -101,6 +128,18 @@ def test_a_tensor_in_another_order_of_memory_has_the_same_digest() -> None:
     assert digest_of(tensor) == digest_of(tensor.T.contiguous().T)
     whole = torch.arange(90_001.0)
     assert digest_of(whole[1:]) == digest_of(whole[1:].clone())
+    for shape in [(1, 3, 700, 900), (5, 1, 2, 600_000), (2_000_001, 2), (2, 2_000_001)]:
+        large = torch.arange(math.prod(shape)).reshape(shape)
+        assert digest_of(large) == digest_of(large.mT.contiguous().mT), shape
+
+
+def test_of_a_tensor_in_another_order_of_memory_little_is_copied() -> None:
+    tensor = torch.ones(3000, 2000).T
+    found = find_copies([whole_tensor("t", "float32", tensor.shape, BOTH)], 0, {"t": tensor})
+    digests = CopyDigests(found)
+    with CopiedBytes() as copied:
+        digests.list_names("0,1", {"t": tensor})
+    assert copied.n_bytes < 2 * tensor.nbytes
 
 
 def test_copies_are_compared_among_the_ranks_that_hold_them() -> None:
