@@ -146,6 +146,13 @@ def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
     return xla.deduplicate_copies(tensors)
 
 
+def is_one_program() -> bool:
+    """Return whether the XLA devices of several processes run one program, which all of them have to start."""
+    from stepkeeper_planners.adapters import xla_pieces
+
+    return xla_pieces.is_multi_process_program()
+
+
 def digest_on_devices(tensors: Sequence[torch.Tensor]) -> Callable[[], list[str]]:
     """Start digests of XLA tensors on their devices. Return a function that waits for them, in hex digits.
 

@@ -89,10 +89,15 @@ class HeldCopies:
 def find_copies(
     layouts: Sequence[TensorLayout], rank: int, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[HeldCopies, ...]:
-    """Find the chunks of which this rank and others hold copies, by the ranks that hold them."""
+    """Find the chunks of which this rank and others hold copies, by the ranks that hold them.
+
+    What several processes compute in one XLA program is left out: it is one array by XLA's rules.
+    """
+    on_devices = {name for name, tensor in tensors.items() if tensor.device.type == "xla"}
+    left_out = on_devices if on_devices and adapters.is_one_program() else set()
     known: dict[int, tuple[Ranks, int]] = {}
     found: dict[Ranks, list[_Chunk]] = {}
-    for layout in layouts:
+    for layout in (each for each in layouts if each.fqn not in left_out):
         for chunk in layout.chunks:
             holders = known.get(id(chunk.owners))
             if holders is None:
@@ -101,7 +106,6 @@ def find_copies(
                 holders = known[id(chunk.owners)] = ranks, min(own, default=0)
             if len(holders[0]) > 1 and (size := prod(chunk.box.sizes)):
                 found.setdefault(holders[0], []).append((layout, holders[1], size))
-    on_devices = {name for name, tensor in tensors.items() if tensor.device.type == "xla"}
     held = []
     for ranks, chunks in sorted(found.items(), key=lambda item: item[0]):
         names = {layout.fqn for layout, *_ in chunks} & on_devices

@@ -1,4 +1,4 @@
-"""Judge copies of tensors that differ between ranks: write the first rank's, or refuse the save. Pure.
+"""Compare the copies that ranks hold, and judge those that differ: write the first rank's, or refuse the save.
 
 Copies that only drifted apart are written from the first rank, and so are entries of dicts: any rank's values will do.
 Parameters and optimizer state that differ by more are not copies of one tensor, and one of them would be lost.
@@ -6,25 +6,21 @@ Parameters and optimizer state that differ by more are not copies of one tensor,
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from typing_extensions import override
 
-from stepkeeper_planners.errors import format_ranks, shorten
+from stepkeeper_planners.errors import RanksDifferError, format_ranks, shorten
 from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
-from stepkeeper_planners.saving.copies import sample_copy
+from stepkeeper_planners.saving.copies import CopyDigests, sample_copy
 from stepkeeper_planners.state.parameter_names import find_optimizers
 from stepkeeper_planners.state.tree import FlatState, join_path
 
-__all__ = [
-    "CopyVerdict",
-    "Groups",
-    "find_buffers",
-    "judge",
-    "keep_first_copies",
-    "make_sampler",
-]
+__all__ = ["Answer", "CopyVerdict", "Groups", "compare_copies", "find_buffers", "group_ranks", "keep_first_copies"]
+
+_MAX_COMPARED: Final = 8
+"""The most different copies of one chunk of which tensors are named and judged at once."""
 
 _NEAR: Final = 0.01
 """The largest part of a norm by which copies may differ that have drifted apart."""
@@ -35,7 +31,7 @@ _OWN_VALUE: Final = (
 _NO_COPY: Final = (
     "no copy of the first rank's tensor, and more than drift. If each rank has its own, save it as PerRank(value), or "
     "name it by rank; if ranks hold parts of one tensor, make it a DTensor; if other processes train together, pass "
-    'their process group. Options(replicas="first") saves the first rank\'s'
+    "their process group. CheckpointManager's Options(replicas=\"first\") saves the first rank's"
 )
 
 _LEFT_OUT: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -44,6 +40,9 @@ _LEFT_OUT: Final = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_modul
 Owners = tuple[Owner, ...]
 Groups = list[list[int]]
 """Ranks with equal copies. The group of the first rank that holds one comes first."""
+
+Answer = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
+"""Makes an answer for all ranks from their values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +108,76 @@ def keep_first_copies(
     ]
 
 
-def make_sampler(flat: FlatState) -> Callable[[str], Mapping[str, Any]]:
-    """Make the function that samples this rank's copy of a tensor: what `judge` needs to know of it."""
+def group_ranks(digests: Sequence[Mapping[str, str]]) -> dict[str, Groups]:
+    """Group the ranks by equal digests, for each key under which they differ. The first rank's group comes first.
+
+    `digests` has those of each rank by key. A rank may lack some keys.
+    """
+    found: dict[str, dict[str, list[int]]] = {}
+    for rank, own in enumerate(digests):
+        for key, digest in own.items():
+            found.setdefault(key, {}).setdefault(digest, []).append(rank)
+    return {key: list(groups.values()) for key, groups in found.items() if len(groups) > 1}
+
+
+def compare_copies(
+    differing: Mapping[str, Groups],
+    digests: CopyDigests,
+    flat: FlatState,
+    rank: int,
+    exchange: Callable[[str, Mapping[str, Any], Answer], Mapping[str, Any]],
+    *,
+    parties: Sequence[Sequence[int]] = (),
+) -> CopyVerdict | None:
+    """Find tensors of `flat` whose copies differ, and judge them. All ranks call this.
+
+    Call it until it finds none: it looks at a few of the different copies.
+
+    Args:
+        differing: the result of `group_ranks` for the combined digests of all ranks.
+        digests: this rank's.
+        flat: this rank's state. All ranks have the same layouts for the names that they share.
+        rank: this rank.
+        exchange: gives all ranks the answer to their values; each exchange has a name.
+        parties: the ranks that have the same names, if not all have. An entry of a dict that several parties have is
+            judged as a parameter is: no rank has the whole state, so none has all of its copies.
+
+    Returns:
+        The same verdict on all ranks; None if no copies differ.
+
+    Raises:
+        RanksDifferError: the save is refused. All ranks raise it.
+    """
+    if not differing:
+        return None
+    of_group = {
+        key: {group[0]: group for group in groups[:_MAX_COMPARED]} for key, groups in differing.items()
+    }
+
+    def find_names(reports: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        return {
+            "found": [
+                (name, [[rank for first in firsts for rank in asked[first]] for firsts in groups])
+                for key, asked in of_group.items()
+                for name, groups in group_ranks([report.get(key, {}) for report in reports]).items()
+            ]
+        }
+
+    own = {key: digests.list_names(key, flat.tensors) for key, asked in of_group.items() if rank in asked}
+    found: list[tuple[str, Groups]] = exchange("names", own, find_names)["found"]
+    if not found:
+        return None
+    sample = _make_sampler(flat)
+    samples = {name: sample(name) for name, groups in found if rank in {group[0] for group in groups}}
+    verdict = CopyVerdict(**exchange("samples", samples, lambda those: asdict(_judge(found, those, parties))))
+    if verdict.reasons:
+        refused = {name: verdict.ranks[name] for name in verdict.reasons}
+        raise RanksDifferError(reasons=verdict.reasons, ranks=refused)
+    return verdict
+
+
+def _make_sampler(flat: FlatState) -> Callable[[str], Mapping[str, Any]]:
+    """Make the function that returns what `_judge` needs to know of this rank's copy of a tensor."""
     objects = {join_path(path) for path, _ in flat.modules} | find_optimizers(flat.paths)
 
     def sample(name: str) -> dict[str, Any]:
@@ -130,19 +197,12 @@ def make_sampler(flat: FlatState) -> Callable[[str], Mapping[str, Any]]:
     return sample
 
 
-def judge(
+def _judge(
     differing: Sequence[tuple[str, Groups]],
     samples: Sequence[Mapping[str, Mapping[str, Any]]],
-    parties: Sequence[Sequence[int]] = (),
+    parties: Sequence[Sequence[int]],
 ) -> CopyVerdict:
-    """Judge the tensors whose copies differ.
-
-    Args:
-        differing: the name of each chunk of which there are different copies, and the ranks by equal copies.
-        samples: the samples by rank and name, of the first rank of each group.
-        parties: the ranks that have the same names, if not all have. An entry of a dict that several parties have is
-            judged as a parameter is: no rank has the whole state, so none has all of its copies.
-    """
+    """Judge the chunks whose copies differ, by the samples of the first rank of each group."""
     reasons: dict[str, str] = {}
     units: set[str] = set()
     ranks: dict[str, set[int]] = {}
@@ -163,6 +223,8 @@ def judge(
 
 
 def _is_near(one: Sequence[float], other: Sequence[float]) -> bool:
+    if len(one) != len(other):
+        return False
     (norm, other_norm), *elements = zip(one, other, strict=True)
     apart = math.hypot(*(mine - theirs for mine, theirs in elements))
     length = max(

@@ -15,8 +15,13 @@ from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.process_groups import all_gather_object, broadcast_object
 from stepkeeper_planners.saving.assignment import Assignment, TensorWrite, assign
 from stepkeeper_planners.saving.copies import CopyDigests, find_copies
-from stepkeeper_planners.saving.copy_comparison import Answer, compare_copies, group_ranks
-from stepkeeper_planners.saving.differing_copies import Groups, keep_first_copies
+from stepkeeper_planners.saving.differing_copies import (
+    Answer,
+    Groups,
+    compare_copies,
+    group_ranks,
+    keep_first_copies,
+)
 from stepkeeper_planners.saving.fingerprints import (
     build_ranks_differ_error,
     digest_names,
@@ -64,7 +69,7 @@ class PlannedState:
         self.ranks: Final = ranks
         self.flat: Final = flat
         self._copies = CopyDigests(())
-        self._first: Sequence[str] = ()
+        self._first: Final[set[str]] = set()
         """The entries of the state that the first rank that holds them writes."""
 
         layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in tensors.items()]
@@ -201,17 +206,18 @@ class PlannedState:
         def exchange(_: str, value: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
             return answer(cast("list[Mapping[str, Any]]", all_gather_object(value, group)))
 
-        if differing is None:
-            differing = exchange("copies", self._digest_copies(), group_ranks)
-        rank = self.ranks.rank
-        verdict = compare_copies(differing, self._copies, self.flat, rank, exchange, parties=parties)
-        if verdict is None:
-            return False
-        if rank == 0:
-            _log.warning("%s", verdict)
-        self._first = verdict.first
-        self._assign()
-        return True
+        rank, n_before = self.ranks.rank, len(self._first)
+        while True:
+            if differing is None:
+                differing = exchange("copies", self._digest_copies(), group_ranks)
+            verdict = compare_copies(differing, self._copies, self.flat, rank, exchange, parties=parties)
+            if verdict is None:
+                return len(self._first) > n_before
+            if rank == 0:
+                _log.warning("%s", verdict)
+            self._first.update(verdict.first)
+            self._assign()
+            differing = None
 
     def _digest_copies(self) -> dict[str, str]:
         """Digest the copies that this rank and others hold, as far as the writers of them are known."""

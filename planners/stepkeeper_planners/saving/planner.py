@@ -15,7 +15,7 @@ from stepkeeper_planners.adapters.open_shardings import keep_shardings_open
 from stepkeeper_planners.errors import UnsupportedWriterError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.process_groups import current_ranks, single_rank
-from stepkeeper_planners.saving.copy_comparison import group_ranks
+from stepkeeper_planners.saving.differing_copies import group_ranks
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata
 from stepkeeper_planners.saving.planned_state import PlannedState
 from stepkeeper_planners.saving.proposals import Answer, check_proposals, group_by_fingerprint

@@ -82,8 +82,11 @@ class Moves:
 
     def _find_unsaved_step(self) -> SaveRequest | None:
         """Return the last finished step if it isn't saved."""
+        compares = self._saver.next_save_compares
+        if compares:
+            self._steps.last_step.take_back()
         request = self._steps.last_step.request
-        if request is None or self._steps.has_saved(request.step):
+        if request is None or (self._steps.has_saved(request.step) and not compares):
             return None
         return replace(request, is_last=True)
 
@@ -161,11 +164,15 @@ class Moves:
         """Agree with all ranks on the end, once no save is in flight."""
         self._saver.wait_until_idle()
         self._await_hooks()
-        self._saver.failures.raise_failure(newest=True)
-        if self._saver.failures.fence is not None:
+        failures = self._saver.failures
+        failures.raise_failure(newest=not self._saver.next_save_compares)
+        if failures.fence is not None:
             return lambda ending: ending.close_with(ExitCode.FENCED)
         self._saver.await_upkeep()
-        return self._agree(ending)
+        change = self._agree(ending)
+        if change(ending).move is not Move.SAVE_LAST:
+            failures.raise_failure(newest=True)
+        return change
 
     def _await_hooks(self) -> None:
         # Hooks may still call the manager.

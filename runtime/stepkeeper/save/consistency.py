@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.errors import SaveError
+from stepkeeper.errors import CopiesDifferError, SaveError
 from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.copy_comparison import group_ranks
-from stepkeeper_planners.saving.differing_copies import Groups
+from stepkeeper_planners.saving.differing_copies import Groups, group_ranks
 from stepkeeper_planners.saving.fingerprints import build_ranks_differ_error, fingerprint
 from stepkeeper_planners.saving.proposals import check_rules, describe_rules
 
@@ -26,6 +25,7 @@ def check_same_state(
     *,
     refusal: str | None = None,
     copies: CopyDigests | None = None,
+    is_first: bool = False,
     transfer_bytes: int = 0,
 ) -> dict[str, Groups]:
     """Check that all ranks save the same step and state, except for `PerRank` values, and divide it alike.
@@ -39,6 +39,7 @@ def check_same_state(
         rank_group: All ranks.
         refusal: The reason why this rank has no snapshot; None if it has one.
         copies: The digests of the copies that this rank holds.
+        is_first: Whether this rank compares them before its snapshot.
         transfer_bytes: Number of bytes that this rank's devices had to transfer before. A rank whose devices
             have more, or are slower, reports its progress, and the others wait as long as it makes some.
 
@@ -47,6 +48,7 @@ def check_same_state(
 
     Raises:
         RanksDifferError: The states differ; the error names the difference. All ranks raise it.
+        CopiesDifferError: Only some ranks compare copies before their snapshots. All ranks raise it.
         SaveError: A rank has no snapshot, saves another step, or has other rules. All ranks raise it.
     """
     if rank_group.world_size == 1:
@@ -58,6 +60,7 @@ def check_same_state(
         "step": step,
         "fingerprint": fingerprint(digests).hex(),
         "copies": {} if copies is None else copies.combine(),
+        "is_first": is_first,
     }
     limits = rank_group.limits
     limit_s = limits.apart_s + (limits.transfer_s(transfer_bytes) if transfer_bytes else 0.0)
@@ -71,6 +74,11 @@ def check_same_state(
     groups: list[list[int]] = verdict["groups"]
     if groups:
         raise _build_difference(save, groups, digests, rank_group)
+    if verdict["is_mixed"]:
+        raise CopiesDifferError(
+            "only some ranks have compared their copies of tensors before this save. Nothing was written; before one "
+            "of the next saves all ranks do"
+        )
     differing: dict[str, Groups] = verdict["copies"]
     return differing
 
@@ -97,6 +105,7 @@ def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "error": None,
         "groups": largest_first if len(largest_first) > 1 else [],
         "copies": group_ranks([proposal["copies"] for proposal in proposals]),
+        "is_mixed": len({proposal["is_first"] for proposal in proposals}) > 1,
     }
 
 

@@ -1,6 +1,6 @@
 """Compare the copies that ranks hold while training waits, so that they are copied as the ranks then decide."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -11,8 +11,7 @@ from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.copy_comparison import Answer, compare_copies
-from stepkeeper_planners.saving.differing_copies import CopyVerdict
+from stepkeeper_planners.saving.differing_copies import Answer, CopyVerdict, compare_copies
 from stepkeeper_planners.state.tree import FlatState
 
 __all__ = ["FirstComparison"]
@@ -38,20 +37,25 @@ class FirstComparison:
         self._rank_group: Final = rank_group
         self._waits: Final = waits
 
-    def __call__(self, digests: CopyDigests, flat: FlatState) -> CopyVerdict | None:
-        """Compare this rank's copies with those of the others. All ranks call this.
+    def __call__(
+        self, digests: CopyDigests, names: Callable[[], dict[str, bytes]], flat: FlatState
+    ) -> CopyVerdict | None:
+        """Compare this rank's copies with those of the others, as all ranks do until they find no difference.
 
+        `names` computes the digests of the names and values.
         Returns the verdict if the first rank's copies are to be saved; None if all are equal. Raises
         RanksDifferError if the save is refused, and SaveError if another rank has no snapshot, on all ranks;
         PeerLostError and NoticeDeadlineError.
         """
         name, self.name = self.name, f"{self.name}/compared"
-        verdict = self._waits.run(partial(self._compare, name, digests, flat))
+        verdict = self._waits.run(partial(self._compare, name, digests, names, flat))
         if verdict is not None and self._rank_group.rank == 0:
             _log.warning("step %d: %s", self._step, verdict, extra={"step": self._step})
         return verdict
 
-    def _compare(self, name: str, digests: CopyDigests, flat: FlatState) -> CopyVerdict | None:
+    def _compare(
+        self, name: str, digests: CopyDigests, names: Callable[[], dict[str, bytes]], flat: FlatState
+    ) -> CopyVerdict | None:
         group = self._rank_group
         limit_s = group.limits.apart_s
 
@@ -61,7 +65,9 @@ class FirstComparison:
 
         try:
             with group.heartbeat():
-                differing = check_same_state(name, self._step, None, group, copies=digests)
+                differing = check_same_state(
+                    name, self._step, names, group, copies=digests, is_first=True
+                )
                 return compare_copies(differing, digests, flat, group.rank, exchange)
         except (RanksDifferError, SaveError) as error:
             self.failure = error

@@ -186,7 +186,7 @@ class SavePipeline:
             if compare and error is compare.failure and in_flight is not None:
                 # All ranks have it, and none has a snapshot.
                 self.pending.add(in_flight)
-                self._persisting.submit(self._end_save, in_flight, region, None, error)
+                self._persisting.submit(self._end_save, number, in_flight, region, None, error)
                 return in_flight
             if in_flight is not None:
                 self.pending.drop(in_flight)
@@ -268,18 +268,23 @@ class SavePipeline:
         failure: BaseException | None = None
         try:
             committed = persist_save(job, self._companion, self._rank_group)
-        except CopiesDifferError as error:
-            self._after.add(number + self._max_pending)
-            failure = error
         except BaseException as error:  # `InFlight.result` raises it
             failure = error
         # A transfer that is stuck may still write into the region: give back an empty one in its place.
-        self._end_save(job.in_flight, job.region if job.transfer.done() else Region(), committed, failure)
+        region = job.region if job.transfer.done() else Region()
+        self._end_save(number, job.in_flight, region, committed, failure)
 
     def _end_save(
-        self, in_flight: InFlight, region: Region, committed: Committed | None, failure: BaseException | None
+        self,
+        number: int,
+        in_flight: InFlight,
+        region: Region,
+        committed: Committed | None,
+        failure: BaseException | None,
     ) -> None:
         """Report how a save has ended, and give back its region unless that was done."""
+        if isinstance(failure, CopiesDifferError):
+            self._after.add(number + self._max_pending)
         self.failures.record_outcome(failure)
         in_flight.end_save(committed, failure)
         in_flight.set_state(SaveState.COMMITTED if failure is None else SaveState.FAILED)

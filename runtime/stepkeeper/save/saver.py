@@ -12,7 +12,7 @@ from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.root_check import RootProof
 from stepkeeper.coordination.upkeep_wait import UpkeepWait
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import StepkeeperError
+from stepkeeper.errors import CopiesDifferError, StepkeeperError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import Restorable
 from stepkeeper.policy.save import SaveCost
@@ -92,6 +92,12 @@ class Saver:
     def newest_save(self) -> InFlight | None:
         """The newest save, ended or not."""
         return self._newest_save
+
+    @property
+    def next_save_compares(self) -> bool:
+        """True if the newest save has failed as copies differed, on all ranks. The last save compares them first."""
+        newest = self._newest_save
+        return newest is not None and newest.done and isinstance(newest.future.exception(), CopiesDifferError)
 
     def mark_latest_restored(
         self, record: Restorable | None, state: Mapping[str, object], rules: LoadRules

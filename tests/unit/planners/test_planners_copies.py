@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
+from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
 from stepkeeper_planners.saving.copies import CopyDigests, HeldCopies, find_copies
-from stepkeeper_planners.saving.copy_comparison import group_ranks
+from stepkeeper_planners.saving.differing_copies import group_ranks
 
 BOTH = Ranks(rank=0, world_size=2)
 KINDS = [
@@ -152,3 +154,16 @@ def test_copies_are_compared_among_the_ranks_that_hold_them() -> None:
     assert [each.key for each in find_copies([layout], 3, {})] == ["1,3"]
     assert find_copies([layout], 4, {}) == ()
     assert group_ranks([{"0,2": "a"}, {"1,3": "b"}, {"0,2": "a"}, {"1,3": "c"}]) == {"1,3": [[1], [3]]}
+
+
+def test_what_several_processes_compute_in_one_program_is_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layouts = [whole_tensor(name, "float32", (3,), BOTH) for name in ("on device", "on host")]
+    there: Any = SimpleNamespace(device=torch.device("xla:0"), is_cpu=False)
+    tensors = {"on device": there, "on host": torch.ones(3)}
+    for is_one, names in ((False, ("on device",)), (True, ())):
+        monkeypatch.setattr(adapters, "is_one_program", lambda is_one=is_one: is_one)
+        (found,) = find_copies(layouts, 0, tensors)
+        assert found.on_devices == names
+        assert [layout.fqn for layout, *_ in found.chunks] == ["on host"]

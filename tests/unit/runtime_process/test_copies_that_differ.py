@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.coordination.waits import Waits
+from stepkeeper.errors import CopiesDifferError
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.first_comparison import FirstComparison
 from stepkeeper.save.snapshot.region import Region
@@ -37,9 +38,11 @@ def save(states: Sequence[State], *, compare: bool = True, all_first: bool = Fal
 
         class Ask(FirstComparison):
             @override
-            def __call__(self, digests: CopyDigests, flat: FlatState) -> CopyVerdict | None:
-                verdicts.append(super().__call__(digests, flat))
-                return verdicts[0]
+            def __call__(
+                self, digests: CopyDigests, names: Callable[[], dict[str, bytes]], flat: FlatState
+            ) -> CopyVerdict | None:
+                verdicts.append(super().__call__(digests, names, flat))
+                return verdicts[-1]
 
         ask = Ask("first", 7, group, Waits(), reads_devices=False)
         taker = SnapshotTaker(Ranks(rank=rank, world_size=n), all_first=all_first)
@@ -145,3 +148,34 @@ def test_with_replicas_first_nothing_is_compared() -> None:
     assert verdicts == [None, {}]
     assert torch.equal(first["model.weight"], states[0]["model"].weight)
     assert not second
+
+
+def test_states_of_other_shapes_are_refused_by_name() -> None:
+    states = [{"model": nn.Linear(size, 1)} for size in (3, 5)]
+    with pytest.raises(RanksDifferError, match=r"model\.weight \(on rank 1\)"):
+        save(states)
+
+
+def test_any_number_of_different_copies_is_found_before_the_snapshot() -> None:
+    states = [{"a": torch.full((3,), float(rank)), "b": torch.ones(3)} for rank in range(11)]
+    states[10]["b"] *= 2
+    for _, before, after in save(states):
+        assert before is not None
+        assert not after
+
+
+def test_ranks_that_do_not_all_compare_first_save_nothing() -> None:
+    store = HashStore()
+
+    def compare(rank: int) -> None:
+        group = StoreRankGroup(store, rank, 2)
+        if rank:
+            check_same_state("save/1", 7, dict, group)
+        else:
+            compare = FirstComparison("save/1", 7, group, Waits(), reads_devices=True)
+            compare(CopyDigests(()), dict, FlatState(tensors={}, values={}))
+
+    with ThreadPoolExecutor(2) as ranks:
+        for each in [ranks.submit(compare, rank) for rank in range(2)]:
+            with pytest.raises(CopiesDifferError, match="only some ranks"):
+                each.result()

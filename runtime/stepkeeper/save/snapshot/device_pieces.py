@@ -14,15 +14,7 @@ if TYPE_CHECKING:
     # At run time it would import torch_xla.
     from stepkeeper_planners.adapters.xla_pieces import ClonePlan, DevicePiece, HostPart
 
-__all__ = [
-    "batch_pieces",
-    "compile_moves",
-    "describe_clone",
-    "is_one_program",
-    "move_tensors",
-    "plan_clones",
-    "select_copied",
-]
+__all__ = ["batch_pieces", "compile_moves", "describe_clone", "move_tensors", "plan_clones", "select_copied"]
 
 _PIECE_BYTES: Final = 16 * 1024 * 1024
 """The size of pieces, and of small ones that are moved together. torch_xla holds the GIL while it moves them. Larger
@@ -51,18 +43,13 @@ def describe_clone(fqn: str, tensor: torch.Tensor, clone: "ClonePlan", ranks: Ra
 
 def select_copied(clones: Mapping[str, "ClonePlan"], needed: Container[str]) -> list[str]:
     """Select the XLA tensors that are copied on the devices: those that this rank writes, `needed`."""
-    # A program that runs on the devices of several processes must be the same in all of them.
-    everything = is_one_program(clones)
-    return [fqn for fqn in clones if everything or fqn in needed]
-
-
-def is_one_program(clones: Mapping[str, "ClonePlan"]) -> bool:
-    """Return whether the devices of several processes compute the XLA tensors in one program."""
     if not clones:
-        return False
+        return []
     from stepkeeper_planners.adapters import xla_pieces
 
-    return xla_pieces.is_multi_process_program()
+    # A program that runs on the devices of several processes must be the same in all of them.
+    everything = xla_pieces.is_multi_process_program()
+    return [fqn for fqn in clones if everything or fqn in needed]
 
 
 def move_tensors(

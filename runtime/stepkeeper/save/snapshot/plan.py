@@ -134,9 +134,6 @@ def plan_snapshot(
         layouts = keep_first_copies(layouts, first, find_buffers(flat))
     plan = plan_save(layouts, value_bytes, ranks)
     orders, tensor_bytes = _place_tensors(plan)
-    # What is one program is one tensor by XLA's rules.
-    uncompared = clones if device_pieces.is_one_program(clones) else {}
-    compared = [layout for layout in layouts if layout.fqn not in uncompared]
     shardings = collect_shardings(flat.tensors)
     return SnapshotPlan(
         structure=Structure(
@@ -159,7 +156,7 @@ def plan_snapshot(
         ordinary_tensors=frozenset(
             fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)
         ),
-        copies=find_copies(compared, ranks.rank, flat.tensors),
+        copies=find_copies(layouts, ranks.rank, flat.tensors),
     )
 
 

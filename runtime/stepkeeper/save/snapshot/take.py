@@ -189,14 +189,15 @@ class SnapshotTaker:
         return snapshot
 
     def _compare(self, flat: FlatState, plan: SnapshotPlan, compare: FirstComparison) -> SnapshotPlan:
-        digests = CopyDigests(plan.copies)
-        with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
-            digests.read(flat.tensors, digests.await_devices)
-        verdict = compare(digests, flat)
-        if verdict is None:
-            return plan
-        self._first.update(verdict.first)
-        return self._structures.derive_again(flat)
+        while True:
+            digests = CopyDigests(plan.copies)
+            with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
+                digests.read(flat.tensors, digests.await_devices)
+            verdict = compare(digests, _prepare_digest(flat, plan, self._ranks), flat)
+            if verdict is None:
+                return plan
+            self._first.update(verdict.first)
+            plan = self._structures.derive_again(flat)
 
     def _copy_state(
         self, flat: FlatState, plan: SnapshotPlan, region: Region, timeout_s: float | None
