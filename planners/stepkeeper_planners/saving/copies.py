@@ -3,6 +3,7 @@
 A digest reads each element once, at about the speed of the memory, and makes no copy that leaves the processor's cache.
 """
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
-from math import prod
 from typing import Final, TypeVar
 
 import numpy as np
@@ -46,6 +46,8 @@ _TASK_BYTES: Final = 4 * 1024 * 1024
 
 _MOST_THREADS: Final = 8
 _N_SAMPLED: Final = 16
+_WITHOUT_NUMBERS: Final = {getattr(torch, "float4_e2m1fn_x2", None)}
+"""Dtypes whose elements torch can't convert: their bytes are sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ def find_copies(
                 own = [owner.local_index for owner in chunk.owners if owner.rank == rank]
                 ranks = tuple(sorted({owner.rank for owner in chunk.owners})) if own else ()
                 holders = known[id(chunk.owners)] = ranks, min(own, default=0)
-            if len(holders[0]) > 1 and (size := prod(chunk.box.sizes)):
+            if len(holders[0]) > 1 and (size := math.prod(chunk.box.sizes)):
                 found.setdefault(holders[0], []).append((layout, holders[1], size))
     held = []
     for ranks, chunks in sorted(found.items(), key=lambda item: item[0]):
@@ -151,7 +153,8 @@ def _make_task(
         names=names,
         indexes=tuple(index for _, index, _ in chunks),
         elements=elements,
-        pad=torch.zeros(-size % (8 * _ROW_WORDS // dtype.itemsize), dtype=dtype),
+        # As bytes first: torch can't make elements of some dtypes.
+        pad=torch.zeros(-size * dtype.itemsize % (8 * _ROW_WORDS), dtype=torch.uint8).view(dtype),
         n_bytes=size * dtype.itemsize,
         is_ordinary=all(map(adapters.is_ordinary, held)),
         is_on_host=all(tensor.is_cpu for tensor in held),
@@ -244,10 +247,13 @@ class CopyDigests:
 def sample_copy(tensor: torch.Tensor) -> list[float]:
     """Return the norm of a tensor's elements on this rank, and some of them."""
     shard = _read_shard(tensor, 0).detach().resolve_conj().resolve_neg()
-    numbers = (torch.view_as_real(shard) if shard.is_complex() else shard).reshape(-1).to(torch.float64)
-    places = torch.linspace(0, numbers.numel() - 1, min(_N_SAMPLED, numbers.numel()), dtype=torch.float64)
-    some: list[float] = numbers[places.long().to(numbers.device)].tolist()
-    return [torch.linalg.vector_norm(numbers).item(), *some]
+    numbers = (torch.view_as_real(shard) if shard.is_complex() else shard).reshape(-1)
+    if numbers.dtype in _WITHOUT_NUMBERS:
+        numbers = numbers.view(torch.uint8)
+    some = [numbers[place * (numbers.numel() - 1) // (_N_SAMPLED - 1)].item() for place in range(_N_SAMPLED)]
+    # In parts: as float64 the whole might take more memory than there is.
+    parts = (part.to(torch.float64) for part in numbers.split(_TASK_BYTES))
+    return [math.hypot(*(torch.linalg.vector_norm(part).item() for part in parts)), *map(float, some)]
 
 
 def _read_shard(tensor: torch.Tensor, index: int) -> torch.Tensor:
@@ -268,8 +274,8 @@ def _sum_rows(tensors: Mapping[str, torch.Tensor], task: _Task) -> bytes:
     if len(shards) > 1 or task.pad.numel():
         shards = [*(shards if task.is_on_host else [shard.cpu() for shard in shards]), task.pad]
     join = torch.cat if task.is_flat and len(shards) > 1 else flatten_dense_tensors
-    flat = join(shards).resolve_conj().resolve_neg()
-    if flat.storage_offset() * flat.itemsize % 8:
+    flat = join(shards).resolve_conj().resolve_neg().view(torch.uint8)
+    if flat.storage_offset() % 8:
         flat = flat.clone()
     return _weigh(flat.view(torch.int64).view(-1, _ROW_WORDS)).cpu().numpy().tobytes()
 

@@ -223,8 +223,6 @@ def _judge(
 
 
 def _is_near(one: Sequence[float], other: Sequence[float]) -> bool:
-    if len(one) != len(other):
-        return False
     (norm, other_norm), *elements = zip(one, other, strict=True)
     apart = math.hypot(*(mine - theirs for mine, theirs in elements))
     length = max(

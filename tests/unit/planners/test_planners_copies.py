@@ -13,7 +13,7 @@ from typing_extensions import override
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
-from stepkeeper_planners.saving.copies import CopyDigests, HeldCopies, find_copies
+from stepkeeper_planners.saving.copies import CopyDigests, HeldCopies, find_copies, sample_copy
 from stepkeeper_planners.saving.differing_copies import group_ranks
 
 BOTH = Ranks(rank=0, world_size=2)
@@ -70,6 +70,16 @@ def test_an_element_that_differs_is_found_wherever_it_is(dtype: torch.dtype, n: 
         other = one.clone()
         other[place] = 1 if not one[place] else 0
         assert digest_of(other) != digest_of(one)
+
+
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no such dtype")
+@pytest.mark.parametrize("n", [3, 200_001])
+def test_pairs_of_4_bits_are_digested_and_sampled(n: int) -> None:
+    one, other = torch.zeros(2, n, dtype=torch.uint8)
+    other[-1] = 16
+    first, second = one.view(torch.float4_e2m1fn_x2), other.view(torch.float4_e2m1fn_x2)
+    assert digest_of(first) != digest_of(second)
+    assert sample_copy(first) != sample_copy(second)
 
 
 @pytest.mark.parametrize("n", [300, 200_000])
