@@ -191,6 +191,8 @@ class CopyDigests:
         tasks = [
             (key, index, task) for key, each in self._copies.items() for index, task in enumerate(each.tasks)
         ]
+        if not tasks:
+            return meanwhile()
         left = deque(task for task in tasks if task[2].is_on_host)
         self._read_all(tensors, deque(task for task in tasks if not task[2].is_on_host))
         n_threads = min(
@@ -260,6 +262,7 @@ def _read_shard(tensor: torch.Tensor, index: int) -> torch.Tensor:
     if adapters.is_ordinary(tensor):
         return tensor
     own = adapters.device_memory(tensor)
+    own = adapters.host_memory(tensor) if own is None else own
     return adapters.local_shards(tensor)[index] if own is None else own
 
 

@@ -140,7 +140,7 @@ def test_a_tensor_in_another_order_of_memory_has_the_same_digest() -> None:
     assert digest_of(tensor) == digest_of(tensor.T.contiguous().T)
     whole = torch.arange(90_001.0)
     assert digest_of(whole[1:]) == digest_of(whole[1:].clone())
-    for shape in [(1, 3, 700, 900), (5, 1, 2, 600_000), (2_000_001, 2), (2, 2_000_001)]:
+    for shape in [(1, 3, 500, 450), (5, 1, 2, 70_000), (700_001, 2), (2, 700_001)]:
         large = torch.arange(math.prod(shape)).reshape(shape)
         assert digest_of(large) == digest_of(large.mT.contiguous().mT), shape
 
