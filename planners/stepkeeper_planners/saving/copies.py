@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import pairwise
-from typing import Final, TypeVar
+from itertools import accumulate, groupby, pairwise
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -50,25 +50,17 @@ _WITHOUT_NUMBERS: Final = {getattr(torch, "float4_e2m1fn_x2", None)}
 """Dtypes whose elements torch can't convert: their bytes are sampled."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
+class _Task(NamedTuple):
     """A part of the reading, for one thread: elements of one chunk, or several small chunks of one dtype."""
 
     names: tuple[str, ...]
-    indexes: tuple[int, ...]
-    """The local index of each chunk. All are 0 if the tensors are ordinary."""
-
-    elements: slice | None
-    """Which of one chunk's elements; None is all elements of all chunks."""
-
-    pad: torch.Tensor
-    """Zeros that fill the last row."""
-
+    indexes: tuple[int, ...]  # each chunk's local index
+    elements: slice | None  # of one chunk; None: all elements of all chunks
+    pad: torch.Tensor  # zeros that fill the last row
     n_bytes: int
     is_ordinary: bool
     is_on_host: bool
-    is_flat: bool
-    """True if all tensors have one dimension, so that nothing has to flatten them."""
+    is_flat: bool  # all tensors have one dimension: nothing has to flatten them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,24 +115,18 @@ def _plan_tasks(chunks: Sequence[_Chunk], tensors: Mapping[str, torch.Tensor]) -
     small: dict[str, list[_Chunk]] = {}
     for chunk in sorted(chunks, key=lambda chunk: chunk[0].fqn):
         layout, _, size = chunk
-        dtype = dtype_of(layout.dtype)
-        if size * dtype.itemsize < _SMALL_BYTES:
+        width = itemsize_bytes(layout.dtype)
+        if size * width < _SMALL_BYTES:
             small.setdefault(layout.dtype, []).append(chunk)
             continue
-        step, row = _TASK_BYTES // dtype.itemsize, 8 * _ROW_WORDS // dtype.itemsize
         # What is less than a row is copied to be filled up.
-        starts = {*range(0, size, step), size // row * row, size}
-        for start, end in pairwise(sorted(starts)):
-            yield _make_task([chunk], tensors, slice(start, end))
-    for _, alike in sorted(small.items()):
-        joined: list[_Chunk] = []
-        n_bytes = 0
-        for chunk in alike:
-            joined.append(chunk)
-            n_bytes += max(_LEAST_BYTES, chunk[2] * itemsize_bytes(chunk[0].dtype))
-            if n_bytes >= _JOINED_BYTES or chunk is alike[-1]:
-                yield _make_task(joined, tensors)
-                joined, n_bytes = [], 0
+        starts = {*range(0, size, _TASK_BYTES // width), size - size % (8 * _ROW_WORDS // width), size}
+        yield from (_make_task([chunk], tensors, slice(*ends)) for ends in pairwise(sorted(starts)))
+    for alike in small.values():
+        sizes = (max(_LEAST_BYTES, size * itemsize_bytes(layout.dtype)) for layout, _, size in alike)
+        numbered = zip(alike, accumulate(sizes), strict=True)
+        for _, joined in groupby(numbered, lambda each: each[1] // _JOINED_BYTES):
+            yield _make_task([chunk for chunk, _ in joined], tensors)
 
 
 def _make_task(
@@ -167,8 +153,9 @@ class CopyDigests:
 
     def __init__(self, copies: Sequence[HeldCopies]) -> None:
         """Read nothing yet."""
-        self._copies: Final = {each.key: each for each in copies}
-        self._sums: Final = {each.key: [b""] * len(each.tasks) for each in copies}
+        self._copies: Final = copies
+        self._tasks: Final = [task for each in copies for task in each.tasks]
+        self._sums: Final[dict[int, bytes]] = {}
         self._names: Final = [name for each in copies for name in each.on_devices]
         self._await_devices: Callable[[], list[str]] = list
         self._on_devices: dict[str, str] = {}
@@ -188,18 +175,15 @@ class CopyDigests:
         theirs until `await_devices` returns.
         """
         self.start_on_devices(tensors)
-        tasks = [
-            (key, index, task) for key, each in self._copies.items() for index, task in enumerate(each.tasks)
-        ]
-        if not tasks:
+        self._read_all(tensors, deque(task for task in self._tasks if not task.is_on_host))
+        left = deque(task for task in self._tasks if task.is_on_host)
+        if not left:
             return meanwhile()
-        left = deque(task for task in tasks if task[2].is_on_host)
-        self._read_all(tensors, deque(task for task in tasks if not task[2].is_on_host))
         n_threads = min(
             _MOST_THREADS,
             max(2, torch.get_num_threads()),
             len(os.sched_getaffinity(0)),
-            1 + sum(task.n_bytes for *_, task in left) // _TASK_BYTES,
+            1 + sum(task.n_bytes for task in left) // _TASK_BYTES,
         )
         with ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="stepkeeper-digest") as pool:
             others = [pool.submit(self._read_all, tensors, left) for _ in range(n_threads - 1)]
@@ -219,14 +203,17 @@ class CopyDigests:
         Those sets are left out of which the devices' digests have not come.
         """
         return {
-            key: _hash([*self._sums[key], *(self._on_devices[name].encode() for name in each.on_devices)])
-            for key, each in self._copies.items()
+            each.key: _hash(
+                [self._sums[id(task)] for task in each.tasks]
+                + [self._on_devices[name].encode() for name in each.on_devices]
+            )
+            for each in self._copies
             if self._on_devices.keys() >= {*each.on_devices}
         }
 
     def list_names(self, key: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
         """Return the digest of each tensor of which the ranks of `key` hold copies. They are read again."""
-        each = self._copies[key]
+        (each,) = (each for each in self._copies if each.key == key)
         found: dict[str, list[bytes]] = {}
         with torch.no_grad():
             for chunk in each.chunks:
@@ -235,15 +222,14 @@ class CopyDigests:
         digests = {name: _hash(sums) for name, sums in found.items()}
         return digests | {name: self._on_devices[name] for name in each.on_devices}
 
-    def _read_all(self, tensors: Mapping[str, torch.Tensor], left: deque[tuple[str, int, _Task]]) -> None:
-        """Read what no other thread has begun to read."""
+    def _read_all(self, tensors: Mapping[str, torch.Tensor], left: deque[_Task]) -> None:
         with torch.no_grad():  # a setting of each thread
-            while left:
+            while True:
                 try:
-                    key, index, task = left.popleft()
-                except IndexError:  # another thread was faster
+                    task = left.popleft()
+                except IndexError:  # other threads read the rest
                     return
-                self._sums[key][index] = _sum_rows(tensors, task)
+                self._sums[id(task)] = _sum_rows(tensors, task)
 
 
 def sample_copy(tensor: torch.Tensor) -> list[float]:

@@ -17,7 +17,15 @@ from stepkeeper_planners.saving.copies import CopyDigests, sample_copy
 from stepkeeper_planners.state.parameter_names import find_optimizers
 from stepkeeper_planners.state.tree import FlatState, join_path
 
-__all__ = ["Answer", "CopyVerdict", "Groups", "compare_copies", "find_buffers", "group_ranks", "keep_first_copies"]
+__all__ = [
+    "Answer",
+    "CopyVerdict",
+    "Groups",
+    "compare_copies",
+    "find_buffers",
+    "group_ranks",
+    "keep_first_copies",
+]
 
 _MAX_COMPARED: Final = 8
 """The most different copies of one chunk of which tensors are named and judged at once."""

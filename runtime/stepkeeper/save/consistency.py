@@ -39,16 +39,16 @@ def check_same_state(
         rank_group: All ranks.
         refusal: The reason why this rank has no snapshot; None if it has one.
         copies: The digests of the copies that this rank holds.
-        is_first: Whether this rank compares them before its snapshot.
+        is_first: Whether this rank compares them before its snapshot, and decides about those that differ.
         transfer_bytes: Number of bytes that this rank's devices had to transfer before. A rank whose devices
             have more, or are slower, reports its progress, and the others wait as long as it makes some.
 
     Returns:
-        The ranks whose copies differ, for each set of ranks that hold some together. See `group_ranks`.
+        With `is_first`, the ranks whose copies differ, for each set of ranks that hold some. See `group_ranks`.
 
     Raises:
         RanksDifferError: The states differ; the error names the difference. All ranks raise it.
-        CopiesDifferError: Only some ranks compare copies before their snapshots. All ranks raise it.
+        CopiesDifferError: Copies differ without `is_first`, or only some ranks have set that. All ranks raise it.
         SaveError: A rank has no snapshot, saves another step, or has other rules. All ranks raise it.
     """
     if rank_group.world_size == 1:
@@ -74,12 +74,12 @@ def check_same_state(
     groups: list[list[int]] = verdict["groups"]
     if groups:
         raise _build_difference(save, groups, digests, rank_group)
-    if verdict["is_mixed"]:
-        raise CopiesDifferError(
-            "only some ranks have compared their copies of tensors before this save. Nothing was written; before one "
-            "of the next saves all ranks do"
-        )
     differing: dict[str, Groups] = verdict["copies"]
+    if verdict["is_mixed"] or (differing and not is_first):
+        raise CopiesDifferError(
+            "the ranks' copies of some tensors differ, or not all ranks were about to compare them. Nothing was "
+            "written; the next save names the tensors, and writes the first rank's or is refused"
+        )
     return differing
 
 

@@ -65,9 +65,7 @@ class FirstComparison:
 
         try:
             with group.heartbeat():
-                differing = check_same_state(
-                    name, self._step, names, group, copies=digests, is_first=True
-                )
+                differing = check_same_state(name, self._step, names, group, copies=digests, is_first=True)
                 return compare_copies(differing, digests, flat, group.rank, exchange)
         except (RanksDifferError, SaveError) as error:
             self.failure = error

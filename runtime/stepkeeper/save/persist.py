@@ -17,7 +17,6 @@ from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import (
     UNANSWERED,
     CompanionLostError,
-    CopiesDifferError,
     DevicesFullError,
     FencedError,
     PeerLostError,
@@ -57,18 +56,14 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
         job = job.noting_moved(report_moved)
         transfer_s = rank_group.limits.transfer_s(snapshot.transfer_bytes)
         transfer_error = await_transfer(job.transfer, snapshot, transfer_s, job.note_moved)
-        if check_same_state(
+        check_same_state(
             job.name,
             job.step,
             snapshot.digest,
             rank_group,
             copies=snapshot.copy_digests,
             transfer_bytes=snapshot.transfer_bytes,
-        ):
-            raise CopiesDifferError(
-                "the ranks have different copies of some tensors. Nothing was written; the next save names these, and "
-                "writes the first rank's or is refused"
-            )
+        )
         return _write_and_commit(job, transfer_error, companion, rank_group)
 
 

@@ -20,16 +20,16 @@ from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
 from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.copies import CopyDigests
-from stepkeeper_planners.saving.differing_copies import CopyVerdict, Groups
+from stepkeeper_planners.saving.differing_copies import CopyVerdict
 from stepkeeper_planners.state.tree import FlatState
 
 State = dict[str, Any]
-Saved = tuple[dict[str, torch.Tensor], CopyVerdict | None, dict[str, Groups]]
-"""What one rank wrote by name, the verdict before it was copied, and the ranks that differed then."""
+Saved = tuple[dict[str, torch.Tensor], CopyVerdict | None]
+"""What one rank wrote by name, and the verdict before it was copied."""
 
 
 def save(states: Sequence[State], *, compare: bool = True, all_first: bool = False) -> list[Saved]:
-    """Take each rank's snapshot in a thread of its own, and return what each wrote."""
+    """Take each rank's snapshot in a thread of its own, compare it as it is, and return what each wrote."""
     store, n = HashStore(), len(states)
 
     def take(rank: int) -> Saved:
@@ -47,8 +47,8 @@ def save(states: Sequence[State], *, compare: bool = True, all_first: bool = Fal
         ask = Ask("first", 7, group, Waits(), reads_devices=False)
         taker = SnapshotTaker(Ranks(rank=rank, world_size=n), all_first=all_first)
         snapshot = taker.take_snapshot(states[rank], region, compare=ask if compare else None)
-        after = check_same_state("save", 7, snapshot.digest, group, copies=snapshot.copy_digests)
-        return parts_of(snapshot, region), (verdicts or [None])[0], after
+        check_same_state("save", 7, snapshot.digest, group, copies=snapshot.copy_digests)
+        return parts_of(snapshot, region), (verdicts or [None])[0]
 
     with ThreadPoolExecutor(n) as ranks:
         return [each.result() for each in [ranks.submit(take, rank) for rank in range(n)]]
@@ -63,9 +63,9 @@ def test_equal_copies_are_divided() -> None:
     torch.manual_seed(0)
     state = {"a": torch.randn(9, 70_001), "b": torch.randn(300, 300), "c": torch.tensor(float("nan"))}
     written = save([state] * 3)
-    assert [(before, after) for _, before, after in written] == [(None, {})] * 3
-    assert all(parts for parts, _, _ in written[:2])
-    assert sum(part.numel() for parts, _, _ in written for part in parts.values()) == 9 * 70_001 + 90_001
+    assert [verdict for _, verdict in written] == [None] * 3
+    assert all(parts for parts, _ in written[:2])
+    assert sum(part.numel() for parts, _ in written for part in parts.values()) == 9 * 70_001 + 90_001
 
 
 def test_of_entries_of_dicts_the_first_ranks_copies_are_written() -> None:
@@ -74,18 +74,17 @@ def test_of_entries_of_dicts_the_first_ranks_copies_are_written() -> None:
     assert {name: part[0].item() for name, part in written[0][0].items()} == {"experts.0": 0, "experts.1": 10}
     assert not written[1][0]
     assert not written[2][0]
-    for _, before, after in written:
-        assert before is not None
-        assert before.ranks == {"experts.0": [1, 2], "experts.1": [1, 2]}
-        assert before.first == ["experts"]
-        assert not after, "they are not compared any more"
+    for _, verdict in written:
+        assert verdict is not None
+        assert verdict.ranks == {"experts.0": [1, 2], "experts.1": [1, 2]}
+        assert verdict.first == ["experts"]
 
 
 def test_copies_that_differ_after_the_first_save_are_found() -> None:
     states = [{"w": torch.ones(40_000), "b": torch.ones(3)} for _ in range(2)]
     states[1]["w"][39_999] = 2.0
-    for _, _, after in save(states, compare=False):
-        assert after == {"0,1": [[0], [1]]}
+    with pytest.raises(CopiesDifferError, match="copies of some tensors differ"):
+        save(states, compare=False)
 
 
 def modules(seeds: Sequence[int], make: Callable[[], nn.Module] = lambda: nn.Linear(30, 30)) -> list[State]:
@@ -108,9 +107,9 @@ def test_parameters_that_drifted_are_written_by_the_first_rank() -> None:
     states = modules([1, 1])
     with torch.no_grad():
         states[1]["model"].weight.mul_(1.001)
-    (first, before, _), (second, _, _) = save(states)
-    assert before is not None
-    assert before.first == ["model"]
+    (first, verdict), (second, _) = save(states)
+    assert verdict is not None
+    assert verdict.first == ["model"]
     assert torch.equal(first["model.weight"], states[0]["model"].weight)
     assert torch.equal(first["model.bias"], states[0]["model"].bias)
     assert not second
@@ -121,7 +120,7 @@ def test_buffers_are_the_first_ranks_silently() -> None:
     for rank, state in enumerate(states):
         state["model"](torch.full((3, 40), float(rank)))
     written = save(states)
-    assert [(before, after) for _, before, after in written] == [(None, {})] * 2
+    assert [verdict for _, verdict in written] == [None] * 2
     names = {f"model.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
     assert names <= written[0][0].keys()
     assert not names & written[1][0].keys()
@@ -144,8 +143,8 @@ def test_integers_of_dicts_that_differ_are_refused() -> None:
 
 def test_with_replicas_first_nothing_is_compared() -> None:
     states = modules([1, 2])
-    (first, *verdicts), (second, *_) = save(states, all_first=True)
-    assert verdicts == [None, {}]
+    (first, verdict), (second, _) = save(states, all_first=True)
+    assert verdict is None
     assert torch.equal(first["model.weight"], states[0]["model"].weight)
     assert not second
 
@@ -159,9 +158,7 @@ def test_states_of_other_shapes_are_refused_by_name() -> None:
 def test_any_number_of_different_copies_is_found_before_the_snapshot() -> None:
     states = [{"a": torch.full((3,), float(rank)), "b": torch.ones(3)} for rank in range(11)]
     states[10]["b"] *= 2
-    for _, before, after in save(states):
-        assert before is not None
-        assert not after
+    assert all(verdict is not None for _, verdict in save(states))
 
 
 def test_ranks_that_do_not_all_compare_first_save_nothing() -> None:
@@ -177,5 +174,5 @@ def test_ranks_that_do_not_all_compare_first_save_nothing() -> None:
 
     with ThreadPoolExecutor(2) as ranks:
         for each in [ranks.submit(compare, rank) for rank in range(2)]:
-            with pytest.raises(CopiesDifferError, match="only some ranks"):
+            with pytest.raises(CopiesDifferError, match="not all ranks"):
                 each.result()
