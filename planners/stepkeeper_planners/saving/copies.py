@@ -240,7 +240,7 @@ def sample_copy(tensor: torch.Tensor) -> list[float]:
         numbers = numbers.view(torch.uint8)
     some = [numbers[place * (numbers.numel() - 1) // (_N_SAMPLED - 1)].item() for place in range(_N_SAMPLED)]
     # In parts: as float64 the whole might take more memory than there is.
-    parts = (part.to(torch.float64) for part in numbers.split(_TASK_BYTES))
+    parts = (part.to(torch.float64) for part in torch.split(numbers, _TASK_BYTES))
     return [math.hypot(*(torch.linalg.vector_norm(part).item() for part in parts)), *map(float, some)]
 
 

@@ -149,7 +149,7 @@ def test_of_a_tensor_in_another_order_of_memory_little_is_copied() -> None:
     tensor = torch.ones(3000, 2000).T
     found = find_copies([whole_tensor("t", "float32", tensor.shape, BOTH)], 0, {"t": tensor})
     digests = CopyDigests(found)
-    with CopiedBytes() as copied:
+    with CopiedBytes() as copied:  # type: ignore[no-untyped-call]  # torch has no types for it
         digests.list_names("0,1", {"t": tensor})
     assert copied.n_bytes < 2 * tensor.nbytes
 
