@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +15,11 @@ from typing_extensions import override
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.saving import planned_state
 from stepkeeper_planners.saving.copies import CopyDigests, HeldCopies, find_copies, sample_copy
 from stepkeeper_planners.saving.differing_copies import group_ranks
+from stepkeeper_planners.saving.planned_state import PlannedState
+from stepkeeper_planners.state.tree import flatten_state
 
 BOTH = Ranks(rank=0, world_size=2)
 KINDS = [
@@ -177,3 +182,27 @@ def test_what_several_processes_compute_in_one_program_is_not_compared(
         (found,) = find_copies(layouts, 0, tensors)
         assert found.on_devices == names
         assert [layout.fqn for layout, *_ in found.chunks] == ["on host"]
+
+
+def test_planners_find_any_number_of_different_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 11
+    values: list[object] = [None] * n
+    met = Barrier(n)
+
+    def all_gather_object(value: object, rank: Any) -> list[object]:
+        values[rank] = value
+        met.wait(60)
+        found = list(values)
+        met.wait(60)
+        return found
+
+    def count_writes(rank: Any) -> int:
+        b = torch.ones(100_000) * (2 if rank == n - 1 else 1)
+        flat = flatten_state({"a": torch.full((3,), float(rank)), "b": b})
+        planned = PlannedState(flat, flat.tensors, Ranks(rank=rank, world_size=n))
+        assert planned.compare_copies(None, [range(n)], rank)
+        return len(planned.make_items()[1])
+
+    monkeypatch.setattr(planned_state, "all_gather_object", all_gather_object)
+    with ThreadPoolExecutor(n) as ranks:
+        assert list(ranks.map(count_writes, range(n))) == [2] + [0] * (n - 1)
