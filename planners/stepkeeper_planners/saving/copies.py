@@ -68,7 +68,7 @@ class HeldCopies:
     """The chunks that this rank and the same other ranks hold."""
 
     key: str
-    """All ranks that hold them, as text."""
+    """A digest of all ranks that hold them: their list may be long, and each rank sends the key with each save."""
 
     chunks: tuple[_Chunk, ...]
     """Those that this rank reads itself."""
@@ -105,7 +105,7 @@ def find_copies(
         names = {layout.fqn for layout, *_ in chunks} & on_devices
         mine = tuple(chunk for chunk in chunks if chunk[0].fqn not in names)
         tasks = tuple(_plan_tasks(mine, tensors))
-        key = ",".join(map(str, ranks))
+        key = _hash([repr(ranks).encode()])
         held.append(HeldCopies(key=key, chunks=mine, tasks=tasks, on_devices=tuple(sorted(names))))
     return tuple(held)
 
