@@ -1,6 +1,6 @@
 """Digest the copies that several ranks hold of one chunk, so that ranks can compare them before one of them is written.
 
-A digest reads each element once, at about the speed of the memory, and makes no copy that leaves the processor's cache.
+A digest reads each element from memory once, and makes no copy that leaves the processor's cache.
 """
 
 import math
