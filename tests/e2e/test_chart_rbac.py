@@ -20,6 +20,12 @@ CLOUD_TPU = (
     "--set",
     "cloudTPU.startupScriptSecrets[0].namespace=default,cloudTPU.startupScriptSecrets[0].name=join",
 )
+NETWORK_POLICY = (
+    "--set",
+    "networkPolicy.enabled=true,networkPolicy.reportsFrom[0].ipBlock.cidr=10.128.0.0/20",
+    "--set",
+    "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.team=monitoring",
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -62,7 +68,9 @@ def can(cluster: Cluster, namespace: str, request_line: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("options", [(), CLOUD_TPU], ids=["jobs alone", "with Cloud TPU"])
+@pytest.mark.parametrize(
+    "options", [(), CLOUD_TPU, NETWORK_POLICY], ids=["jobs alone", "with Cloud TPU", "with a NetworkPolicy"]
+)
 def test_the_api_server_takes_every_object_of_the_chart(installed: Cluster, options: tuple[str, ...]) -> None:
     text = render(*options)
     answers = installed.kubectl("apply", "--dry-run=server", "-f", "-", stdin=text).splitlines()
@@ -76,6 +84,7 @@ def test_the_api_server_takes_every_object_of_the_chart(installed: Cluster, opti
         "create secrets",
         "update leases.coordination.k8s.io",
         "patch ctj.stepkeeper.dev",
+        "delete events.events.k8s.io",
         "create pods",
         "create pods --subresource=exec",
         "delete jobs.batch",

@@ -10,6 +10,7 @@ import yaml
 from stepcluster import binaries
 from stepcluster.errors import CommandError
 from stepcluster.machine import run
+from stepkeeper_operator.labels import JOB_UID_LABEL
 
 CHART = Path(__file__).parents[2] / "charts/stepkeeper"
 ON = "cloudTPU.enabled=true"
@@ -110,6 +111,35 @@ def test_the_operator_is_told_its_names_and_what_the_user_sets() -> None:
     container = container_of(objects)
     assert (container["image"], container["imagePullPolicy"]) == ("localhost/op:dev", "Never")
     assert pod_of(objects)["nodeSelector"] == {"pool": "cpu"}
+
+
+def test_a_network_policy_lets_the_pods_of_jobs_report_from_every_namespace() -> None:
+    assert not [name for name in render() if name.startswith("NetworkPolicy/")]
+    objects = render("networkPolicy.enabled=true")
+    assert objects.keys() - render().keys() == {"NetworkPolicy/stepkeeper-operator"}
+    policy, service = (
+        objects[f"{kind}/stepkeeper-operator"]["spec"] for kind in ("NetworkPolicy", "Service")
+    )
+    assert policy["podSelector"] == {"matchLabels": service["selector"]}
+    assert policy["policyTypes"] == ["Ingress"], "the addresses of API servers and clouds can't be known here"
+    (reports,) = policy["ingress"]
+    assert reports["ports"] == [
+        {"port": each["targetPort"]} for each in service["ports"] if each["name"] == "https"
+    ]
+    labelled = {"matchExpressions": [{"key": JOB_UID_LABEL, "operator": "Exists"}]}
+    assert reports["from"] == [{"namespaceSelector": {}, "podSelector": labelled}]
+
+
+def test_a_network_policy_names_who_else_reports_and_who_reads_metrics() -> None:
+    nodes, prometheus = "ipBlock.cidr=10.128.0.0/20", "namespaceSelector.matchLabels.team=monitoring"
+    values = (f"reportsFrom[0].{nodes}", f"metricsFrom[0].{prometheus}")
+    objects = render("networkPolicy.enabled=true", *(f"networkPolicy.{each}" for each in values))
+    reports, metrics = objects["NetworkPolicy/stepkeeper-operator"]["spec"]["ingress"]
+    assert reports["from"][1:] == [{"ipBlock": {"cidr": "10.128.0.0/20"}}]
+    assert metrics == {
+        "from": [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}],
+        "ports": [{"port": "metrics"}],
+    }
 
 
 def test_workloads_of_kueue_are_read_unless_that_is_switched_off() -> None:
@@ -234,6 +264,9 @@ def test_an_uninstallation_is_checked_by_the_operators_image_and_account() -> No
         ("settings.logLevel=LOUD", "logLevel"),
         ("settings.leaseDurationSeconds=1", "leaseDurationSeconds"),
         ("replicas=2", "replicas"),
+        ("networkPolicy.enabled=yes please", "enabled"),
+        ("networkPolicy.from=all", "from"),
+        ("networkPolicy.reportsFrom[0].cidr=10.0.0.0/8", "cidr"),
         ("cloudTPU.enable=true", "enable"),
         ("cloudTPU.insecure=true", "endpoint"),
         ("cloudTPU.tokenAudience=somebody", "credentialsSecret"),

@@ -44,10 +44,18 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
 
     slow = {"pod": {"terminationGracePeriodSeconds": 20}}
     token = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "late", "key": "token"}}}
+    alive_later = 'test "$STEPKEEPER_RESTART_ATTEMPT" != 0'
+    dies_once = {
+        "exec": {"command": ["sh", "-c", alive_later]},
+        "initialDelaySeconds": 3,
+        "periodSeconds": 1,
+        "failureThreshold": 1,
+    }
     begins_late = {"initContainers": [container("fetch-data", "sleep 10")]}
     yield job("raises", RAISES, max_failures=1)
     yield job("suspended", SAVES, n_hosts=2, **slow)
     yield job("edited", SAVES, n_hosts=2, **slow)
+    yield job("not-alive", SAVES, trainer={"livenessProbe": dies_once}, **slow)
     yield job("again", SAVES, n_hosts=2, **slow)
     yield job("always-75", "exit 75", restarts={"maxFailures": 2, "maxStartsWithoutCheckpoint": 3})
     yield job("late-secret", HOLD, trainer={"env": [token]}, pod=begins_late)
@@ -117,6 +125,17 @@ def test_a_suspended_job_runs_down_and_goes_on_when_it_is_resumed(jobs: dict[str
     status = job.finish()
     assert causes(status) == ["Requested", None]
     assert status["restarts"]["byCause"] == [{"cause": "Requested", "count": 1, "countedTowardsLimit": 0}]
+
+
+def test_a_training_that_saves_when_its_probe_fails_goes_on_and_the_probe_is_named(
+    jobs: dict[str, ShellJob],
+) -> None:
+    job = jobs["not-alive"]
+    job.until_phase("Running", attempt=2)
+    status = job.finish()
+    assert causes(status) == ["Hang", None]
+    assert "Container trainer failed liveness probe" in status["attempts"][0]["message"]
+    assert status["restarts"]["byCause"] == [{"cause": "Hang", "count": 1, "countedTowardsLimit": 0}]
 
 
 def test_an_edited_template_gets_new_pods_after_the_old_ones(jobs: dict[str, ShellJob]) -> None:

@@ -10,7 +10,7 @@ import aiohttp
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
-from stepkeeper_operator.cluster.resources import NODES, PODS, Resource
+from stepkeeper_operator.cluster.resources import EVENTS, NODES, PODS, Resource
 from stepkeeper_operator.errors import ApiError, ConflictError, InvalidObjectError, api_error
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import FIELD_OWNER
@@ -50,6 +50,9 @@ class KubernetesCluster:
 
     async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
         return tuple(await self._list(PODS, {"fieldSelector": f"spec.nodeName={node_name}"}))
+
+    async def list_events(self, namespace: str, *, reason: str) -> tuple[RawObject, ...]:
+        return tuple(await self._list(EVENTS, {"fieldSelector": f"reason={reason}"}, namespace=namespace))
 
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
         return await self._answer("POST", resource.path(namespace), body=body, query=_OWNER)

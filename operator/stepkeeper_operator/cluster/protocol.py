@@ -29,6 +29,9 @@ class Cluster(Protocol):
     async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
         """List all pods that are bound to the node, regardless of their owner."""
 
+    async def list_events(self, namespace: str, *, reason: str) -> tuple[RawObject, ...]:
+        """List the events with that reason in the namespace: those of the last hour."""
+
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
         """Create the object. Raises AlreadyExistsError."""
 

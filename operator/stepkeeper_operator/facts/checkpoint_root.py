@@ -4,13 +4,13 @@ import posixpath
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from stepkeeper.contract import CONTAINER_NAME
 from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS, Phase
 from stepkeeper_operator.facts.raw import RawObject, condition_of, get_nested, parse_time
 
-__all__ = ["CheckpointRoot", "JobRoot", "read_job_root"]
+__all__ = ["CheckpointRoot", "JobRoot", "is_inside", "read_job_root"]
 
 CheckpointRoot = tuple[str, ...]
 """The place of a root: its bucket or volume, then its folders. A root inside another one begins with that one."""
@@ -36,6 +36,17 @@ class JobRoot:
         """Return True if the roots are the same, or one is inside the other."""
         depth = min(len(self.place), len(other.place))
         return self.place[:depth] == other.place[:depth]
+
+
+def is_inside(uri: str, root: str) -> bool:
+    """Return True if `uri` is the folder or the bucket prefix `root`, or inside it."""
+    try:
+        parts, around = urlsplit(uri), urlsplit(root)
+    except ValueError:
+        return False
+    same_store = parts.scheme == around.scheme and (parts.netloc == around.netloc or parts.scheme == "file")
+    folders = _split(unquote(around.path))
+    return same_store and _split(unquote(parts.path))[: len(folders)] == folders
 
 
 def read_job_root(raw: RawObject) -> JobRoot | None:

@@ -123,6 +123,9 @@ class Observed:
     accepted: bool = True
     """False if condition Accepted is False: then running pods continue, and nothing starts."""
 
+    failed_probes: Mapping[str, str] = field(default_factory=dict)
+    """The container and the probe that ended it, by the uid of an ended pod."""
+
     machines: QueuedMachines | None = None
     """The QueuedResource that the job names; None if it names none, or the resource does not exist."""
 
@@ -211,6 +214,11 @@ class JobMemory:
     jobset_read_at: float = float("-inf")
     foreign_suspended_jobset: str | None = None
     """Uid of the JobSet that another controller, such as Kueue, suspended at its creation."""
+
+    failed_probes: dict[str, str] = field(default_factory=dict)
+    """What events name as the container and the probe that ended a pod, by its uid; empty if no probe ended it."""
+
+    probes_read_at: float = float("-inf")
 
     has_acted: bool = False
     """True once a decision was applied. Until then it is unknown which writes the API server refuses."""

@@ -142,10 +142,13 @@ async def test_lists_are_read_page_by_page(wire: Wire, cluster: KubernetesCluste
         wire.answer(200, metadata={}, items=[{"metadata": {"uid": "b"}}])
     assert await cluster.list_uids(QUEUED_RESOURCES, "") == {"a", "b"}
     assert [pod["metadata"]["uid"] for pod in await cluster.list_pods_on("n")] == ["a", "b"]
+    wire.answer(200, metadata={}, items=[{"note": "killed"}])
+    assert await cluster.list_events("a", reason="Killing") == ({"note": "killed"},)
     slices = "/apis/stepkeeper.dev/v1alpha1/queuedresources?limit=500"
     pods = "/api/v1/pods?limit=500&fieldSelector=spec.nodeName%3Dn"
     urls = [url for _, url, _, _ in wire.requests]
-    assert urls == [slices, f"{slices}&continue=more", pods, f"{pods}&continue=more"]
+    events = "/apis/events.k8s.io/v1/namespaces/a/events?limit=500&fieldSelector=reason%3DKilling"
+    assert urls == [slices, f"{slices}&continue=more", pods, f"{pods}&continue=more", events]
 
 
 async def test_an_object_is_read_or_is_not_there(wire: Wire, cluster: KubernetesCluster) -> None:
