@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from stepkeeper.errors import CopiesDifferError, SaveError, StepkeeperError
+from stepkeeper.errors import CopiesDifferError, SaveError
 from stepkeeper.policy.save import AtSteps
 from stepkeeper_planners import SPMDSavePlanner
 from stepkeeper_planners.errors import RanksDifferError
@@ -180,7 +180,7 @@ def test_the_end_refuses_what_is_no_copy_and_keeps_the_commit_before(root: Path)
     model, weights = drifting_model()
     with (  # noqa: PT012 — closing it raises
         warned(0),
-        pytest.raises(StepkeeperError, match=r"model\.weight"),
+        pytest.raises(RanksDifferError, match=r"model\.weight"),
         open_manager(root, save=AtSteps((1,))) as manager,
     ):
         manager.step(1, {"model": model})
