@@ -9,17 +9,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby
 from typing import Final, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch._C._nn import flatten_dense_tensors
+from xxhash import xxh3_128
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.dtypes import dtype_of, itemsize_bytes
+from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.geometry.layout import TensorLayout
 
 __all__ = ["CopyDigests", "HeldCopies", "find_copies", "sample_copy"]
@@ -28,9 +27,6 @@ T = TypeVar("T")
 Ranks = tuple[int, ...]
 _Chunk = tuple[TensorLayout, int, int]
 """A chunk's tensor, its local index on this rank, and its number of elements."""
-
-_ROW_WORDS: Final = 1024
-"""8-byte words that are added up at once. With more, the weights don't stay in the processor's cache."""
 
 _SMALL_BYTES: Final = 128 * 1024
 """The size below which chunks are joined: a call for each would take longer."""
@@ -46,6 +42,8 @@ _TASK_BYTES: Final = 4 * 1024 * 1024
 
 _MOST_THREADS: Final = 8
 _N_SAMPLED: Final = 16
+_WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FACTOR: Final = 0x2545F4914F6CDD1D
 _WITHOUT_NUMBERS: Final = {getattr(torch, "float4_e2m1fn_x2", None)}
 """Dtypes whose elements torch can't convert: their bytes are sampled."""
 
@@ -56,7 +54,6 @@ class _Task(NamedTuple):
     names: tuple[str, ...]
     indexes: tuple[int, ...]  # each chunk's local index
     elements: slice | None  # of one chunk; None: all elements of all chunks
-    pad: torch.Tensor  # zeros that fill the last row
     n_bytes: int
     is_ordinary: bool
     is_on_host: bool
@@ -119,9 +116,9 @@ def _plan_tasks(chunks: Sequence[_Chunk], tensors: Mapping[str, torch.Tensor]) -
         if size * width < _SMALL_BYTES:
             small.setdefault(layout.dtype, []).append(chunk)
             continue
-        # What is less than a row is copied to be filled up.
-        starts = {*range(0, size, _TASK_BYTES // width), size - size % (8 * _ROW_WORDS // width), size}
-        yield from (_make_task([chunk], tensors, slice(*ends)) for ends in pairwise(sorted(starts)))
+        step = _TASK_BYTES // width
+        for start in range(0, size, step):
+            yield _make_task([chunk], tensors, slice(start, min(start + step, size)))
     for alike in small.values():
         sizes = (max(_LEAST_BYTES, size * itemsize_bytes(layout.dtype)) for layout, _, size in alike)
         numbered = zip(alike, accumulate(sizes), strict=True)
@@ -132,16 +129,14 @@ def _plan_tasks(chunks: Sequence[_Chunk], tensors: Mapping[str, torch.Tensor]) -
 def _make_task(
     chunks: Sequence[_Chunk], tensors: Mapping[str, torch.Tensor], elements: slice | None = None
 ) -> _Task:
-    dtype, names = dtype_of(chunks[0][0].dtype), tuple(layout.fqn for layout, *_ in chunks)
+    names = tuple(layout.fqn for layout, *_ in chunks)
     size = sum(size for *_, size in chunks) if elements is None else elements.stop - elements.start
     held = [tensors[name] for name in names if name in tensors]
     return _Task(
         names=names,
         indexes=tuple(index for _, index, _ in chunks),
         elements=elements,
-        # As bytes first: torch can't make elements of some dtypes.
-        pad=torch.zeros(-size * dtype.itemsize % (8 * _ROW_WORDS), dtype=torch.uint8).view(dtype),
-        n_bytes=size * dtype.itemsize,
+        n_bytes=size * itemsize_bytes(chunks[0][0].dtype),
         is_ordinary=all(map(adapters.is_ordinary, held)),
         is_on_host=all(tensor.is_cpu for tensor in held),
         is_flat=all(tensor.dim() == 1 for tensor in held),
@@ -217,7 +212,7 @@ class CopyDigests:
         found: dict[str, list[bytes]] = {}
         with torch.no_grad():
             for chunk in each.chunks:
-                sums = [_sum_rows(tensors, task) for task in _plan_tasks([chunk], tensors)]
+                sums = [_digest(tensors, task) for task in _plan_tasks([chunk], tensors)]
                 found.setdefault(chunk[0].fqn, []).extend(sums)
         digests = {name: _hash(sums) for name, sums in found.items()}
         return digests | {name: self._on_devices[name] for name in each.on_devices}
@@ -229,7 +224,7 @@ class CopyDigests:
                     task = left.popleft()
                 except IndexError:  # other threads read the rest
                     return
-                self._sums[id(task)] = _sum_rows(tensors, task)
+                self._sums[id(task)] = _digest(tensors, task)
 
 
 def sample_copy(tensor: torch.Tensor) -> list[float]:
@@ -252,21 +247,22 @@ def _read_shard(tensor: torch.Tensor, index: int) -> torch.Tensor:
     return adapters.local_shards(tensor)[index] if own is None else own
 
 
-def _sum_rows(tensors: Mapping[str, torch.Tensor], task: _Task) -> bytes:
-    """Return a sum of each row of words, weighted by their places."""
+def _digest(tensors: Mapping[str, torch.Tensor], task: _Task) -> bytes:
     # Without a line of Python for each: there may be thousands, and training waits.
     shards = list(map(tensors.__getitem__, task.names))
     if not task.is_ordinary:
         shards = list(map(_read_shard, shards, task.indexes))
     if task.elements is not None:
         shards = [_take(shards[0], task.elements)]
-    if len(shards) > 1 or task.pad.numel():
-        shards = [*(shards if task.is_on_host else [shard.cpu() for shard in shards]), task.pad]
+    elif not task.is_on_host:
+        shards = [shard.cpu() for shard in shards]
     join = torch.cat if task.is_flat and len(shards) > 1 else flatten_dense_tensors
-    flat = join(shards).resolve_conj().resolve_neg().view(torch.uint8)
-    if flat.storage_offset() % 8:
-        flat = flat.clone()
-    return _weigh(flat.view(torch.int64).view(-1, _ROW_WORDS)).cpu().numpy().tobytes()
+    flat = join(shards).resolve_conj().resolve_neg()
+    if not flat.is_cpu:
+        return _sum_there(flat)
+    digest = xxh3_128()
+    digest.update(flat.view(torch.uint8).numpy())  # without the GIL
+    return digest.digest()
 
 
 def _take(shard: torch.Tensor, elements: slice) -> torch.Tensor:
@@ -280,27 +276,13 @@ def _take(shard: torch.Tensor, elements: slice) -> torch.Tensor:
     return shard.view(-1)[start:stop]
 
 
-def _weigh(rows: torch.Tensor) -> torch.Tensor:
-    """Return two sums of each row, modulo 2^64.
-
-    The highest bit of a sum has only the parity of the words' highest bits, which are signs. So the second sum is of
-    the same bytes with each word's upper half as a lower one.
-    """
-    if rows.is_cpu:
-        shape, strides = (len(rows), _ROW_WORDS - 1), (8 * _ROW_WORDS, 8)
-        shifted = np.ndarray(shape, np.int64, rows.numpy(), offset=4, strides=strides)
-        sums = torch.mv(rows, _weights()), torch.mv(torch.from_numpy(shifted), _weights()[1:])
-    else:  # no accelerator multiplies matrices of integers
-        weights = _weights().to(rows.device)
-        sums = (rows * weights).sum(1), ((rows >> 32) * weights).sum(1)
-    return torch.stack(sums, 1)
-
-
-@lru_cache(maxsize=1)
-def _weights() -> torch.Tensor:
-    """Return odd numbers, the same in all processes: a word that differs changes the sum, and so do two that swap."""
-    words = b"".join(blake2b(index.to_bytes(4, "big")).digest() for index in range(_ROW_WORDS // 8))
-    return torch.frombuffer(bytearray(words), dtype=torch.int64) | 1
+def _sum_there(flat: torch.Tensor) -> bytes:
+    """Return the sum of an accelerator's elements, each mixed with its place: so 8 bytes are copied to the host."""
+    words = flat.view(_WORDS[min(8, flat.itemsize)]).to(torch.int64)
+    mixed = words + torch.arange(len(words), device=flat.device) * _FACTOR
+    for shift in (32, 29, 32):  # as the end of MurmurHash3 does
+        mixed = (mixed ^ (mixed >> shift & (1 << 64 - shift) - 1)) * _FACTOR
+    return mixed.sum().cpu().numpy().tobytes()
 
 
 def _hash(parts: Sequence[bytes]) -> str:
