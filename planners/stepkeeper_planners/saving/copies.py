@@ -261,7 +261,7 @@ def _digest(tensors: Mapping[str, torch.Tensor], task: _Task) -> bytes:
     if not flat.is_cpu:
         return _sum_there(flat)
     digest = xxh3_128()
-    digest.update(flat.view(torch.uint8).numpy())  # without the GIL
+    digest.update(flat.view(torch.uint8).numpy().data)  # without the GIL
     return digest.digest()
 
 
