@@ -248,11 +248,16 @@ class EndingShell:
                 return self._finish_stop(ending, "the last step is not saved: not all ranks end here", error)
         self._saver.wait_until_idle()
         self._await_hooks()
-        self._saver.failures.raise_failure(newest=True)
+        if compares := self._saver.next_save_compares:
+            self._parts.steps.last_step.take_back()
+        self._saver.failures.raise_failure(newest=not compares)
         if self._saver.failures.fence is not None:
             return ending.close_with(ExitCode.FENCED)
         self._saver.await_upkeep()
-        return self._choose_end(ending, self._rank_group.limits.apart_s)
+        after = self._choose_end(ending, self._rank_group.limits.apart_s)
+        if after.move is Move.CLOSE:
+            self._saver.failures.raise_failure(newest=True)
+        return after
 
     def _await_hooks(self) -> None:
         # Hooks may still call the manager.
@@ -263,7 +268,8 @@ class EndingShell:
         steps, last, loss = self._parts.steps, self._parts.steps.last_step.request, None
         skips = not ending.saves_at_stop and self.notices.first is not None
         if last is not None:
-            last = None if skips or steps.has_saved(last.step) else replace(last, is_last=True)
+            is_saved = steps.has_saved(last.step) and not self._saver.next_save_compares
+            last = None if skips or is_saved else replace(last, is_last=True)
         # A restore that failed halfway has left parts of another step in the state.
         if last is not None and (self._saver.mixed_state.is_mixed or steps.last_step.has_changed):
             loss = (
