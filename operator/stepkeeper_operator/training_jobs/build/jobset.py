@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.facts.quantities import normalize_quantities
 from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.labels import (
     JOBSET_NUMBER_LABEL,
     KUEUE_PREFIX,
     MACHINES_HASH_ANNOTATION,
     NODE_POOL_LABEL,
+    RESTART_ANNOTATION,
     SLICE_LABEL,
+    START_KEY_ANNOTATION,
     TEMPLATE_HASH_ANNOTATION,
     WORKER_JOB,
 )
@@ -20,7 +23,15 @@ from stepkeeper_operator.training_jobs.build.failure_policy import build_job_pol
 from stepkeeper_operator.training_jobs.build.objects import job_labels, owner_reference
 from stepkeeper_operator.training_jobs.build.pod import build_pod_template
 
-__all__ = ["build_jobset", "machines_hash", "queue_labels", "template_hash"]
+__all__ = [
+    "build_jobset",
+    "machines_hash",
+    "queue_labels",
+    "restart_hash",
+    "start_key",
+    "template_hash",
+    "written_template_hash",
+]
 
 _PROVISIONING_ANNOTATIONS: Final = "provreq.kueue.x-k8s.io/"
 """Parameters of the ProvisioningRequest that Kueue creates for the JobSet."""
@@ -74,7 +85,8 @@ def _build_annotations(job: CheckpointedTrainingJob, machines: QueuedMachines | 
     """Build the annotations for Kueue and JobSet, and the hashes that show later whether the JobSet is outdated."""
     return {
         **_pick(job.metadata.annotations, _PROVISIONING_ANNOTATIONS),
-        TEMPLATE_HASH_ANNOTATION: template_hash(job, machines),
+        TEMPLATE_HASH_ANNOTATION: written_template_hash(job, machines),
+        START_KEY_ANNOTATION: start_key(job, machines),
         **({} if machines is None else {MACHINES_HASH_ANNOTATION: machines_hash(machines)}),
         **_spread(job, machines),
     }
@@ -105,11 +117,31 @@ def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None 
     """Hash the user's template and placement, without the additions of the operator and the API server.
 
     So no upgrade of the operator or of the CRD restarts a job. The uid of the QueuedResource is part of the placement,
-    so a recreated resource with the same name differs.
+    so a recreated resource with the same name differs. The same quantity in another form doesn't.
     """
+    return _hash_template(job, normalize_quantities(job.spec.template), machines)
+
+
+def written_template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
+    """Hash template and placement as release 0.1.0 does, with quantities as they are written."""
+    return _hash_template(job, job.spec.template, machines)
+
+
+def restart_hash(job: CheckpointedTrainingJob) -> str:
+    """Hash the restart annotation; empty if the job has none."""
+    value = job.metadata.annotations.get(RESTART_ANNOTATION)
+    return "" if value is None else _digest([value])[:16]
+
+
+def start_key(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
+    """Return the key of a start: the template's hash and, after a dot, that of the restart annotation if there is one."""
+    return ".".join(filter(None, (template_hash(job, machines), restart_hash(job))))
+
+
+def _hash_template(job: CheckpointedTrainingJob, template: Any, machines: QueuedMachines | None) -> str:
     uid = [] if machines is None else [machines.uid]
     placement = job.spec.placement.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return _digest([job.spec.template, placement, *uid])
+    return _digest([template, placement, *uid])
 
 
 def machines_hash(machines: QueuedMachines) -> str:

@@ -7,14 +7,9 @@ from stepkeeper.contract import AttemptKind, Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import JobSetRef
 from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.training_jobs.attempts.budgets import count_failures
-from stepkeeper_operator.training_jobs.attempts.ends import EDITED, NOT_ALLOWED, close_as_stopped
+from stepkeeper_operator.training_jobs.attempts.ends import NOT_ALLOWED, close_as_stopped, find_edit
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
-from stepkeeper_operator.training_jobs.build.jobset import (
-    build_jobset,
-    machines_hash,
-    queue_labels,
-    template_hash,
-)
+from stepkeeper_operator.training_jobs.build.jobset import build_jobset, machines_hash, queue_labels
 from stepkeeper_operator.training_jobs.decision import CreateJobSet, DeleteJobSet
 from stepkeeper_operator.training_jobs.observed import View
 from stepkeeper_operator.training_jobs.policy.ends import (
@@ -42,7 +37,7 @@ from stepkeeper_operator.training_jobs.policy.starts import (
 __all__ = ["find_change", "plan_next", "plan_without_jobset"]
 
 _REQUEUED: Final = "the job's labels kueue.x-k8s.io/* were changed, so its JobSet is replaced"
-
+_MOVED: Final = "its QueuedResource has other machines"
 _LEFT_QUEUE: Final = "the job is suspended, and leaves the queue of Kueue"
 
 
@@ -82,24 +77,18 @@ def find_change(view: View, jobset: JobSet, history: JobHistory) -> str | None:
     """Describe the change since the JobSet's creation that requires a new JobSet; None if there is none."""
     if not view.observed.accepted:
         return None  # no JobSet can be built from the spec
-    if _is_outdated(view, jobset):
-        return EDITED
+    if edit := find_edit(view, jobset.start_key):
+        return edit
+    if _has_other_machines(view, jobset):
+        return _MOVED
     # Kueue accepts no other queue for running pods.
     idle = jobset.suspended and not history.is_running
     return _REQUEUED if idle and jobset.lacks_labels(queue_labels(view.job)) else None
 
 
-def _is_outdated(view: View, jobset: JobSet) -> bool:
-    """Return True if the JobSet was built from another template, or for other machines than the present ones.
-
-    This is unknown, so False, without the machines or while the spec hides changes. Running pods continue even if the
-    machines differ.
-    """
+def _has_other_machines(view: View, jobset: JobSet) -> bool:
+    """Return True if the JobSet was built for other machines than the present ones. Running pods continue on theirs."""
     machines = view.machines
-    if view.is_on_queued_resource and machines is None:
-        return False
-    if not view.job.spec.hides_changes() and jobset.template_hash != template_hash(view.job, machines):
-        return True
     if machines is None or not (machines.ready and jobset.suspended):
         return False
     return jobset.machines_hash != machines_hash(machines)

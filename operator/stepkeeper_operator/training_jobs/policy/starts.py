@@ -7,6 +7,7 @@ from typing import Final
 
 from stepkeeper.contract import STOPPED_KINDS
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.labels import RESTART_ANNOTATION
 from stepkeeper_operator.training_jobs.attempts.budgets import count_failures, limits_of
 from stepkeeper_operator.training_jobs.attempts.ends import was_edited
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory, describe_end
@@ -70,8 +71,8 @@ def explain_limit(job: CheckpointedTrainingJob, history: JobHistory) -> str:
     last = "" if ended is None else f" The last ended by {ended.cause}: {describe_end(ended)}."
     return (
         f"{starts} committed no new checkpoint; spec.restarts.maxStartsWithoutCheckpoint allows {allowed}.{last} "
-        "Fix the cause. To start the job again, change spec.template, set spec.suspend to true and back to false, or "
-        "raise maxStartsWithoutCheckpoint"
+        f"Fix the cause. To start the job again, change spec.template, annotation {RESTART_ANNOTATION} or spec.suspend "
+        "(to true and back to false), or raise maxStartsWithoutCheckpoint"
     )
 
 

@@ -1,0 +1,123 @@
+"""Test edits of jobs: which of them restart pods, which show as pending, and the annotation that asks for a restart."""
+
+from typing import Any, Final
+
+import pytest
+
+from fake_cluster.facts import make_job
+from fake_cluster.job_machines import machines, world_of
+from fake_cluster.stories import play, run_job, stories, with_resources
+from fake_cluster.world import World
+from stepkeeper_operator.labels import TEMPLATE_HASH_ANNOTATION
+from stepkeeper_operator.training_jobs.build.jobset import template_hash
+
+
+def resized(**volume: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [], "volumes": [{"name": "scratch", **volume}]}}
+
+
+SAME: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "memory": (with_resources("1Gi", 1), with_resources("1024Mi", 1)),
+    "cpu": (with_resources(1, "100m"), with_resources("1", 0.1)),
+    "a volume in memory": (
+        resized(emptyDir={"sizeLimit": "1Gi"}),
+        resized(emptyDir={"sizeLimit": 2**30}),
+    ),
+    "what a pod needs beside its containers": (
+        {"spec": {"containers": [], "overhead": {"cpu": "250m"}}},
+        {"spec": {"containers": [], "overhead": {"cpu": "0.25"}}},
+    ),
+    "exponents": (with_resources("1e3", 1), with_resources("1k", 1)),
+}
+OTHER: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "more": (with_resources("1Gi", 1), with_resources("1025Mi", 1)),
+    "a driver's own words": (
+        resized(csi={"driver": "d", "volumeAttributes": {"sizeLimit": "1Gi"}}),
+        resized(csi={"driver": "d", "volumeAttributes": {"sizeLimit": "1024Mi"}}),
+    ),
+    "what is no quantity": (with_resources("sNaN", 1), with_resources("1Zi", 1)),
+}
+
+
+@pytest.mark.parametrize(("one", "two"), SAME.values(), ids=SAME)
+def test_the_same_quantity_in_other_words_is_the_same_template(
+    one: dict[str, Any], two: dict[str, Any]
+) -> None:
+    assert template_hash(make_job(template=one)) == template_hash(make_job(template=two))
+
+
+@pytest.mark.parametrize(("one", "two"), OTHER.values(), ids=OTHER)
+def test_other_quantities_and_words_are_another_template(one: dict[str, Any], two: dict[str, Any]) -> None:
+    assert template_hash(make_job(template=one)) != template_hash(make_job(template=two))
+
+
+LARGE: Final = with_resources("1Gi", "100m")
+
+
+@stories(
+    {
+        "while it runs": "edit memory Mi, run, jobsets 1, causes -, rests, restart, rests",
+        "and another": "edit memory Mi, run, edit memory more, run, jobsets 2, causes Requested -",
+        "after failures without a commit": "fail, run, edit memory Mi, run, starts 2, rests",
+    }
+)
+async def test_an_edit_that_changes_no_amount_restarts_nothing(story: str) -> None:
+    await play(await run_job(template=LARGE), story)
+
+
+async def test_a_jobset_of_a_release_that_compared_words_is_kept_until_an_edit() -> None:
+    """Release 0.1.0 hashed quantities as they are written, and compares that hash after a rollback."""
+    world = await run_job(template=LARGE)
+    assert world.jobset is not None
+    meta = world.jobset["metadata"]
+    annotations = {TEMPLATE_HASH_ANNOTATION: "5e0c7856bc47b2fc0e85b3a058724dd0"}
+    assert meta["annotations"].items() > annotations.items()
+    world.cluster.put("jobsets", world.jobset | {"metadata": meta | {"annotations": annotations}})
+    await play(world, "restart, run, jobsets 1, causes -, rests, edit image new, run, jobsets 2")
+
+
+@stories(
+    {
+        "once": "ask 1, run, phase Running, jobsets 2, causes Requested -, costs Requested=1/0, rests",
+        "not for the same value": "ask 1, run, ask 1, run, restart, run, jobsets 2, rests",
+        "not when it is removed": "ask 1, run, ask -, run, ask 1, run, jobsets 2, rests",
+        "for another value": "ask 1, run, ask 2, run, phase Running, jobsets 3, causes Requested Requested -",
+        "not after a restart of its own": "ask 1, run, fail, run, restart, run, jobsets 2",
+        "while the operator is away": "away, ask 1, restart, run, jobsets 2, causes Requested -",
+        "and saves first": "stop 1 75, ask 1, run, phase Running, latest 7 120, costs Requested=1/0",
+        "not before it is accepted": "edit ttl soon, run, ask 1, run, jobsets 1, causes -",
+        "with its own words": "ask 1, run, message Running 2 of 2, asked",
+        "at the end of its suspension": (
+            "suspend, run, phase Suspended, ask 1, run, phase Suspended, rests, resume, run, phase Running"
+        ),
+        "never when it is over": "end 0, run, phase Complete, ask 1, run, phase Complete, jobsets 1",
+    }
+)
+async def test_a_job_is_restarted_for_its_annotation(story: str) -> None:
+    def asked(world: World) -> None:
+        assert world.status.attempts[0].message == "annotation stepkeeper.dev/restart was changed"
+
+    await play(await run_job(restarts={"maxFailures": 1, "maxDisruptions": 0}), story, asked=asked)
+
+
+async def test_the_annotation_ends_a_back_off() -> None:
+    world = await run_job(restarts={"backoff": {"initialSeconds": 600, "maxSeconds": 600}})
+    await play(world, "fail, run, fail, run, fail, run, phase Restarting")
+    assert world.status.next_start_time is not None
+    await play(world, "ask 1, run, phase Running")
+
+
+async def test_the_annotation_starts_a_job_that_made_too_many_starts() -> None:
+    world = await run_job(restarts={"maxFailures": 0, "maxStartsWithoutCheckpoint": 1})
+    await play(world, "evict, run, phase Suspended, condition Suspended True/NoNewCheckpoint")
+    await play(world, "message Suspended stepkeeper.dev/restart, ask 1, run, phase Running, starts 1")
+
+
+async def test_a_job_without_machines_is_restarted_once_they_are_back() -> None:
+    world = world_of(machines())
+    await play(world, "run, phase Running")
+    (resource,) = world.cluster.list_objects("queuedresources")
+    world.cluster.remove("queuedresources", "default", resource["metadata"]["name"])
+    await play(world, "run, phase Suspended, ask 1, run, phase Suspended, rests")
+    world.cluster.put("queuedresources", machines(uid="uid-a"))
+    await play(world, "run, phase Running")
