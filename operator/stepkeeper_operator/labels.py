@@ -26,6 +26,7 @@ __all__ = [
     "RESTART_ATTEMPT_LABEL",
     "SLICE_LABEL",
     "SPOT_LABEL",
+    "STARTED_SETTINGS_ANNOTATION",
     "START_KEY_ANNOTATION",
     "TEMPLATE_HASH_ANNOTATION",
     "TOPOLOGY_LABEL",
@@ -58,6 +59,9 @@ Release 0.1.0 compares it."""
 
 START_KEY_ANNOTATION: Final = "stepkeeper.dev/start-key"
 """Annotation on the JobSet: digests of what that template and placement mean, and of RESTART_ANNOTATION."""
+
+STARTED_SETTINGS_ANNOTATION: Final = "stepkeeper.dev/started-settings"
+"""Annotation on the job's ConfigMap: the settings that the running pods have read, while the job's differ."""
 
 RESTART_ANNOTATION: Final = "stepkeeper.dev/restart"
 """Annotation that a user sets on a job: each new value asks for one save and restart."""

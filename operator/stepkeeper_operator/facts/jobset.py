@@ -19,6 +19,7 @@ from stepkeeper_operator.labels import (
     KUEUE_PREFIX,
     MACHINES_HASH_ANNOTATION,
     QUEUE_LABEL,
+    STARTED_SETTINGS_ANNOTATION,
     START_KEY_ANNOTATION,
     TEMPLATE_HASH_ANNOTATION,
 )
@@ -238,10 +239,16 @@ class ConfigMap:
     """Name of the training job that controls it; an earlier job can have had the same name."""
 
     data: Mapping[str, str]
+    started_settings: str = ""
+    """The settings that the running pods have read. Empty: those in `data`."""
 
 
 def read_config_map(raw: RawObject) -> ConfigMap:
     """Read the facts of a ConfigMap object."""
+    annotations = raw["metadata"].get("annotations") or {}
     return ConfigMap(
-        owner_uid=controller_uid(raw), owner_job=controlling_job(raw), data=raw.get("data") or {}
+        owner_uid=controller_uid(raw),
+        owner_job=controlling_job(raw),
+        data=raw.get("data") or {},
+        started_settings=annotations.get(STARTED_SETTINGS_ANNOTATION, ""),
     )

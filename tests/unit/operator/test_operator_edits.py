@@ -121,3 +121,56 @@ async def test_a_job_without_machines_is_restarted_once_they_are_back() -> None:
     await play(world, "run, phase Suspended, ask 1, run, phase Suspended, rests")
     world.cluster.put("queuedresources", machines(uid="uid-a"))
     await play(world, "run, phase Running")
+
+
+PENDING: Final = "condition PendingChanges True/AtNextStart"
+NONE_PENDING: Final = "condition PendingChanges False/AsExpected"
+
+
+@stories(
+    {
+        "an interval": f"edit interval 50, run 2, {PENDING}, jobsets 1, causes -, rests, events PendingChanges 1",
+        "and another field": f"edit interval 50, look, wait 2, edit steps 7, look, {PENDING}, events PendingChanges 2",
+        "until it is taken back": f"edit interval 50, look, wait 2, edit interval 100, look, {NONE_PENDING}, rests",
+        "known to another operator": f"edit interval 50, look, restart, rests, edit interval 100, look, {NONE_PENDING}",
+        "until the next start": f"edit interval 50, look, fail, run, {NONE_PENDING}, phase Running, rests",
+        "and its next edit": (
+            f"edit interval 50, look, evict, run, edit interval 100, look, {PENDING}, message PendingChanges interval"
+        ),
+        "until its suspension": f"edit interval 50, look, suspend, run, {NONE_PENDING}, rests, resume, run, rests",
+        "until its restart": f"edit interval 50, look, ask 1, run, {NONE_PENDING}, phase Running, rests",
+        "until its end": f"edit interval 50, look, end 0, run, phase Complete, {NONE_PENDING}",
+        "while the next edit isn't accepted": f"edit interval 50, look, edit ttl soon, run 2, {PENDING}",
+    }
+)
+async def test_an_edit_that_waits_for_the_next_start_is_shown(story: str) -> None:
+    await play(await run_job(), story)
+
+
+async def test_a_pending_edit_is_named_with_the_command_that_restarts_the_job() -> None:
+    world = await play(await run_job(), "edit interval 50, look, wait 2, edit steps 7, look")
+    assert world.message("PendingChanges") == (
+        "the running pods have not read the present spec.checkpoint.interval, spec.totalSteps: they do at the next "
+        "start. To save and start again now: kubectl -n default annotate --overwrite ctj lm "
+        "stepkeeper.dev/restart=<any new value>"
+    )
+
+
+@stories(
+    {
+        "what never waits": "edit image new, run, limit maxFailures 7, run, phase Running",
+        "what pods read when they start": "suspend, run, edit interval 50, run, resume, run, phase Running",
+    }
+)
+async def test_no_other_edit_is_pending(story: str) -> None:
+    world = await play(await run_job(), f"{story}, rests")
+    assert world.condition("PendingChanges") is None
+
+
+async def test_pods_that_have_not_started_read_the_edit() -> None:
+    world = World()
+    world.controllers.gone.update({"n1", "n2"})
+    await play(world, "run 3, edit interval 50, run 2, phase Starting")
+    world.controllers.gone.clear()
+    await play(world, "run 3, phase Running, rests")
+    assert world.condition("PendingChanges") is None

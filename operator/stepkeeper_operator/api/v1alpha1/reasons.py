@@ -54,7 +54,7 @@ class Reason(StrEnum):
     NO_STEP_YET = "NoStepYet"
     PARTIALLY_FINISHED = "PartiallyFinished"
     STALLED = "Stalled"
-    # GraceSufficient, PodStuck
+    # GraceSufficient, PodStuck, PendingChanges
     SAVE_FITS = "SaveFits"
     GRACE_TOO_SHORT = "GraceTooShort"
     NO_COMMIT_YET = "NoCommitYet"
@@ -63,6 +63,7 @@ class Reason(StrEnum):
     NODE_NOT_READY = "NodeNotReady"
     NODE_SILENT = "NodeSilent"
     STILL_TERMINATING = "StillTerminating"
+    AT_NEXT_START = "AtNextStart"
     # Suspended
     NOT_SUSPENDED = "NotSuspended"
     REQUESTED = "Requested"

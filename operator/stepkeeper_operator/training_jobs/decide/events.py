@@ -11,6 +11,7 @@ from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.training_jobs.attempts.history import describe_end
+from stepkeeper_operator.training_jobs.decide.pending import has_pending
 from stepkeeper_operator.training_jobs.decide.progressing import is_stalled
 from stepkeeper_operator.training_jobs.decide.terminating_pods import is_pod_stuck
 
@@ -104,16 +105,18 @@ def _derive_condition_events(before: TrainingJobStatus, after: TrainingJobStatus
                 news = is_stalled(after) and not is_stalled(before)
             case ConditionType.POD_STUCK:
                 news = changed and is_pod_stuck(after)
+            case ConditionType.PENDING_CHANGES:
+                news = has_pending(after) and (earlier is None or earlier.message != message)
             case ConditionType.GRACE_SUFFICIENT:
                 was_short = earlier is not None and earlier.reason == Reason.GRACE_TOO_SHORT
                 news = was_short is not (reason == Reason.GRACE_TOO_SHORT)
             case _:
                 news = False
         if news:
-            quiet = {ConditionType.SUSPENDED, ConditionType.GRACE_SUFFICIENT}
+            quiet = {ConditionType.SUSPENDED, ConditionType.PENDING_CHANGES, ConditionType.GRACE_SUFFICIENT}
             bad = kind not in quiet or reason in {*_BAD_REASONS, Reason.GRACE_TOO_SHORT}
-            # The reason of a stuck pod is only the state of its node.
-            title = kind if kind == ConditionType.POD_STUCK else reason
+            # The reason of a stuck pod is only the state of its node, and that of a pending edit only its time.
+            title = kind if kind in {ConditionType.POD_STUCK, ConditionType.PENDING_CHANGES} else reason
             events.append(ObjectEvent(warning=bad, reason=title, message=message))
     return tuple(events)
 

@@ -20,11 +20,13 @@ from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.kinds.decision import compute_write_wait_s, find_soonest
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.attempts.following import update_history
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.build.objects import build_config_map
 from stepkeeper_operator.training_jobs.decide.acceptance import NAME_TAKEN, check_acceptance, judge_after_end
 from stepkeeper_operator.training_jobs.decide.conditions import derive_conditions, derive_phase
 from stepkeeper_operator.training_jobs.decide.events import derive_events
 from stepkeeper_operator.training_jobs.decide.grace import derive_grace
+from stepkeeper_operator.training_jobs.decide.pending import derive_pending, find_started_settings
 from stepkeeper_operator.training_jobs.decide.running import compute_missing_s
 from stepkeeper_operator.training_jobs.decide.save_requests import update_request
 from stepkeeper_operator.training_jobs.decide.status import (
@@ -82,12 +84,13 @@ def _decide_unfinished(view: View, accepted: ConditionUpdate) -> Decision:
     updates, look_s = derive_conditions(view, plan, accepted, progress=progress)
     grace = () if ends else derive_grace(view, plan.history, mirror.checkpoint)
     stuck, stuck_s = derive_stuck(view)
-    conditions = _update_conditions(view, (*updates, *grace, *stuck))
+    pending = derive_pending(view, plan.history, ends=ends)
+    conditions = _update_conditions(view, (*updates, *grace, *stuck, *pending))
     checkpoint = clear_previous_attempt(view, mirror.checkpoint, plan.history)
     checkpoint, request_s = update_request(view, checkpoint, plan.history)
     checkpoint = show_autocheckpoint(checkpoint, view.machines)
     lost, lost_s = find_lost_pods(view)
-    config = () if ends or not view.observed.accepted else _plan_config_map(view)
+    config = () if ends or not view.observed.accepted else _plan_config_map(view, plan.history)
     ending = stop_jobset(jobset, queued=view.observed.is_queued) if ends else ()
     recheck_s = None if ends or jobset is None else compute_recheck_s(view.job, jobset, now=view.now)
     missing_s = compute_missing_s(view, plan.history)
@@ -138,11 +141,12 @@ def _compose_status(
     )
 
 
-def _plan_config_map(view: View) -> tuple[ApplyConfigMap, ...]:
+def _plan_config_map(view: View, history: JobHistory) -> tuple[ApplyConfigMap, ...]:
     if view.observed.leftover is not None:
         return ()  # it may be a ConfigMap of another owner; no pod is created before it is gone
-    manifest = build_config_map(view.job, view.settings, view.observed.ca_pem)
-    if view.observed.config_map is not None and view.observed.config_map.data == manifest["data"]:
+    known, started = view.observed.config_map, find_started_settings(view, history)
+    manifest = build_config_map(view.job, view.settings, view.observed.ca_pem, started=started)
+    if known is not None and (known.data, known.started_settings) == (manifest["data"], started or ""):
         return ()
     return (ApplyConfigMap(manifest=manifest),)
 
