@@ -115,8 +115,12 @@ class Metrics:
         self.committed_step = gauge("committed_step", "Step of the newest commit of a job.", *job)
         text = "Consecutive starts of a job, up to the newest, without a committed checkpoint."
         self.starts_without_checkpoint = gauge("starts_without_checkpoint", text, *job)
-        text = "1 while a job's condition Progressing is False: no step and no commit for a long time."
+        text = (
+            "1 while a job's pods run and its condition Progressing is False: no step and no commit for long."
+        )
         self.stalled = gauge("stalled", text, *job)
+        text = "1 while pods of a job have not started for long: condition Progressing has reason NotStarted."
+        self.start_overdue = gauge("start_overdue", text, *job)
         text = (
             "1 while a job's condition PodStuck is True: a pod still exists long after it was asked to end."
         )
@@ -134,7 +138,7 @@ class Metrics:
 
     def forget_judgements(self, namespace: str, job: str) -> None:
         """Remove the gauges that show what is wrong with a job, because it can't be judged now."""
-        for gauge in (self.stalled, self.pod_stuck):
+        for gauge in (self.stalled, self.start_overdue, self.pod_stuck):
             gauge.remove_by_labels({"namespace": namespace, "job": job})
 
     def render(self) -> bytes:

@@ -133,6 +133,8 @@ EDITS: Final[dict[str, dict[str, Any]]] = {
     "image typo": {"template": {"spec": {"containers": [{"name": "trainer", "image": "typo:2"}]}}},
     "interval 50": {"checkpoint": {"uri": "gs://bucket/runs/lm", "interval": {"every": {"steps": 50}}}},
     "interval 100": {"checkpoint": {"uri": "gs://bucket/runs/lm", "interval": {"every": {"steps": 100}}}},
+    "ttl later": {"ttlSecondsAfterFinished": 60_000},
+    "deadline 6000": {"startDeadlineSeconds": 6000},
     "steps 7": {"totalSteps": 7},
     "memory Gi": {"template": with_resources("1Gi", "100m")},
     "memory Mi": {"template": with_resources("1024Mi", 0.1)},

@@ -90,8 +90,8 @@ async def test_all_objects_that_a_job_left_behind_are_listed_at_once_with_the_co
     world.cluster.put("checkpointedtrainingjobs", {**job, "metadata": meta, "status": {}})
     await play(world, "run 3, condition Accepted False/JobSetNameTaken, rests")
     assert world.message("Accepted") == (
-        "names are taken by objects that do not belong to this job: JobSet lm, ConfigMap lm-stepkeeper. Rename the job, "
-        "or delete them (their pods save and stop): kubectl -n default delete jobset/lm configmap/lm-stepkeeper"
+        "names are taken by objects that do not belong to this job: JobSet lm, ConfigMap lm-stepkeeper. Rename the "
+        "job, or delete them (their pods save and stop): kubectl -n default delete jobset/lm configmap/lm-stepkeeper"
     )
     for plural, name in (JOBSET, CONFIG_MAP):
         world.cluster.remove(plural, "default", name)

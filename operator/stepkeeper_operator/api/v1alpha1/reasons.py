@@ -52,6 +52,7 @@ class Reason(StrEnum):
     STEPS_ADVANCE = "StepsAdvance"
     ALL_STEPS_MADE = "AllStepsMade"
     NO_STEP_YET = "NoStepYet"
+    NOT_STARTED = "NotStarted"
     PARTIALLY_FINISHED = "PartiallyFinished"
     STALLED = "Stalled"
     # GraceSufficient, PodStuck, PendingChanges
@@ -69,6 +70,7 @@ class Reason(StrEnum):
     REQUESTED = "Requested"
     SUSPENDING = "Suspending"
     NO_NEW_CHECKPOINT = "NoNewCheckpoint"
+    START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
     NODES_JOIN_TIMEOUT = "NodesJoinTimeout"
     QUEUED_RESOURCE_DELETING = "QueuedResourceDeleting"
     QUEUED_RESOURCE_NOT_FOUND = "QueuedResourceNotFound"

@@ -134,7 +134,7 @@ def restart_hash(job: CheckpointedTrainingJob) -> str:
 
 
 def start_key(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
-    """Return the key of a start: the template's hash and, after a dot, that of the restart annotation if there is one."""
+    """Return the key of a start: the template's hash and, after a dot, that of the restart annotation, if any."""
     return ".".join(filter(None, (template_hash(job, machines), restart_hash(job))))
 
 

@@ -12,13 +12,18 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Trainin
 from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.training_jobs.attempts.history import describe_end
 from stepkeeper_operator.training_jobs.decide.pending import has_pending
-from stepkeeper_operator.training_jobs.decide.progressing import is_stalled
+from stepkeeper_operator.training_jobs.decide.progressing import is_stalled, is_start_overdue
 from stepkeeper_operator.training_jobs.decide.terminating_pods import is_pod_stuck
 
 __all__ = ["derive_events"]
 
 _BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
-_BAD_REASONS = {Reason.NODES_JOIN_TIMEOUT, Reason.NO_NEW_CHECKPOINT, Reason.TRAINING_DONE}
+_BAD_REASONS = {
+    Reason.NODES_JOIN_TIMEOUT,
+    Reason.NO_NEW_CHECKPOINT,
+    Reason.START_DEADLINE_EXCEEDED,
+    Reason.TRAINING_DONE,
+}
 """Reasons that make an event a warning. TrainingDone: the job is complete, but not every pod exited 0."""
 
 
@@ -102,7 +107,8 @@ def _derive_condition_events(before: TrainingJobStatus, after: TrainingJobStatus
             case ConditionType.RUNNING:
                 news = changed and reason == Reason.NO_PODS
             case ConditionType.PROGRESSING:
-                news = is_stalled(after) and not is_stalled(before)
+                found = (is_stalled, is_start_overdue)
+                news = any(is_so(after) and not is_so(before) for is_so in found)
             case ConditionType.POD_STUCK:
                 news = changed and is_pod_stuck(after)
             case ConditionType.PENDING_CHANGES:

@@ -6,9 +6,11 @@ from typing import Final
 from stepkeeper.contract import AttemptKind, Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import JobSetRef
 from stepkeeper_operator.facts.jobset import JobSet
+from stepkeeper_operator.kinds.decision import find_soonest
 from stepkeeper_operator.training_jobs.attempts.budgets import count_failures
 from stepkeeper_operator.training_jobs.attempts.ends import NOT_ALLOWED, close_as_stopped, find_edit
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.attempts.start_deadline import compute_deadline_s
 from stepkeeper_operator.training_jobs.build.jobset import build_jobset, machines_hash, queue_labels
 from stepkeeper_operator.training_jobs.decision import CreateJobSet, DeleteJobSet
 from stepkeeper_operator.training_jobs.observed import View
@@ -105,7 +107,8 @@ def _plan_while_alive(view: View, jobset: JobSet, plan: Plan) -> Plan:
     if may_end and (end := judge_last_end(view.job, history, restarted=history.is_running)):
         stopped = close_as_stopped(history, view, AttemptKind.STOPPED, NOT_ALLOWED)
         return replace(plan, end=end, history=stopped)
-    plan = replace(plan, look_again_s=compute_report_wait_s(view, history))
+    look_s = find_soonest(compute_report_wait_s(view, history), compute_deadline_s(view, history))
+    plan = replace(plan, look_again_s=look_s)
     wait = find_wait(view)
     if wait is not None and not (wait.stop or jobset.suspend):
         wait = None  # hosts that left for a moment stop no running pods
