@@ -1,5 +1,6 @@
 """Bring the quantities of a pod template into one form: 1Gi is 1024Mi, and 100m is 0.1."""
 
+from decimal import Decimal
 from typing import Any, Final
 
 from kubernetes.utils.quantity import parse_quantity
@@ -31,6 +32,7 @@ def normalize_quantities(part: Any, around: str = "", key: str = "") -> Any:
 
 def _normalize(quantity: Any) -> Any:
     try:
-        return str(parse_quantity(str(quantity)).normalize())
+        number: Decimal = parse_quantity(str(quantity))  # type: ignore[no-untyped-call]  # the client's
+        return str(number.normalize())
     except (ValueError, ArithmeticError):
         return quantity  # it is none: the API server refuses it

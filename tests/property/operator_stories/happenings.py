@@ -87,9 +87,12 @@ def _ask_for_a_restart(teller: Teller) -> None:
 
 
 def _take_capacity(teller: Teller) -> None:
-    """Let no pod start until there is capacity again."""
+    """Evict a pod, and let none start until there is capacity again: not for a quarter of an hour at least."""
     if not teller.on_machines:
         teller.world.controllers.gone.update(("n1", "n2", "n3", "n4"))
+        teller.disrupt_one("EvictionByEvictionAPI", 143)
+        teller.world.controllers.sync()
+        teller.world.now += 900
 
 
 def _restart_operator(teller: Teller) -> None:
@@ -179,6 +182,7 @@ HAPPENINGS: Final[dict[str, Happening]] = {
     "a restart is asked for": _ask_for_a_restart,
     "a restart is asked for again": _ask_for_a_restart,
     "there is no capacity": _take_capacity,
+    "there is no capacity for longer": _take_capacity,
     "there is capacity again": lambda teller: teller.return_capacity(),
     "the spec is refused": lambda teller: teller.world.edit(**teller.random.choice(_REFUSED)),
     "the spec is right again": lambda teller: teller.mend_the_spec(),

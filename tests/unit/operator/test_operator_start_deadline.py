@@ -5,7 +5,7 @@ from typing import Any, Final
 import pytest
 
 from fake_cluster.kubelets import training_report
-from fake_cluster.stories import play, stories, table
+from fake_cluster.stories import Step, play, stories, table
 from fake_cluster.world import World
 
 HELD: Final = "condition Suspended True/StartDeadlineExceeded"
@@ -29,12 +29,12 @@ def pull(world: World, reason: str) -> None:
     world.cluster.put("pods", pod | {"status": pod["status"] | {"containerStatuses": [waiting]}})
 
 
-OWN: Final = {"lose-capacity": lose_capacity, "find-capacity": find_capacity, "pull": pull}
+OWN: Final[dict[str, Step]] = {"lose-capacity": lose_capacity, "find-capacity": find_capacity, "pull": pull}
 
 
 async def start(*, deadline_s: int | None = DEADLINE_S, **spec: Any) -> World:
     """Make a job whose pods can't start. Its first attempt began 4 s ago."""
-    limit = {} if deadline_s is None else {"startDeadlineSeconds": deadline_s}
+    limit: dict[str, Any] = {} if deadline_s is None else {"startDeadlineSeconds": deadline_s}
     world = World(**spec, **limit)
     return await play(world, f"lose-capacity, look, act, wait 2, look, act, wait 2, look, {WAITS}", **OWN)
 
@@ -155,7 +155,7 @@ def overdue(world: World, expected: str) -> None:
 
 
 async def test_without_a_deadline_a_job_whose_pods_do_not_start_is_warned_of_once() -> None:
-    own = OWN | {"overdue": overdue}
+    own: dict[str, Step] = OWN | {"overdue": overdue}
     world = await play(
         await start(deadline_s=None), "overdue 0, condition Progressing Unknown/NotRunning", **own
     )

@@ -113,8 +113,8 @@ def _judge_start(
         return (_update(Reason.NOT_RUNNING, "not all pods of an attempt run", status=None),), left_s
     meta = view.job.metadata
     text = (
-        f"not all pods have started for {_START_TIMEOUT_S} s: {obstacle}. See their events (kubectl -n "
-        f"{meta.namespace} describe pods -l {JOB_NAME_LABEL}={meta.name}). spec.startDeadlineSeconds suspends such a job"
+        f"not all pods have started for {_START_TIMEOUT_S} s: {obstacle}. See their events (kubectl -n {meta.namespace} "
+        f"describe pods -l {JOB_NAME_LABEL}={meta.name}). spec.startDeadlineSeconds suspends such a job"
     )
     return (_update(Reason.NOT_STARTED, text, status=False),), None
 
