@@ -171,6 +171,8 @@ async def come_to_rest(teller: Teller, check: Check) -> None:
     teller.return_capacity()
     if teller.on_machines:
         teller.return_machines()
+    await world.reconcile()  # a start may have taken too long by now: the edit below forgives that
+    world.controllers.sync()
     world.edit(suspend=False)
     world.controllers.kueue.quota = True
     quiet = 0

@@ -112,9 +112,10 @@ def _judge_start(
     if left_s is None or left_s > 0:
         return (_update(Reason.NOT_RUNNING, "not all pods of an attempt run", status=None),), left_s
     meta = view.job.metadata
+    describe = f"kubectl -n {meta.namespace} describe pods -l {JOB_NAME_LABEL}={meta.name}"
     text = (
-        f"not all pods have started for {_START_TIMEOUT_S} s: {obstacle}. See their events (kubectl -n {meta.namespace} "
-        f"describe pods -l {JOB_NAME_LABEL}={meta.name}). spec.startDeadlineSeconds suspends such a job"
+        f"not all pods have started for {_START_TIMEOUT_S} s: {obstacle}. See their events ({describe}). "
+        "spec.startDeadlineSeconds suspends such a job"
     )
     return (_update(Reason.NOT_STARTED, text, status=False),), None
 
