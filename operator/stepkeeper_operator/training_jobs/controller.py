@@ -97,8 +97,7 @@ class JobController(KindController[CheckpointedTrainingJob, Observed, Decision])
         starts = decision.status.operator.starts_without_checkpoint
         self._metrics.starts_without_checkpoint.labels(key.namespace, key.name).set(starts)
         self._metrics.stalled.labels(key.namespace, key.name).set(is_stalled(decision.status))
-        overdue = is_start_overdue(decision.status)
-        self._metrics.start_overdue.labels(key.namespace, key.name).set(overdue)
+        self._metrics.start_overdue.labels(key.namespace, key.name).set(is_start_overdue(decision.status))
         self._metrics.pod_stuck.labels(key.namespace, key.name).set(is_pod_stuck(decision.status))
         if decision.write_status:
             ended = {attempt.number for attempt in job.status.attempts if attempt.end is not None}

@@ -11,7 +11,7 @@ from stepkeeper_operator.training_jobs.attempts.evidence import gather_evidence
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.attempts.machines import explain_loss
 from stepkeeper_operator.training_jobs.attempts.verdict import judge
-from stepkeeper_operator.training_jobs.build.jobset import restart_hash, template_hash, written_template_hash
+from stepkeeper_operator.training_jobs.build.jobset import restart_hash, template_hash
 from stepkeeper_operator.training_jobs.observed import View
 
 __all__ = [
@@ -129,6 +129,8 @@ def find_edit(view: View, started: str | None) -> str | None:
     job, machines = view.job, view.machines
     template, _, restart = started.partition(".")
     unknown = job.spec.hides_changes() or (view.is_on_queued_resource and machines is None)
-    if not unknown and template not in {template_hash(job, machines), written_template_hash(job, machines)}:
+    # A JobSet of release 0.1.0 has the hash of the template as it was written.
+    same = (template == template_hash(job, machines, as_written=written) for written in (False, True))
+    if not unknown and not any(same):
         return EDITED
     return RESTARTED if restart_hash(job) not in {"", restart} else None

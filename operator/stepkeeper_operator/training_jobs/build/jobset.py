@@ -30,7 +30,6 @@ __all__ = [
     "restart_hash",
     "start_key",
     "template_hash",
-    "written_template_hash",
 ]
 
 _PROVISIONING_ANNOTATIONS: Final = "provreq.kueue.x-k8s.io/"
@@ -85,7 +84,7 @@ def _build_annotations(job: CheckpointedTrainingJob, machines: QueuedMachines | 
     """Build the annotations for Kueue and JobSet, and the hashes that show later whether the JobSet is outdated."""
     return {
         **_pick(job.metadata.annotations, _PROVISIONING_ANNOTATIONS),
-        TEMPLATE_HASH_ANNOTATION: written_template_hash(job, machines),
+        TEMPLATE_HASH_ANNOTATION: template_hash(job, machines, as_written=True),
         START_KEY_ANNOTATION: start_key(job, machines),
         **({} if machines is None else {MACHINES_HASH_ANNOTATION: machines_hash(machines)}),
         **_spread(job, machines),
@@ -113,18 +112,19 @@ def queue_labels(job: CheckpointedTrainingJob) -> dict[str, str]:
     return _pick(job.metadata.labels, KUEUE_PREFIX)
 
 
-def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
+def template_hash(
+    job: CheckpointedTrainingJob, machines: QueuedMachines | None = None, *, as_written: bool = False
+) -> str:
     """Hash the user's template and placement, without the additions of the operator and the API server.
 
     So no upgrade of the operator or of the CRD restarts a job. The uid of the QueuedResource is part of the placement,
-    so a recreated resource with the same name differs. The same quantity in another form doesn't.
+    so a recreated resource with the same name differs. The same quantity in another form doesn't, unless they are
+    hashed `as_written`, as release 0.1.0 does.
     """
-    return _hash_template(job, normalize_quantities(job.spec.template), machines)
-
-
-def written_template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
-    """Hash template and placement as release 0.1.0 does, with quantities as they are written."""
-    return _hash_template(job, job.spec.template, machines)
+    template = job.spec.template if as_written else normalize_quantities(job.spec.template)
+    uid = [] if machines is None else [machines.uid]
+    placement = job.spec.placement.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return _digest([template, placement, *uid])
 
 
 def restart_hash(job: CheckpointedTrainingJob) -> str:
@@ -136,12 +136,6 @@ def restart_hash(job: CheckpointedTrainingJob) -> str:
 def start_key(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
     """Return the key of a start: the template's hash and, after a dot, that of the restart annotation, if any."""
     return ".".join(filter(None, (template_hash(job, machines), restart_hash(job))))
-
-
-def _hash_template(job: CheckpointedTrainingJob, template: Any, machines: QueuedMachines | None) -> str:
-    uid = [] if machines is None else [machines.uid]
-    placement = job.spec.placement.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return _digest([template, placement, *uid])
 
 
 def machines_hash(machines: QueuedMachines) -> str:

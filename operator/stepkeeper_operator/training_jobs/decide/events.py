@@ -11,7 +11,6 @@ from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.training_jobs.attempts.history import describe_end
-from stepkeeper_operator.training_jobs.decide.pending import has_pending
 from stepkeeper_operator.training_jobs.decide.progressing import is_stalled, is_start_overdue
 from stepkeeper_operator.training_jobs.decide.terminating_pods import is_pod_stuck
 
@@ -112,7 +111,8 @@ def _derive_condition_events(before: TrainingJobStatus, after: TrainingJobStatus
             case ConditionType.POD_STUCK:
                 news = changed and is_pod_stuck(after)
             case ConditionType.PENDING_CHANGES:
-                news = has_pending(after) and (earlier is None or earlier.message != message)
+                is_new = earlier is None or earlier.message != message
+                news = condition.status is ConditionStatus.TRUE and is_new
             case ConditionType.GRACE_SUFFICIENT:
                 was_short = earlier is not None and earlier.reason == Reason.GRACE_TOO_SHORT
                 news = was_short is not (reason == Reason.GRACE_TOO_SHORT)

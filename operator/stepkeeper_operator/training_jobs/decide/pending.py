@@ -7,20 +7,14 @@ from functools import partial
 from typing import Final
 
 from stepkeeper.contract import SETTINGS_FILE_NAME, ContractError, Settings
-from stepkeeper_operator.api.v1alpha1.conditions import (
-    ConditionStatus,
-    ConditionType,
-    ConditionUpdate,
-    find_condition,
-)
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate, find_condition
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_pods
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.build.objects import build_settings, restart_command
 from stepkeeper_operator.training_jobs.observed import View
 
-__all__ = ["derive_pending", "find_started_settings", "has_pending"]
+__all__ = ["derive_pending", "find_started_settings"]
 
 _update: Final = partial(ConditionUpdate, ConditionType.PENDING_CHANGES)
 _FIELDS: Final = {
@@ -46,12 +40,6 @@ def derive_pending(view: View, history: JobHistory, *, ends: bool) -> tuple[Cond
         return (_update(Reason.AT_NEXT_START, text, status=True),)
     known = find_condition(view.job.status.conditions, ConditionType.PENDING_CHANGES)
     return () if known is None else (_update(Reason.AS_EXPECTED, status=False),)
-
-
-def has_pending(status: TrainingJobStatus) -> bool:
-    """Return True while the status reports a pending edit."""
-    condition = find_condition(status.conditions, ConditionType.PENDING_CHANGES)
-    return condition is not None and condition.status is ConditionStatus.TRUE
 
 
 def find_started_settings(view: View, history: JobHistory) -> str | None:

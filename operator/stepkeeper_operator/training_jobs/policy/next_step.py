@@ -81,19 +81,13 @@ def find_change(view: View, jobset: JobSet, history: JobHistory) -> str | None:
         return None  # no JobSet can be built from the spec
     if edit := find_edit(view, jobset.start_key):
         return edit
-    if _has_other_machines(view, jobset):
+    machines = view.machines
+    moved = machines is not None and machines.ready and jobset.machines_hash != machines_hash(machines)
+    if moved and jobset.suspended:  # running pods continue on theirs
         return _MOVED
     # Kueue accepts no other queue for running pods.
     idle = jobset.suspended and not history.is_running
     return _REQUEUED if idle and jobset.lacks_labels(queue_labels(view.job)) else None
-
-
-def _has_other_machines(view: View, jobset: JobSet) -> bool:
-    """Return True if the JobSet was built for other machines than the present ones. Running pods continue on theirs."""
-    machines = view.machines
-    if machines is None or not (machines.ready and jobset.suspended):
-        return False
-    return jobset.machines_hash != machines_hash(machines)
 
 
 def _plan_while_alive(view: View, jobset: JobSet, plan: Plan) -> Plan:
