@@ -100,6 +100,10 @@ async def test_a_job_is_restarted_for_its_annotation(story: str) -> None:
     await play(await run_job(restarts={"maxFailures": 1, "maxDisruptions": 0}), story, asked=asked)
 
 
+async def test_an_annotation_that_a_job_is_made_with_asks_for_nothing() -> None:
+    await play(World(), "ask 1, run, phase Running, jobsets 1, causes -, rests")
+
+
 async def test_the_annotation_ends_a_back_off() -> None:
     world = await run_job(restarts={"backoff": {"initialSeconds": 600, "maxSeconds": 600}})
     await play(world, "fail, run, fail, run, fail, run, phase Restarting")
@@ -133,6 +137,10 @@ NONE_PENDING: Final = "condition PendingChanges False/AsExpected"
         "and another field": f"edit interval 50, look, wait 2, edit steps 7, look, {PENDING}, events PendingChanges 2",
         "until it is taken back": f"edit interval 50, look, wait 2, edit interval 100, look, {NONE_PENDING}, rests",
         "known to another operator": f"edit interval 50, look, restart, rests, edit interval 100, look, {NONE_PENDING}",
+        "made while no operator ran": f"away, edit interval 50, restart, run 2, {PENDING}, rests",
+        "unread by a start without an operator": (
+            f"away, edit interval 50, fail, act, act, restart, run 2, {PENDING}, causes ApplicationError -, rests"
+        ),
         "until the next start": f"edit interval 50, look, fail, run, {NONE_PENDING}, phase Running, rests",
         "and its next edit": (
             f"edit interval 50, look, evict, run, edit interval 100, look, {PENDING}, message PendingChanges interval"

@@ -45,11 +45,12 @@ def derive_pending(view: View, history: JobHistory, *, ends: bool) -> tuple[Cond
 def find_started_settings(view: View, history: JobHistory) -> str | None:
     """Return the settings that the running pods have read, if the job's differ; None if there are no such pods."""
     known = view.observed.config_map
-    if known is None or not history.is_running or not history.is_attempt_of(view.job.status):
-        return None  # the pods of a new attempt read what is there
-    if not any(pod.started for pod in find_pods(history, view.observed).pods):
+    started_pods = [pod for pod in find_pods(history, view.observed).pods if pod.started]
+    if known is None or not history.is_running or not started_pods:
         return None
-    started = known.started_settings or known.data.get(SETTINGS_FILE_NAME, "")
+    # The pods of a new attempt have read what is there.
+    kept = known.started_settings if history.is_attempt_of(view.job.status) else ""
+    started = kept or known.data.get(SETTINGS_FILE_NAME, "")
     return started if _list_changes(view, started) else None
 
 
