@@ -131,6 +131,7 @@ def with_resources(memory: object, cpu: object) -> dict[str, Any]:
 EDITS: Final[dict[str, dict[str, Any]]] = {
     "image new": {"template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}},
     "image typo": {"template": {"spec": {"containers": [{"name": "trainer", "image": "typo:2"}]}}},
+    "image none": {"template": {"spec": {"containers": []}}},
     "interval 50": {"checkpoint": {"uri": "gs://bucket/runs/lm", "interval": {"every": {"steps": 50}}}},
     "interval 100": {"checkpoint": {"uri": "gs://bucket/runs/lm", "interval": {"every": {"steps": 100}}}},
     "ttl later": {"ttlSecondsAfterFinished": 60_000},

@@ -68,12 +68,29 @@ async def test_an_edit_that_changes_no_amount_restarts_nothing(story: str) -> No
 async def test_a_jobset_of_a_release_that_compared_words_is_kept_until_an_edit() -> None:
     """Release 0.1.0 hashed quantities as they are written, and compares that hash after a rollback."""
     world = await run_job(template=LARGE)
+    make_it_of_0_1_0(world)
+    await play(world, "restart, run, jobsets 1, causes -, rests, edit image new, run, jobsets 2")
+
+
+async def test_it_is_kept_also_while_the_spec_can_not_be_read_and_once_it_can() -> None:
+    world = await play(await run_job(template=LARGE), "edit ttl soon, run, delete jobsets, run 20, jobsets 2")
+    make_it_of_0_1_0(world)
+    await play(world, "restart, run, jobsets 2, rests, edit ttl later, run, jobsets 2, phase Running, rests")
+
+
+async def test_one_of_a_job_with_the_annotation_is_replaced_once() -> None:
+    world = await play(await run_job(template=LARGE), "ask 1, run, jobsets 2")
+    make_it_of_0_1_0(world)
+    await play(world, "restart, run, jobsets 3, restart, run, jobsets 3, rests")
+
+
+def make_it_of_0_1_0(world: World) -> None:
+    """Leave of the JobSet's annotations the one that release 0.1.0 writes and compares."""
     assert world.jobset is not None
     meta = world.jobset["metadata"]
     annotations = {TEMPLATE_HASH_ANNOTATION: "5e0c7856bc47b2fc0e85b3a058724dd0"}
     assert meta["annotations"].items() > annotations.items()
     world.cluster.put("jobsets", world.jobset | {"metadata": meta | {"annotations": annotations}})
-    await play(world, "restart, run, jobsets 1, causes -, rests, edit image new, run, jobsets 2")
 
 
 @stories(
@@ -85,7 +102,13 @@ async def test_a_jobset_of_a_release_that_compared_words_is_kept_until_an_edit()
         "not after a restart of its own": "ask 1, run, fail, run, restart, run, jobsets 2",
         "while the operator is away": "away, ask 1, restart, run, jobsets 2, causes Requested -",
         "and saves first": "stop 1 75, ask 1, run, phase Running, latest 7 120, costs Requested=1/0",
-        "not before it is accepted": "edit ttl soon, run, ask 1, run, jobsets 1, causes -",
+        "not before it is accepted": (
+            "edit image none, run, ask 1, run, jobsets 1, causes -, edit image typo, run, jobsets 2"
+        ),
+        "while its spec can't be read": "edit ttl soon, run, ask 1, run, jobsets 2, rests, fail, run, jobsets 2, rests",
+        "and not again once it can": (
+            "edit ttl soon, run, ask 1, run, edit ttl later, restart, run, jobsets 2, causes Requested -"
+        ),
         "with its own words": "ask 1, run, message Running 2 of 2, asked",
         "at the end of its suspension": (
             "suspend, run, phase Suspended, ask 1, run, phase Suspended, rests, resume, run, phase Running"
@@ -148,7 +171,12 @@ NONE_PENDING: Final = "condition PendingChanges False/AsExpected"
         "until its suspension": f"edit interval 50, look, suspend, run, {NONE_PENDING}, rests, resume, run, rests",
         "until its restart": f"edit interval 50, look, ask 1, run, {NONE_PENDING}, phase Running, rests",
         "until its end": f"edit interval 50, look, end 0, run, phase Complete, {NONE_PENDING}",
-        "while the next edit isn't accepted": f"edit interval 50, look, edit ttl soon, run 2, {PENDING}",
+        "while the next edit isn't accepted": f"edit interval 50, look, edit image none, run 2, {PENDING}",
+        "while the spec can't be read": f"edit interval 50, look, edit ttl soon, run 2, {PENDING}, restart, rests",
+        "until a start without the spec": (
+            f"edit interval 50, look, edit ttl soon, run 2, fail, run, {NONE_PENDING}, edit ttl later, run, "
+            f"{NONE_PENDING}, phase Running, rests"
+        ),
     }
 )
 async def test_an_edit_that_waits_for_the_next_start_is_shown(story: str) -> None:

@@ -75,6 +75,7 @@ async def test_a_job_whose_pods_do_not_start_in_time_is_suspended_with_the_reaso
         "the annotation": ("ask 1",),
         "a suspension and its end": ("suspend, run, condition Suspended True/Requested, resume",),
         "while no operator runs": ("away, edit steps 7, restart",),
+        "the annotation of a spec that can't be read": ("edit ttl soon, run, phase Suspended, ask 1",),
         "once it is accepted": ("edit ttl soon, run, phase Suspended, edit ttl later",),
     },
 )
@@ -88,6 +89,17 @@ async def test_a_held_job_starts_again_after(change: str, *, queued: bool) -> No
     assert (world.jobset is None) is queued, "Kueue would resume a suspended JobSet"
     await play(world, f"find-capacity, {change}, run, phase Running, costs Requested=1/0, rests", **OWN)
     await play(world, "condition Suspended False/NotSuspended, wait 3600, restart, run, phase Running")
+
+
+async def test_a_deadline_holds_also_for_a_spec_that_can_not_be_read() -> None:
+    world = await start()
+    world.edit(placement={"gpu": {"count": 2}})
+    await play(world, "run, condition Accepted False/UnreadableSpec, phase Starting")
+    await play(
+        world,
+        f"wait 600, run, phase Suspended, {HELD}, restart, rests, ask 1, find-capacity, run, pods 2",
+        **OWN,
+    )
 
 
 @stories(

@@ -122,15 +122,17 @@ def find_edit(view: View, started: str | None) -> str | None:
     """Describe what has changed since the start with that key; None if nothing has, or if it is unknown.
 
     An edit that is not accepted is none. Whether template or placement differ is unknown without the job's machines, or
-    with fields that only newer operators know. A removed annotation asks for nothing.
+    with fields that only newer operators know. The annotation asks also for a start of the kept JobSet. A removed one
+    asks for nothing.
     """
-    if started is None or not view.observed.accepted:
+    if started is None or not view.observed.may_start:
         return None
     job, machines = view.job, view.machines
     template, _, restart = started.partition(".")
     unknown = job.spec.hides_changes() or (view.is_on_queued_resource and machines is None)
+    judged = view.observed.accepted and not unknown
     # A JobSet of release 0.1.0 has the hash of the template as it was written.
     same = (template == template_hash(job, machines, as_written=written) for written in (False, True))
-    if not unknown and not any(same):
+    if judged and not any(same):
         return EDITED
     return RESTARTED if restart_hash(job) not in {"", restart} else None

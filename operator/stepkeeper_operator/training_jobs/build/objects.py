@@ -1,6 +1,6 @@
 """Build the ConfigMap that is mounted into every pod, and the common parts of all manifests."""
 
-from typing import Any
+from typing import Any, Final
 
 from stepkeeper.contract import CA_FILE_NAME, SETTINGS_FILE_NAME, Endpoint, Interval, Retention, Settings
 from stepkeeper.contract.wire import decode
@@ -14,6 +14,7 @@ from stepkeeper_operator.labels import (
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = [
+    "KEPT_JOBSET",
     "build_config_map",
     "build_settings",
     "config_map_name",
@@ -21,6 +22,9 @@ __all__ = [
     "owner_reference",
     "restart_command",
 ]
+
+KEPT_JOBSET: Final = "jobset.json"
+"""Key of the ConfigMap with the JobSet of the last accepted spec, which runs the job while its spec can't be read."""
 
 
 def owner_reference(job: CheckpointedTrainingJob) -> dict[str, Any]:
@@ -52,13 +56,20 @@ def restart_command(job: CheckpointedTrainingJob) -> str:
 
 
 def build_config_map(
-    job: CheckpointedTrainingJob, settings: OperatorSettings, ca_pem: str, *, started: str | None = None
+    job: CheckpointedTrainingJob,
+    settings: OperatorSettings,
+    ca_pem: str,
+    *,
+    jobset: str | None = None,
+    started: str | None = None,
 ) -> dict[str, Any]:
     """Build the manifest. The mount in running pods follows an edit, but they use it only at their next start.
 
-    `started` has the settings that the running pods have read, if these differ from the job's.
+    `jobset` is the job's JobSet as `keep_jobset` builds it. `started` has the settings that the running pods have read,
+    if these differ from the job's.
     """
-    kept = {} if started is None else {"annotations": {STARTED_SETTINGS_ANNOTATION: started}}
+    kept = {} if jobset is None else {KEPT_JOBSET: jobset}
+    read = {} if started is None else {"annotations": {STARTED_SETTINGS_ANNOTATION: started}}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -67,9 +78,13 @@ def build_config_map(
             "namespace": job.metadata.namespace,
             "labels": job_labels(job),
             "ownerReferences": [owner_reference(job)],
+            **read,
+        },
+        "data": {
+            SETTINGS_FILE_NAME: build_settings(job, settings).to_json().decode(),
+            CA_FILE_NAME: ca_pem,
             **kept,
         },
-        "data": {SETTINGS_FILE_NAME: build_settings(job, settings).to_json().decode(), CA_FILE_NAME: ca_pem},
     }
 
 

@@ -28,10 +28,13 @@ _FIELDS: Final = {
 
 
 def derive_pending(view: View, history: JobHistory, *, ends: bool) -> tuple[ConditionUpdate, ...]:
-    """Derive the condition. A job that never had a pending edit lacks it; one that is not accepted keeps it."""
-    if not view.observed.accepted:
-        return ()
+    """Derive the condition. A job that never had a pending edit lacks it; one that is not accepted keeps it.
+
+    While the spec can't be read, no edit becomes pending, but pods that start read the last that was.
+    """
     started = None if ends else find_started_settings(view, history)
+    if not view.observed.may_start or (started is not None and not view.observed.accepted):
+        return ()
     if started is not None:
         text = (
             f"the running pods have not read the present {', '.join(_list_changes(view, started))}: they do at the "
@@ -50,6 +53,8 @@ def find_started_settings(view: View, history: JobHistory) -> str | None:
         return None
     # The pods of a new attempt have read what is there.
     kept = known.started_settings if history.is_attempt_of(view.job.status) else ""
+    if not view.observed.accepted:
+        return kept or None  # the settings in the ConfigMap stay, and so does the difference
     started = kept or known.data.get(SETTINGS_FILE_NAME, "")
     return started if _list_changes(view, started) else None
 

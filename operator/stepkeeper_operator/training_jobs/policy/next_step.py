@@ -1,7 +1,7 @@
 """Plan the next action on the JobSet: create, keep, suspend or replace it, or end the job."""
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from stepkeeper.contract import AttemptKind, Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import JobSetRef
@@ -11,7 +11,12 @@ from stepkeeper_operator.training_jobs.attempts.budgets import count_failures
 from stepkeeper_operator.training_jobs.attempts.ends import NOT_ALLOWED, close_as_stopped, find_edit
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.attempts.start_deadline import compute_deadline_s
-from stepkeeper_operator.training_jobs.build.jobset import build_jobset, machines_hash, queue_labels
+from stepkeeper_operator.training_jobs.build.jobset import (
+    build_jobset,
+    machines_hash,
+    queue_labels,
+    restore_jobset,
+)
 from stepkeeper_operator.training_jobs.decision import CreateJobSet, DeleteJobSet
 from stepkeeper_operator.training_jobs.observed import View
 from stepkeeper_operator.training_jobs.policy.ends import (
@@ -77,10 +82,10 @@ def _plan_with_jobset(view: View, jobset: JobSet, plan: Plan) -> Plan:
 
 def find_change(view: View, jobset: JobSet, history: JobHistory) -> str | None:
     """Describe the change since the JobSet's creation that requires a new JobSet; None if there is none."""
-    if not view.observed.accepted:
-        return None  # no JobSet can be built from the spec
     if edit := find_edit(view, jobset.start_key):
         return edit
+    if not view.observed.accepted:
+        return None  # no JobSet can be built from the spec
     machines = view.machines
     moved = machines is not None and machines.ready and jobset.machines_hash != machines_hash(machines)
     if moved and jobset.suspended:  # running pods continue on theirs
@@ -116,7 +121,7 @@ def _plan_while_alive(view: View, jobset: JobSet, plan: Plan) -> Plan:
 def _suspend_or_resume(view: View, jobset: JobSet, plan: Plan, *, waits: bool) -> Plan:
     suspend = waits or plan.waiting is not None or should_suspend(view, plan.history)
     # A job that is not accepted starts nothing, but a restart that only waited for its back-off continues.
-    may_resume = view.observed.accepted or plan.history.next_start_time is not None
+    may_resume = view.observed.may_start or plan.history.next_start_time is not None
     return replace(plan, actions=set_suspend(jobset, suspend=suspend)) if suspend or may_resume else plan
 
 
@@ -138,14 +143,21 @@ def plan_without_jobset(view: View, history: JobHistory) -> Plan:
     if delay := find_delay(view, history, wait_s=wait_s):
         reason, look_again_s = delay
         return replace(plan, waiting=reason, look_again_s=look_again_s)
-    manifest = build_jobset(
+    creation = CreateJobSet(manifest=_build_next(view, history))
+    return replace(plan, actions=(creation,), waiting="its JobSet is being created")
+
+
+def _build_next(view: View, history: JobHistory) -> dict[str, Any]:
+    number, failures_left = history.operator.job_sets - 1, _count_failures_left(view, history)
+    if (kept := view.observed.kept_jobset) is not None:
+        return restore_jobset(kept, view.job, number=number, failures_left=failures_left)
+    return build_jobset(
         view.job,
-        number=history.operator.job_sets - 1,
-        failures_left=_count_failures_left(view, history),
+        number=number,
+        failures_left=failures_left,
         unreachable_s=view.settings.unreachable_toleration_s,
         machines=view.machines,
     )
-    return replace(plan, actions=(CreateJobSet(manifest=manifest),), waiting="its JobSet is being created")
 
 
 def _number_was_used(view: View, history: JobHistory) -> bool:
