@@ -115,8 +115,12 @@ class Metrics:
         self.committed_step = gauge("committed_step", "Step of the newest commit of a job.", *job)
         text = "Consecutive starts of a job, up to the newest, without a committed checkpoint."
         self.starts_without_checkpoint = gauge("starts_without_checkpoint", text, *job)
-        text = "1 while a job's condition Progressing is False: no step and no commit for a long time."
+        text = (
+            "1 while a job's pods run and its condition Progressing is False: no step and no commit for long."
+        )
         self.stalled = gauge("stalled", text, *job)
+        text = "1 while pods of a job have not started for long: condition Progressing has reason NotStarted."
+        self.start_overdue = gauge("start_overdue", text, *job)
         text = (
             "1 while a job's condition PodStuck is True: a pod still exists long after it was asked to end."
         )
@@ -133,6 +137,7 @@ class Metrics:
             self.committed_step,
             self.starts_without_checkpoint,
             self.stalled,
+            self.start_overdue,
             self.pod_stuck,
         )
         for gauge in gauges:

@@ -17,7 +17,7 @@ from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.apply import Applier
 from stepkeeper_operator.training_jobs.decide.job import decide_job
-from stepkeeper_operator.training_jobs.decide.progressing import is_stalled
+from stepkeeper_operator.training_jobs.decide.progressing import is_stalled, is_start_overdue
 from stepkeeper_operator.training_jobs.decide.save_requests import find_open_request
 from stepkeeper_operator.training_jobs.decide.terminating_pods import is_pod_stuck
 from stepkeeper_operator.training_jobs.decision import Decision
@@ -104,6 +104,7 @@ class JobController(KindController[CheckpointedTrainingJob, Observed, Decision])
         starts = decision.status.operator.starts_without_checkpoint
         self._metrics.starts_without_checkpoint.labels(key.namespace, key.name).set(starts)
         self._metrics.stalled.labels(key.namespace, key.name).set(is_stalled(decision.status))
+        self._metrics.start_overdue.labels(key.namespace, key.name).set(is_start_overdue(decision.status))
         self._metrics.pod_stuck.labels(key.namespace, key.name).set(is_pod_stuck(decision.status))
         if decision.write_status:
             ended = {attempt.number for attempt in job.status.attempts if attempt.end is not None}

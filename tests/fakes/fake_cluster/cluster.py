@@ -126,6 +126,7 @@ class FakeCluster(Cluster):
             changed["status"] = body["status"]
         elif resource is CONFIG_MAPS:
             changed["data"] = body["data"]
+            changed["metadata"]["annotations"] = body["metadata"].get("annotations", {})
         else:
             changed["spec"] |= body["spec"]
         return self.put(resource.plural, changed)

@@ -208,6 +208,15 @@ class World(Reconciled):
         meta = raw["metadata"] | {"generation": raw["metadata"]["generation"] + 1}
         self.cluster.put("checkpointedtrainingjobs", raw | {"metadata": meta, "spec": raw["spec"] | spec})
 
+    def annotate(self, name: str, value: str | None) -> None:
+        """Set an annotation of the job, or remove it: its generation stays."""
+        meta = self._raw_job["metadata"]
+        annotations = meta.get("annotations", {}) | {name: value}
+        kept = {key: text for key, text in annotations.items() if text is not None}
+        self.cluster.put(
+            "checkpointedtrainingjobs", self._raw_job | {"metadata": meta | {"annotations": kept}}
+        )
+
     @property
     def job(self) -> CheckpointedTrainingJob:
         return CheckpointedTrainingJob.model_validate(self._raw_job)

@@ -8,6 +8,7 @@ from operator_stories.story import Teller
 from fake_cluster.kubelets import training_report
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.training_jobs.attempts.ends import RESTARTED
 
 _STEP_S: Final = 1800
 _DONE_S: Final = 3600
@@ -93,6 +94,11 @@ def starts_that_commit_nothing_are_bounded(teller: Teller) -> str | None:
     return None if n_starts <= limit + slipped else f"{n_starts} starts without a checkpoint, {limit} allowed"
 
 
+def a_restart_is_made_once_for_what_was_asked(teller: Teller) -> str | None:
+    made = [each.message for each in teller.world.status.attempts].count(RESTARTED)
+    return None if made <= teller.asked else f"{made} restarts for {teller.asked} values of the annotation"
+
+
 PROPERTIES: Final[tuple[Callable[[Teller], str | None], ...]] = (
     a_job_that_can_progress_does,
     while_pods_run_an_attempt_is_open,
@@ -102,6 +108,7 @@ PROPERTIES: Final[tuple[Callable[[Teller], str | None], ...]] = (
     starts_that_commit_nothing_are_bounded,
     a_job_fails_only_when_its_failures_are_used_up,
     nothing_is_undone_by_kueue,
+    a_restart_is_made_once_for_what_was_asked,
 )
 
 
@@ -115,6 +122,11 @@ def find_contradiction(teller: Teller) -> str | None:
     over = {"Complete", "Failed"} & true
     if len(over) > 1 or {"Running", "Failed"} <= true or ("Finished" in true) is not bool(over):
         return f"it is {sorted(true)}"
+    if {"PendingChanges"} & true and (over or "Suspended" in true):
+        return f"pods have yet to read an edit, and none runs: {sorted(true)}"
+    reasons = {each.reason for each in status.conditions}
+    if "StartDeadlineExceeded" in reasons and teller.world.job.spec.start_deadline_seconds is None:
+        return "a deadline was exceeded, and there is none"
     return _find_false_standstill(teller)
 
 

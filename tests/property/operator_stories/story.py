@@ -44,6 +44,10 @@ class Teller:
     moved_at: float = 0.0
     """When a report last showed another step, or a new commit."""
     step: int = 0
+    asked: int = 0
+    """How many restarts a user asked for."""
+    asked_value: str | None = None
+    """The newest value of the annotation, though it was removed since."""
     told: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """What was wrong on the way."""
@@ -122,6 +126,10 @@ class Teller:
         self.world.controllers.stuck.clear()
         self.world.cluster.put("queuedresources", machines(tier=_SPOT, uid=uid))
 
+    def return_capacity(self) -> None:
+        if not self.on_machines:
+            self.world.controllers.gone.clear()
+
     def mend_the_spec(self) -> None:
         """Take back what was refused, and keep the other edits."""
         raw = self.world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
@@ -160,8 +168,11 @@ async def come_to_rest(teller: Teller, check: Check) -> None:
     world = teller.world
     world.deliver_watches()
     teller.mend_the_spec()
+    teller.return_capacity()
     if teller.on_machines:
         teller.return_machines()
+    await world.reconcile()  # a start may have taken too long by now: the edit below forgives that
+    world.controllers.sync()
     world.edit(suspend=False)
     world.controllers.kueue.quota = True
     quiet = 0
@@ -189,9 +200,10 @@ def _make_world(rng: random.Random, placement: str) -> World:
         "backoff": {"initialSeconds": 1, "maxSeconds": 5},
         "maxStartsWithoutCheckpoint": rng.choice([3, 20, 20]),
     }
+    deadline = rng.choice([{}, {"startDeadlineSeconds": 600}])
     if placement == "machines":
-        return world_of(machines(tier=_SPOT), restarts=restarts)
-    world = World(placement=_PLACEMENTS[placement], spot=True, restarts=restarts)
+        return world_of(machines(tier=_SPOT), restarts=restarts, **deadline)
+    world = World(placement=_PLACEMENTS[placement], spot=True, restarts=restarts, **deadline)
     if rng.random() < 0.25:  # a quarter of the stories
         world.controllers.kueue.install(default_queue="default")
     world.controllers.kubelets.stop_s = rng.choice([0, 0, 1, 20])

@@ -63,6 +63,9 @@ class ConditionType(StrEnum):
     POD_STUCK = "PodStuck"
     """A terminating pod still exists long after its grace period. Only jobs that had one have this condition."""
 
+    PENDING_CHANGES = "PendingChanges"
+    """Edits of the spec wait for the next start of the pods. Only jobs that had such edits have this condition."""
+
     SUSPENDED = "Suspended"
     """Nothing of the job runs, because the user asked for it or because a limit was reached."""
 

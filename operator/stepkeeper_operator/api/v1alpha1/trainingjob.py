@@ -260,6 +260,11 @@ class TrainingJobSpec(SpecPart):
     suspend: bool = False
     """True: the job saves, stops and releases its machines. False again: it resumes from its latest checkpoint."""
 
+    start_deadline_seconds: PositiveInt | None = None
+    """Time for all pods of a start to start their trainers, with pulls and init containers. After it the job is
+    suspended until its spec or the annotation stepkeeper.dev/restart is changed: condition Suspended, reason
+    StartDeadlineExceeded. Time in a queue doesn't count. Unset: no limit, but a warning after 300 seconds."""
+
     total_steps: Steps | None = None
     """Steps of the whole training, for status.progress.percent and etaSeconds. The last step is saved regardless of
     the interval. The job is complete when every pod exits 0."""

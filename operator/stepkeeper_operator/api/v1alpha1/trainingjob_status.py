@@ -271,7 +271,7 @@ class OperatorState(StatusPart):
     """restarts.maxStartsWithoutCheckpoint when the newest start began. A later, lower value ends no running attempt."""
 
     started_template: Annotated[str, Field(max_length=64)] | None = None
-    """Hash of the template and placement of the newest start."""
+    """Hash of the template and placement of the newest start, and of the annotation stepkeeper.dev/restart then."""
 
 
 class TrainingJobStatus(StatusPart):

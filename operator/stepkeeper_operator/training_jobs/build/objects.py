@@ -5,10 +5,23 @@ from typing import Any, Final
 from stepkeeper.contract import CA_FILE_NAME, SETTINGS_FILE_NAME, Endpoint, Interval, Retention, Settings
 from stepkeeper.contract.wire import decode
 from stepkeeper_operator.api.v1alpha1.trainingjob import API_VERSION, KIND, CheckpointedTrainingJob
-from stepkeeper_operator.labels import JOB_NAME_LABEL, JOB_UID_LABEL
+from stepkeeper_operator.labels import (
+    JOB_NAME_LABEL,
+    JOB_UID_LABEL,
+    RESTART_ANNOTATION,
+    STARTED_SETTINGS_ANNOTATION,
+)
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["KEPT_JOBSET", "build_config_map", "config_map_name", "job_labels", "owner_reference"]
+__all__ = [
+    "KEPT_JOBSET",
+    "build_config_map",
+    "build_settings",
+    "config_map_name",
+    "job_labels",
+    "owner_reference",
+    "restart_command",
+]
 
 KEPT_JOBSET: Final = "jobset.json"
 """Key of the ConfigMap with the JobSet of the last accepted spec, which runs the job while its spec can't be read."""
@@ -34,14 +47,29 @@ def config_map_name(job_name: str) -> str:
     return f"{job_name}-stepkeeper"
 
 
+def restart_command(job: CheckpointedTrainingJob) -> str:
+    """Return the command that asks for a restart of the job, for messages."""
+    return (
+        f"kubectl -n {job.metadata.namespace} annotate --overwrite ctj {job.metadata.name} "
+        f"{RESTART_ANNOTATION}=<any new value>"
+    )
+
+
 def build_config_map(
-    job: CheckpointedTrainingJob, settings: OperatorSettings, ca_pem: str, *, jobset: str | None = None
+    job: CheckpointedTrainingJob,
+    settings: OperatorSettings,
+    ca_pem: str,
+    *,
+    jobset: str | None = None,
+    started: str | None = None,
 ) -> dict[str, Any]:
     """Build the manifest. The mount in running pods follows an edit, but they use it only at their next start.
 
-    `jobset` is the job's JobSet as `keep_jobset` builds it.
+    `jobset` is the job's JobSet as `keep_jobset` builds it. `started` has the settings that the running pods have read,
+    if these differ from the job's.
     """
     kept = {} if jobset is None else {KEPT_JOBSET: jobset}
+    read = {} if started is None else {"annotations": {STARTED_SETTINGS_ANNOTATION: started}}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -50,16 +78,18 @@ def build_config_map(
             "namespace": job.metadata.namespace,
             "labels": job_labels(job),
             "ownerReferences": [owner_reference(job)],
+            **read,
         },
         "data": {
-            SETTINGS_FILE_NAME: _settings(job, settings).to_json().decode(),
+            SETTINGS_FILE_NAME: build_settings(job, settings).to_json().decode(),
             CA_FILE_NAME: ca_pem,
             **kept,
         },
     }
 
 
-def _settings(job: CheckpointedTrainingJob, settings: OperatorSettings) -> Settings:
+def build_settings(job: CheckpointedTrainingJob, settings: OperatorSettings) -> Settings:
+    """Build the settings that pods read when they start."""
     checkpoint = job.spec.checkpoint
     return Settings(
         uri=checkpoint.uri,

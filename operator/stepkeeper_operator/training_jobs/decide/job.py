@@ -22,6 +22,7 @@ from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.kinds.decision import compute_write_wait_s, find_soonest
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.attempts.following import update_history
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.build.jobset import keep_jobset
 from stepkeeper_operator.training_jobs.build.objects import KEPT_JOBSET, build_config_map
 from stepkeeper_operator.training_jobs.decide.acceptance import (
@@ -33,6 +34,7 @@ from stepkeeper_operator.training_jobs.decide.acceptance import (
 from stepkeeper_operator.training_jobs.decide.conditions import derive_conditions, derive_phase
 from stepkeeper_operator.training_jobs.decide.events import derive_events
 from stepkeeper_operator.training_jobs.decide.grace import derive_grace
+from stepkeeper_operator.training_jobs.decide.pending import derive_pending, find_started_settings
 from stepkeeper_operator.training_jobs.decide.running import compute_missing_s
 from stepkeeper_operator.training_jobs.decide.save_requests import update_request
 from stepkeeper_operator.training_jobs.decide.status import (
@@ -92,12 +94,13 @@ def _decide_unfinished(view: View, accepted: ConditionUpdate) -> Decision:
     updates, look_s = derive_conditions(view, plan, accepted, progress=progress)
     grace = () if ends else derive_grace(view, plan.history, mirror.checkpoint)
     stuck, stuck_s = derive_stuck(view)
-    conditions = _update_conditions(view, (*updates, *grace, *stuck))
+    pending = derive_pending(view, plan.history, ends=ends)
+    conditions = _update_conditions(view, (*updates, *grace, *stuck, *pending))
     checkpoint = clear_previous_attempt(view, mirror.checkpoint, plan.history)
     checkpoint, request_s = update_request(view, checkpoint, plan.history)
     checkpoint = show_autocheckpoint(checkpoint, view.machines)
     lost, lost_s = find_lost_pods(view)
-    config = () if ends or not view.observed.may_start else _plan_config_map(view)
+    config = () if ends or not view.observed.may_start else _plan_config_map(view, plan.history)
     ending = stop_jobset(jobset, queued=view.observed.is_queued) if ends else ()
     recheck_s = None if ends or jobset is None else compute_recheck_s(view.job, jobset, now=view.now)
     missing_s = compute_missing_s(view, plan.history)
@@ -151,19 +154,22 @@ def _compose_status(
     )
 
 
-def _plan_config_map(view: View) -> tuple[ApplyConfigMap, ...]:
+def _plan_config_map(view: View, history: JobHistory) -> tuple[ApplyConfigMap, ...]:
     if view.observed.leftover is not None:
         return ()  # it may be a ConfigMap of another owner; no pod is created before it is gone
-    observed = view.observed
+    observed, started = view.observed, find_started_settings(view, history)
     known = {} if observed.config_map is None else observed.config_map.data
     jobset = known.get(KEPT_JOBSET)
     if observed.accepted and not (view.is_on_queued_resource and view.machines is None):
         unreachable_s = view.settings.unreachable_toleration_s
         jobset = keep_jobset(view.job, unreachable_s=unreachable_s, machines=view.machines)
-    manifest = build_config_map(view.job, view.settings, observed.ca_pem, jobset=jobset)
+    manifest = build_config_map(view.job, view.settings, observed.ca_pem, jobset=jobset, started=started)
     if not observed.accepted:
         manifest["data"] = {**known, CA_FILE_NAME: observed.ca_pem}
-    return () if known == manifest["data"] else (ApplyConfigMap(manifest=manifest),)
+    before = "" if observed.config_map is None else observed.config_map.started_settings
+    if (known, before) == (manifest["data"], started or ""):
+        return ()
+    return (ApplyConfigMap(manifest=manifest),)
 
 
 def _find_own_jobset(view: View) -> JobSet | None:

@@ -21,13 +21,15 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus, 
 from stepkeeper_operator.cache.reports import LastReport, has_advanced
 from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_current_report, find_done
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.attempts.start_deadline import find_unstarted_since
 from stepkeeper_operator.training_jobs.observed import View
 
-__all__ = ["UNJUDGED", "derive_progressing", "is_stalled"]
+__all__ = ["UNJUDGED", "derive_progressing", "is_stalled", "is_start_overdue"]
 
-UNJUDGED: Final = frozenset({Reason.NOT_RUNNING, Reason.UNREADABLE_SPEC})
+UNJUDGED: Final = frozenset({Reason.NOT_RUNNING, Reason.NOT_STARTED, Reason.UNREADABLE_SPEC})
 """Reasons of earlier conditions that do not apply to the running attempt."""
 
 _update: Final = partial(ConditionUpdate, ConditionType.PROGRESSING)
@@ -37,6 +39,9 @@ _STEP_TIMEOUT_S: Final = 1800
 _FACTOR: Final = 10
 """Factor by which the present step may exceed the longest step of the attempt so far."""
 
+_START_TIMEOUT_S: Final = 300
+"""Seconds that pods may take to start without a warning."""
+
 _FINISHED_TIMEOUT_S: Final = 3600
 """Seconds that the other pods have for their next step or commit after one pod has exited 0."""
 
@@ -45,16 +50,21 @@ _MAX_NAMED: Final = 3
 
 
 def derive_progressing(
-    view: View, history: JobHistory, progress: ProgressStatus | None, *, running: bool, received: bool | None
+    view: View,
+    history: JobHistory,
+    progress: ProgressStatus | None,
+    *,
+    obstacle: str | None,
+    received: bool | None,
 ) -> tuple[tuple[ConditionUpdate, ...], float | None]:
     """Check whether the running attempt makes steps or commits, and return the seconds until the next check.
 
-    Return no condition to keep the present one. `running`: all pods of the attempt run or have exited 0. `received`:
-    reports arrive; None if that is unknown.
+    Return no condition to keep the present one. `obstacle`: what keeps pods from running; None if all pods run or have
+    exited 0. `received`: reports arrive; None if that is unknown.
     """
     attempt = history.last_attempt
-    if not running or attempt is None:
-        return (_update(Reason.NOT_RUNNING, "not all pods of an attempt run", status=None),), None
+    if obstacle is not None or attempt is None:
+        return _judge_start(view, history, obstacle or "")
     last = find_current_report(view.observed, history)
     report = last if received else None
     n_done, done = find_done(view, history)
@@ -81,9 +91,33 @@ def derive_progressing(
 
 
 def is_stalled(status: TrainingJobStatus) -> bool:
-    """Return True while the training is known to make no steps."""
+    """Return True while the training is known to make no steps, although its pods run."""
     condition = find_condition(status.conditions, ConditionType.PROGRESSING)
-    return condition is not None and condition.status is ConditionStatus.FALSE
+    is_false = condition is not None and condition.status is ConditionStatus.FALSE
+    return is_false and not is_start_overdue(status)
+
+
+def is_start_overdue(status: TrainingJobStatus) -> bool:
+    """Return True while pods are known not to have started for long."""
+    condition = find_condition(status.conditions, ConditionType.PROGRESSING)
+    return condition is not None and condition.reason == Reason.NOT_STARTED
+
+
+def _judge_start(
+    view: View, history: JobHistory, obstacle: str
+) -> tuple[tuple[ConditionUpdate, ...], float | None]:
+    """Judge an attempt of which not all pods run: its pods may have failed to start for too long."""
+    since = find_unstarted_since(view, history)
+    left_s = None if since is None else since + _START_TIMEOUT_S - view.now
+    if left_s is None or left_s > 0:
+        return (_update(Reason.NOT_RUNNING, "not all pods of an attempt run", status=None),), left_s
+    meta = view.job.metadata
+    describe = f"kubectl -n {meta.namespace} describe pods -l {JOB_NAME_LABEL}={meta.name}"
+    text = (
+        f"not all pods have started for {_START_TIMEOUT_S} s: {obstacle}. See their events ({describe}). "
+        "spec.startDeadlineSeconds suspends such a job"
+    )
+    return (_update(Reason.NOT_STARTED, text, status=False),), None
 
 
 def _find_limit_s(
@@ -128,7 +162,7 @@ def _is_still_stalled(
     job: CheckpointedTrainingJob, before: Condition | None, report: LastReport | None, n_done: int
 ) -> bool:
     """Return True if condition `before` reports a stall, and the training has made no step or commit since."""
-    if before is None or before.status is not ConditionStatus.FALSE:
+    if before is None or before.status is not ConditionStatus.FALSE or before.reason in UNJUDGED:
         return False
     if before.reason == Reason.PARTIALLY_FINISHED and not n_done:
         return False  # the Job of the pod that was done was created again: all pods run
