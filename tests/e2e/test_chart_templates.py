@@ -84,6 +84,14 @@ def test_the_chart_makes_these_objects_and_these_with_cloud_tpu() -> None:
     assert render(ON).keys() == objects | more
 
 
+def test_alerts_are_made_if_they_are_wanted() -> None:
+    rule = render("prometheusRule.enabled=true", "prometheusRule.labels.release=prometheus")[
+        "PrometheusRule/stepkeeper-operator"
+    ]
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    assert rule["spec"] == yaml.safe_load((CHART / "files/alerts.yaml").read_text())
+
+
 def test_one_operator_without_rights_on_a_read_only_disk() -> None:
     deployment = render()["Deployment/stepkeeper-operator"]["spec"]
     assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})

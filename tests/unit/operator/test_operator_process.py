@@ -85,6 +85,13 @@ async def health(operator: Operator) -> dict[str, object]:
     return dict(json.loads(answer.text or ""))
 
 
+async def metrics(operator: Operator) -> str:
+    request = make_mocked_request("GET", "/metrics")
+    answer = await (await operator._make_health_app().router.resolve(request)).handler(request)
+    assert isinstance(answer, web.Response)
+    return answer.text or ""
+
+
 async def wait_until(found: Callable[[], bool]) -> None:
     for _ in range(2000):
         if found():
