@@ -18,7 +18,10 @@ _OF_JOBS: Final = {
     "job_step_age_seconds": ("Seconds since the last new step of a job that has not ended.", ()),
     "job_commit_age_seconds": ("Seconds since the newest commit of a job that has not ended.", ()),
     "job_save_seconds": ("Duration of the save of the newest commit.", ()),
-    "job_recovery_seconds": ("Time from the last end of an attempt to the next one's first report of a step.", ()),
+    "job_recovery_seconds": (
+        "Time from the last end of an attempt to the next one's first report of a step.",
+        (),
+    ),
     "job_goodput_seconds": ("Time of the steps of a job that were kept.", ()),
     "job_badput_seconds": ("Time of a job that made no step that was kept, by category.", ("category",)),
     "job_lost_steps": ("Steps of a job that were made again, or have to be.", ()),

@@ -128,7 +128,9 @@ class BriefPart(StatusPart):
     @model_serializer(mode="wrap")
     def _leave_defaults_out(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields = type(self).model_fields.items()
-        left_out = {key for name, each in fields if getattr(self, name) == each.default for key in (name, each.alias)}
+        left_out = {
+            key for name, each in fields if getattr(self, name) == each.default for key in (name, each.alias)
+        }
         return {key: value for key, value in write(self).items() if key not in left_out}
 
 

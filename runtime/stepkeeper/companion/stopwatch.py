@@ -65,7 +65,9 @@ class Stopwatch:
             spent_s[self._activity] += self._clock() - self._since_s
         moved_s = min(stalls_s, spent_s[Activity.TRAIN])
         spent_s.update({Activity.SAVE: moved_s, Activity.TRAIN: -moved_s})
-        return TimeSpent(**{f"{activity}_millis": max(0, int(spent_s[activity] * 1000)) for activity in Activity})
+        return TimeSpent(
+            **{f"{activity}_millis": max(0, int(spent_s[activity] * 1000)) for activity in Activity}
+        )
 
 
 def measure_age_s() -> float:

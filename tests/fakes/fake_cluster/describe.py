@@ -9,7 +9,12 @@ def describe(raw: dict[str, Any]) -> list[str]:
     """Return the lines of the object, without events."""
     meta = raw["metadata"]
     shown = {key: meta[key] for key in ("creationTimestamp", "generation", "resourceVersion", "uid")}
-    head = [f"Name: {meta['name']}", f"Namespace: {meta['namespace']}", "Labels: <none>", "Annotations: <none>"]
+    head = [
+        f"Name: {meta['name']}",
+        f"Namespace: {meta['namespace']}",
+        "Labels: <none>",
+        "Annotations: <none>",
+    ]
     rest = {"apiVersion": raw["apiVersion"], "kind": raw["kind"], "metadata": shown}
     return [*head, *_lines(rest | {key: raw[key] for key in ("spec", "status") if key in raw})]
 

@@ -11,9 +11,9 @@ from stepkeeper_operator.api.base import BY_TYPE, BriefPart, Count, StatusPart, 
 from stepkeeper_operator.api.v1alpha1.conditions import MAX_CONDITIONS, Condition, Phase
 
 __all__ = [
-    "MAX_ATTEMPTS",
     "MAX_NOTICE",
     "MAX_RECENT",
+    "SHOWN_ATTEMPTS",
     "Attempt",
     "CauseCount",
     "CheckpointStatus",
@@ -30,7 +30,8 @@ __all__ = [
     "TrainingJobStatus",
 ]
 
-MAX_ATTEMPTS = 5
+_MAX_ATTEMPTS = 10
+SHOWN_ATTEMPTS = 5
 MAX_NOTICE = 64
 _MAX_METRICS = 16
 MAX_RECENT = 10
@@ -355,8 +356,8 @@ class TrainingJobStatus(StatusPart):
     checkpoint: CheckpointStatus | None = None
     """Committed checkpoints, as last reported, and the save requested before maintenance."""
 
-    attempts: Annotated[tuple[Attempt, ...], Field(max_length=MAX_ATTEMPTS)] = ()
-    """The newest starts of the job, oldest first, with their times, causes of their ends, and first and last steps."""
+    attempts: Annotated[tuple[Attempt, ...], Field(max_length=_MAX_ATTEMPTS)] = ()
+    """The five newest starts of the job, oldest first, with their times, causes of their ends, and first and last steps."""
 
     restarts: RestartsStatus = RestartsStatus()
     """Restarts of the job, by cause."""

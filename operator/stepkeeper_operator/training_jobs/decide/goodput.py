@@ -1,6 +1,6 @@
 """Account for the time of a job: how much of it made steps that were kept, and what the rest was spent on.
 
-The categories are those of Google's ml-goodput-measurement. The time of an attempt begins at the end of the one before it.
+The categories are those of Google's ml-goodput-measurement. The time of an attempt begins at the end of the one before.
 What its trainer reports is divided as it says; the rest is infrastructure. Steps after the commit that the next attempt
 resumes from are wasted. The status has the sums, so a new operator continues them.
 """
