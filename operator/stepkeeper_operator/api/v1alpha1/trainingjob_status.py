@@ -357,7 +357,7 @@ class TrainingJobStatus(StatusPart):
     """Committed checkpoints, as last reported, and the save requested before maintenance."""
 
     attempts: Annotated[tuple[Attempt, ...], Field(max_length=_MAX_ATTEMPTS)] = ()
-    """The five newest starts of the job, oldest first, with their times, causes of their ends, and first and last steps."""
+    """The five newest starts of the job, oldest first: times, causes of their ends, first and last steps."""
 
     restarts: RestartsStatus = RestartsStatus()
     """Restarts of the job, by cause."""
