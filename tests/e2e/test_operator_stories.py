@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepcluster.api import Cluster
-from stepcluster.product import NAMESPACE
+from stepcluster.product import NAMESPACE, install_operator
 from stepcluster.shelljobs import (
     HOLD,
     ShellJob,
@@ -226,3 +226,23 @@ def test_a_job_is_gone_within_a_minute_though_no_operator_runs(jobs: dict[str, S
     while job.kubectl("get", kinds, "-o", "name"):
         assert time.monotonic() < deadline, job.kubectl("get", kinds, "-o", "yaml")
         time.sleep(0.5)
+
+
+def test_an_operator_that_watches_one_namespace_leaves_the_jobs_of_others_alone(operator: Cluster) -> None:
+    operator.load_shell_image()
+    trainer = [container("trainer", "true")]
+    jobs = [
+        ShellJob(cluster=operator, name=f"{PREFIX}{name}", containers=trainer)
+        for name in ("watched", "elsewhere")
+    ]
+    watched, elsewhere = jobs
+    operator.kubectl("create", "namespace", watched.name)  # the chart makes Roles in it
+    try:
+        install_operator(operator, more={"watchNamespaces": f"{{{watched.name}}}"}, reportIntervalSeconds=2)
+        apply_all(operator, jobs)
+        watched.until_phase("Complete")
+        assert elsewhere.status() == {}
+    finally:
+        install_operator(operator, reportIntervalSeconds=2)
+    elsewhere.until_phase("Complete")
+    delete_all(operator, jobs)

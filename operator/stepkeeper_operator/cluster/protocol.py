@@ -13,7 +13,10 @@ T = TypeVar("T")
 
 
 class Cluster(Protocol):
-    """All requests to an API server. Each raises ApiError or a named subclass. Reads begin with get or list."""
+    """All requests to an API server. Each raises ApiError or a named subclass. Reads begin with get or list.
+
+    If only some namespaces are watched, a list of all namespaces has those, except for nodes and Leases.
+    """
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
         """Read the object. Return None if there is none."""

@@ -20,7 +20,12 @@ from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts.jobset import BatchJob, ConfigMap, JobSet, read_config_map, read_jobset
 from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.facts.pod import Pod
-from stepkeeper_operator.facts.queued_resource import QueuedMachines, read_queued_machines
+from stepkeeper_operator.facts.queued_resource import (
+    MachinesUser,
+    QueuedMachines,
+    read_machines_user,
+    read_queued_machines,
+)
 from stepkeeper_operator.facts.raw import get_nested
 from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.labels import JOB_UID_LABEL
@@ -104,6 +109,7 @@ class Observer:
             unreadable=unreadable,
             root_rivals=cache.list_root_rivals(key),
             machines=self._read_machines(key, job),
+            machines_users=self._list_machines_users(key, job),
             queued_resources_managed=self.settings.cloud_tpu_enabled,
             operator_started_at=self.memory.started_at,
             last_write_at=memory.last_write_at,
@@ -115,6 +121,13 @@ class Observer:
             return None
         raw = self.shared.cache.get_object(queued_resource_key(key.namespace, name))
         return None if raw is None else read_queued_machines(raw)
+
+    def _list_machines_users(self, key: ObjectKey, job: CheckpointedTrainingJob) -> tuple[MachinesUser, ...]:
+        name = job.spec.placement.queued_resource_name
+        found = (
+            () if name is None else self.shared.cache.list_jobs_on(queued_resource_key(key.namespace, name))
+        )
+        return tuple(read_machines_user(raw) for raw in found if raw["metadata"]["name"] != key.name)
 
     async def _read_jobset(self, key: ObjectKey, job: CheckpointedTrainingJob) -> JobSet | None:
         """Read the JobSet from the cache, or from the API server if the cache has none, or one that is not trusted.

@@ -68,7 +68,10 @@ class AttemptKind(StrEnum):
 
 
 def is_disruption(cause: str) -> bool:
-    """Return True if `cause` counts toward the limit of disruptions. Readers of messages replace an unknown one."""
+    """Return True if `cause` counts toward the limit of disruptions. No unknown cause does.
+
+    Readers of messages replace an unknown cause. Only a newer operator can have recorded one in a status.
+    """
     return cause in _DISRUPTIONS
 
 

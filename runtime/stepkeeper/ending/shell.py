@@ -12,7 +12,6 @@ from typing import Final
 from stepkeeper.contract import ExitCode, ReportPhase
 from stepkeeper.ending.data_loaders import interrupts_a_step, is_end_of_workers, tolerate_worker_exits
 from stepkeeper.ending.exits import exit_code_of, find_end, has_own_code
-from stepkeeper.ending.fence import show_exception
 from stepkeeper.ending.machine import EndChoice, Ending, Move, choose_end
 from stepkeeper.ending.schedule import END_WAIT_S, ENDS_APART_S, LOSS_KNOWN_S
 from stepkeeper.ending.watch import EndingParts, EndWatch
@@ -129,7 +128,7 @@ class EndingShell:
         failure = self._end_with(find_end(failure))
         if has_own_code(failure):
             # The interpreter shows nothing for SystemExit.
-            show_exception(failure)
+            sys.excepthook(type(failure), failure, failure.__traceback__)
             raise SystemExit(exit_code_of(failure)) from failure
         if failure is not error:
             raise failure
