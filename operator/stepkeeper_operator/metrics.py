@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -29,16 +29,8 @@ _OF_JOBS: Final = {
 """The gauges of one job: what each shows, and its labels besides namespace and job."""
 
 
-class JobSample(NamedTuple):
-    """One value of a job's gauges."""
-
-    name: str
-    """Name of the gauge, without the prefix."""
-
-    value: float
-    """The value. Of an age: the Unix time that it counts from."""
-
-    labels: tuple[str, ...] = ()
+JobSample: TypeAlias = tuple[str, float, tuple[str, ...]]
+"""A gauge of a job without the prefix, its value, and its labels. The value of an age is the time that it counts from."""
 
 
 class JobMetrics(Collector):

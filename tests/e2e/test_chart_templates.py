@@ -221,7 +221,7 @@ def test_what_a_platform_adds_is_in_the_pod_and_beside_it() -> None:
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (endpoint,) = monitor["spec"]["endpoints"]
-    assert endpoint == {"port": "metrics", "interval": "30s"}
+    assert endpoint == {"port": "metrics", "interval": "30s", "honorLabels": True}
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
     assert objects.keys() - render().keys() == {
         "PodDisruptionBudget/stepkeeper-operator",

@@ -12,14 +12,13 @@ __all__ = ["find_recovery", "measure_job"]
 def measure_job(status: TrainingJobStatus, recovery_s: float | None) -> Iterator[JobSample]:
     """Yield the samples of a job. `recovery_s`: the time of its last recovery; None if none was seen."""
     if status.phase is not None:
-        yield JobSample("job_phase", 1, (status.phase.value,))
-    for condition in status.conditions:
-        labels = (condition.type, condition.status.value, condition.reason)
-        yield JobSample("job_condition", 1, labels)
+        yield "job_phase", 1, (status.phase.value,)
+    for each in status.conditions:
+        yield "job_condition", 1, (each.type, each.status.value, each.reason)
     for cause in status.restarts.by_cause:
-        yield JobSample("job_restarts", cause.count, (cause.cause,))
+        yield "job_restarts", cause.count, (cause.cause,)
     if recovery_s is not None:
-        yield JobSample("job_recovery_seconds", recovery_s)
+        yield "job_recovery_seconds", recovery_s, ()
     yield from _measure_progress(status)
     if status.goodput is not None:
         yield from _measure_goodput(status.goodput)
@@ -42,16 +41,16 @@ def _measure_progress(status: TrainingJobStatus) -> Iterator[JobSample]:
     ended = any(c.type in END_CONDITIONS and c.status is ConditionStatus.TRUE for c in status.conditions)
     progress, latest = status.progress, status.checkpoint.latest if status.checkpoint is not None else None
     if progress is not None and progress.last_progress_time is not None and not ended:
-        yield JobSample("job_step_age_seconds", progress.last_progress_time)
+        yield "job_step_age_seconds", progress.last_progress_time, ()
     if latest is not None and latest.time is not None and not ended:
-        yield JobSample("job_commit_age_seconds", latest.time)
+        yield "job_commit_age_seconds", latest.time, ()
     if latest is not None and latest.duration_millis is not None:
-        yield JobSample("job_save_seconds", latest.duration_millis / 1000)
+        yield "job_save_seconds", latest.duration_millis / 1000, ()
 
 
 def _measure_goodput(goodput: GoodputStatus) -> Iterator[JobSample]:
     seconds = goodput.model_dump(exclude={"percent", "lost_steps"})
-    yield JobSample("job_goodput_seconds", seconds.pop("productive_seconds") or 0)
+    yield "job_goodput_seconds", seconds.pop("productive_seconds") or 0, ()
     for name, n in seconds.items():
-        yield JobSample("job_badput_seconds", n or 0, (name.removesuffix("_seconds"),))
-    yield JobSample("job_lost_steps", goodput.lost_steps or 0)
+        yield "job_badput_seconds", n or 0, (name.removesuffix("_seconds"),)
+    yield "job_lost_steps", goodput.lost_steps or 0, ()

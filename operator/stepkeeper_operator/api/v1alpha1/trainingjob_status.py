@@ -243,11 +243,11 @@ class GoodputStatus(StatusPart):
     Categories without a second are absent.
     """
 
-    percent: Annotated[int, Field(ge=0, le=100)]
-    """Share of productiveSeconds in the whole time."""
-
     productive_seconds: Count | None = None
     """Time of the steps that were kept."""
+
+    percent: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Share of productiveSeconds in the whole time."""
 
     init_seconds: Count | None = None
     """From the start of the trainers to their restore: imports, devices, the process group."""
