@@ -98,7 +98,9 @@ class JobController(KindController[CheckpointedTrainingJob, Observed, Decision])
 
     def _update_metrics(self, key: ObjectKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
         memory = self._memory.get_job(job.metadata.uid)
-        memory.recovery = find_recovery(memory.recovery, decision.status, now=self._shared.clock())
+        memory.recovery = find_recovery(
+            memory.recovery, job.status, decision.status, now=self._shared.clock()
+        )
         recovery_s = None if memory.recovery is None else memory.recovery[1]
         self._metrics.jobs.record(key.namespace, key.name, measure_job(decision.status, recovery_s))
         progress, checkpoint = decision.status.progress, decision.status.checkpoint

@@ -25,14 +25,17 @@ def measure_job(status: TrainingJobStatus, recovery_s: float | None) -> Iterator
 
 
 def find_recovery(
-    known: tuple[int, float] | None, status: TrainingJobStatus, *, now: float
+    known: tuple[int, float] | None, before: TrainingJobStatus, after: TrainingJobStatus, *, now: float
 ) -> tuple[int, float] | None:
-    """Return the number of the last attempt and the seconds from the end before it to its first step; else `known`."""
-    last = status.attempts[-1] if status.attempts else None
-    ended = status.attempts[-2] if len(status.attempts) > 1 else None
+    """Return the number of the last attempt, if its first step is new, and the seconds since the end before it.
+
+    Without such a step, return `known`.
+    """
+    ended, last = after.attempts[-2:] if len(after.attempts) > 1 else (None, None)
     if last is None or last.to_step is None or ended is None or ended.end is None:
         return known
-    if known is not None and known[0] >= last.number:
+    is_known = known is not None and known[0] >= last.number
+    if is_known or any(each.number == last.number and each.to_step is not None for each in before.attempts):
         return known
     return last.number, now - ended.end
 
