@@ -30,7 +30,7 @@ _OF_JOBS: Final = {
 
 
 JobSample: TypeAlias = tuple[str, float, tuple[str, ...]]
-"""A gauge of a job without the prefix, its value and its labels. The value of an age is the time that it counts from."""
+"""A gauge of a job without the prefix, its value, its labels. The value of an age is the time that it counts from."""
 
 
 class JobMetrics(Collector):
