@@ -136,7 +136,7 @@ STORIES: Final = {
     "": "",
     "JobFailed": "limit maxFailures 0, fail, run",
     "JobNotAccepted": "label, look",
-    "JobSuspendedForCause": "limit maxStartsWithoutCheckpoint 1, evict, run",
+    "JobSuspendedForCause": "limit maxStartsWithoutCheckpoint 1, evict, run, evict, run, wait 700, run",
     "JobNotStarting": "fail, look",
     "JobStalled": "pace, wait 1801, report 1 70, look",
     "JobSilent": "wait 200, look",
