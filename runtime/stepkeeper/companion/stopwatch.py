@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -13,7 +12,7 @@ __all__ = ["Activity", "Stopwatch", "measure_age_s"]
 
 
 class Activity(StrEnum):
-    """What the train thread does. The values are those of TimeSpent's fields."""
+    """The train thread's work. The values are the names of TimeSpent's fields without the unit."""
 
     INIT = "init"
     RESTORE = "restore"
@@ -30,7 +29,7 @@ class Stopwatch:
         self._clock = clock
         self._activity = Activity.INIT
         self._since_s = clock() - age_s
-        self._spent_s: Counter[str] = Counter()
+        self._spent_s = dict.fromkeys(Activity, 0.0)
         self._stalls_s = 0.0
         self._has_step = False
         """True once a step has finished since COMPILE began."""
@@ -60,11 +59,12 @@ class Stopwatch:
 
     def read(self) -> TimeSpent:
         """Return the time spent. Steps count once they are finished: a step that hangs is no training."""
-        spent_s, stalls_s = Counter(self._spent_s), self._stalls_s
+        spent_s, stalls_s = dict(self._spent_s), self._stalls_s
         if self._activity is not Activity.TRAIN:
             spent_s[self._activity] += self._clock() - self._since_s
         moved_s = min(stalls_s, spent_s[Activity.TRAIN])
-        spent_s.update({Activity.SAVE: moved_s, Activity.TRAIN: -moved_s})
+        spent_s[Activity.SAVE] += moved_s
+        spent_s[Activity.TRAIN] -= moved_s
         return TimeSpent(
             **{f"{activity}_millis": max(0, int(spent_s[activity] * 1000)) for activity in Activity}
         )

@@ -87,7 +87,7 @@ class SlowestRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpent:
-    """What the time of rank 0's process was spent on so far. Each moment is in one of these, or in none yet."""
+    """The time of rank 0's process so far, by what it was spent on. Each moment is in one field, or in none yet."""
 
     init_millis: int = 0
     """From the start of the process to the restore: imports, devices, the process group, the claim of the root."""
