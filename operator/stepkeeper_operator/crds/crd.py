@@ -99,7 +99,7 @@ def build_crd(definition: ResourceDefinition) -> dict[str, Any]:
     }
 
 
-def _column(column: Column) -> dict[str, str]:
+def _column(column: Column) -> dict[str, Any]:
     description = {"description": column.description} if column.description else {}
     wide = {"priority": column.priority} if column.priority else {}
     return {"name": column.name, "type": column.type, "jsonPath": column.path} | description | wide
