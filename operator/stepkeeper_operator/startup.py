@@ -220,7 +220,8 @@ class Operator:
         return make_health_app(
             cache=self._cache,
             metrics=self._metrics,
-            acting=lambda: self._lease.held,
+            # An operator that waits for its certificate, or for another installation to go, holds its Lease too.
+            acting=lambda: self._lease.held and not self._readiness.waits_for,
             queue_lengths=self._queues.count_due,
             waits_for=lambda: self._readiness.waits_for,
         )

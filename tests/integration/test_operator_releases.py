@@ -69,12 +69,12 @@ def test_a_job_runs_and_restarts_under_the_release_that_it_is_of_and_under_this_
     file, restart = tmp_path / "cluster.json", f"delete jobsets, run 20, {AT_ONCE}"
     newer, older = "run 20, condition Accepted True/SpecAccepted", f"run 20, condition Accepted {known}"
     first = play(later, file, f"{newer}, fail, run 10, {AT_ONCE}, attempts 2", **spec, **PATIENT)
-    assert (first["status"]["nextScore"], first["status"]["resources"]["nextRacks"]) == (5, 5)
+    assert (first["status"]["nextScore"], first["status"]["restarts"]["nextRacks"]) == (5, 5)
     kept = play(TREE, file, f"{older}, {AT_ONCE}, attempts 2")
     assert kept["pods"] == first["pods"]
     starts = f"fail, run 10, {AT_ONCE}, attempts 3, {restart}, jobsets 2, attempts 4"
     down = play(TREE, file, f"{starts}, suspend, run, phase Suspended, pods 0, resume, run 20, attempts 5")
-    assert (down["status"]["nextScore"], down["status"]["resources"]["nextRacks"]) == (5, 5)
+    assert (down["status"]["nextScore"], down["status"]["restarts"]["nextRacks"]) == (5, 5)
     up = play(later, file, f"{newer}, {AT_ONCE}, attempts 5")
     assert up["pods"] == down["pods"], "the newer operator takes over"
 

@@ -21,6 +21,7 @@ from stepkeeper_operator.training_jobs.decide.progressing import is_stalled, is_
 from stepkeeper_operator.training_jobs.decide.save_requests import find_open_request
 from stepkeeper_operator.training_jobs.decide.terminating_pods import is_pod_stuck
 from stepkeeper_operator.training_jobs.decision import Decision
+from stepkeeper_operator.training_jobs.measures import find_recovery, measure_job
 from stepkeeper_operator.training_jobs.observe import Observer
 from stepkeeper_operator.training_jobs.observed import Memory, Observed
 
@@ -96,6 +97,12 @@ class JobController(KindController[CheckpointedTrainingJob, Observed, Decision])
         self._metrics.forget_job(key.namespace, key.name)
 
     def _update_metrics(self, key: ObjectKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
+        memory = self._memory.get_job(job.metadata.uid)
+        memory.recovery = find_recovery(
+            memory.recovery, job.status, decision.status, now=self._shared.clock()
+        )
+        recovery_s = None if memory.recovery is None else memory.recovery[1]
+        self._metrics.jobs.record(key.namespace, key.name, measure_job(decision.status, recovery_s))
         progress, checkpoint = decision.status.progress, decision.status.checkpoint
         if progress is not None and progress.step is not None:
             self._metrics.step.labels(key.namespace, key.name).set(progress.step)

@@ -234,6 +234,9 @@ class JobMemory:
 
     probes_read_at: float = float("-inf")
 
+    recovery: tuple[int, float] | None = None
+    """Number of the last attempt that recovered after another one's end, and the seconds that it took."""
+
     has_acted: bool = False
     """True once a decision was applied. Until then it is unknown which writes the API server refuses."""
 

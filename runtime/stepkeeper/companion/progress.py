@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from stepkeeper.companion.reporter import TrainerState, utf8_text
+from stepkeeper.companion.stopwatch import Activity, Stopwatch, measure_age_s
 from stepkeeper.contract import CommitPoint, ReportPhase
 from stepkeeper.contract.report import MAX_METRICS
 from stepkeeper.loggers import logger
@@ -18,6 +19,7 @@ from stepkeeper.loggers import logger
 __all__ = ["Progress", "select_stored_metrics"]
 
 _log: Final = logger(__name__)
+_ACTIVITIES: Final = {ReportPhase.RESTORING: Activity.RESTORE, ReportPhase.SAVING: Activity.SAVE}
 _ERROR_LIMIT: Final = 2000
 _UNREAD: Final = "?"
 _NAME_LIMIT: Final = 128
@@ -42,6 +44,7 @@ class Progress:
         """The `_latest` that was sent last."""
 
         self._last_step_s: float | None = None
+        self._stopwatch = Stopwatch(measure_age_s())
         self._complained: set[str] = set()
         """Names of metrics that a warning has named: one warning each is enough."""
 
@@ -59,14 +62,18 @@ class Progress:
         now_s = time.monotonic()
         millis = None if self._last_step_s is None else int((now_s - self._last_step_s) * 1000)
         self._last_step_s = now_s
+        self._stopwatch.count_step()
         self._latest = (step, millis, metrics)
 
     def set_phase(self, phase: ReportPhase) -> None:
         """Record that the process has reached `phase`."""
+        if (activity := _ACTIVITIES.get(phase)) is not None:
+            self._stopwatch.switch(activity)
         self._change(lambda state: replace(state, phase=phase))
 
     def record_restore(self, restored: CommitPoint | None) -> None:
         """Record that training begins, from the commit `restored` or from scratch."""
+        self._stopwatch.begin_training()
         self._change(lambda state: replace(state, restored=restored, phase=ReportPhase.TRAINING))
 
     def record_notice(self, source: str) -> None:
@@ -76,6 +83,10 @@ class Progress:
     def set_in_flight(self, step: int | None) -> None:
         """Record that the save of `step` is in flight; None: no save is."""
         self._change(lambda state: replace(state, in_flight_step=step))
+
+    def record_stall(self, stall_s: float) -> None:
+        """Record that the train thread waited so many seconds for a save that has ended."""
+        self._stopwatch.add_stall(stall_s)
 
     def set_error(self, error: str | None) -> None:
         """Record the newest error; None once it is resolved."""
@@ -89,7 +100,7 @@ class Progress:
 
     def _change(self, change: Callable[[TrainerState], TrainerState]) -> None:
         with self._lock:
-            state = change(self._state)
+            state = replace(change(self._state), spent=self._stopwatch.read())
             latest = self._latest
             if latest is not None:
                 step, millis, metrics = latest

@@ -23,6 +23,7 @@ from stepkeeper.contract import (
     Report,
     ReportedCommit,
     ReportPhase,
+    TimeSpent,
 )
 from stepkeeper.contract.report import MAX_COMMITS
 
@@ -43,6 +44,7 @@ class TrainerState:
     step_millis: int | None = None
     in_flight_step: int | None = None
     restored: CommitPoint | None = None
+    spent: TimeSpent | None = None
     notice: str | None = None
     error: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)
@@ -191,6 +193,7 @@ class Reporter:
                 commits=self._commits,
                 in_flight_step=state.in_flight_step,
                 restored=state.restored,
+                spent=state.spent,
                 notice=state.notice,
                 error=state.error or (log.error and utf8_text(log.error)),
                 metrics=state.metrics,

@@ -29,6 +29,7 @@ from stepkeeper.contract.report import (
     ReportedCommit,
     ReportPhase,
     SlowestRank,
+    TimeSpent,
 )
 from stepkeeper.contract.restarts import (
     FENCED,
@@ -97,6 +98,7 @@ __all__ = [
     "Settings",
     "SlowestRank",
     "Termination",
+    "TimeSpent",
     "Verdict",
     "is_disruption",
     "token_audience",

@@ -6,7 +6,16 @@ from typing import Annotated, Final, Self, TypeAlias
 
 from stepkeeper.contract.wire import AtMost, ContractError, Else, decode_message, encode_json
 
-__all__ = ["CommitPoint", "Directive", "Head", "Report", "ReportPhase", "ReportedCommit", "SlowestRank"]
+__all__ = [
+    "CommitPoint",
+    "Directive",
+    "Head",
+    "Report",
+    "ReportPhase",
+    "ReportedCommit",
+    "SlowestRank",
+    "TimeSpent",
+]
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
 MAX_COMMITS: Final = 32
@@ -77,6 +86,27 @@ class SlowestRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSpent:
+    """The time of rank 0's process so far, by what it was spent on. Each moment is in one field, or in none yet."""
+
+    init_millis: int = 0
+    """From the start of the process to the restore: imports, devices, the process group, the claim of the root."""
+
+    restore_millis: int = 0
+    compile_millis: int = 0
+    """From the restore to the end of the second step: the first two compile."""
+
+    train_millis: int = 0
+    """All later steps, without the time in `save_millis` and `data_millis`."""
+
+    save_millis: int = 0
+    """Time that the train thread waited for saves."""
+
+    data_millis: int = 0
+    """Time that the train thread waited for data, as far as the training reports it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """One report. The pod of its token identifies the sender, never a name in the report."""
 
@@ -103,6 +133,7 @@ class Report:
     """The commit that this attempt resumed from. None: from scratch (once the phase is Training)."""
 
     ranks: SlowestRank | None = None
+    spent: TimeSpent | None = None
     notice: str | None = None
     error: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)

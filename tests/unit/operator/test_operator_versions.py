@@ -204,8 +204,8 @@ async def test_what_a_newer_operator_wrote_stays_in_the_status_whatever_happens(
     raw = world.cluster.objects[PLACE]
     status = raw["status"]
     newer = status | {
-        "goodput": {"percent": 97},
-        "progress": {"display": "30/1000"} | status["progress"],
+        "energy": {"joules": 97},
+        "progress": {"epoch": "30/1000"} | status["progress"],
         "attempts": [{"lostSteps": each["number"]} | each for each in status["attempts"]],
         "operator": {"hangs": 2} | status["operator"],
         "conditions": [*status["conditions"], pending(status)],
@@ -215,8 +215,8 @@ async def test_what_a_newer_operator_wrote_stays_in_the_status_whatever_happens(
         world, "restart, look, report 9 90, run, fail, run 20, suspend, run, resume, run, phase Running"
     )
     found = world.cluster.objects[PLACE]["status"]
-    assert found["goodput"] == {"percent": 97}
-    assert (found["progress"]["display"], found["operator"]["hangs"]) == ("30/1000", 2)
+    assert found["energy"] == {"joules": 97}
+    assert (found["progress"]["epoch"], found["operator"]["hangs"]) == ("30/1000", 2)
     assert [each.get("lostSteps") for each in found["attempts"]][:3] == [1, 2, None]
     assert pending(status) in found["conditions"]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from stepkeeper_operator.api.base import Count, StatusPart, Timestamp
+from stepkeeper_operator.api.base import BriefPart, Count, Timestamp
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 
 __all__ = [
@@ -89,7 +89,7 @@ class ConditionStatus(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class Condition(StatusPart):
+class Condition(BriefPart):
     type: Annotated[str, Field(min_length=1, max_length=64)]
     """Name of the condition, for example Accepted. Each kind has its own."""
 
@@ -106,7 +106,7 @@ class Condition(StatusPart):
     """Time of the last change of status."""
 
     observed_generation: Count | None = None
-    """Generation of the spec that the condition is about."""
+    """Generation of the spec that the condition is about. Absent: that of the whole status."""
 
 
 _STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
@@ -145,7 +145,7 @@ def merge_conditions(
     updates: Iterable[ConditionUpdate],
     kinds: type[StrEnum],
     *,
-    generation: int,
+    generation: int | None,
     now: float,
 ) -> tuple[Condition, ...]:
     """Merge `updates` into the conditions of an object.

@@ -68,8 +68,8 @@ def _load_history(view: View, *, new_commit: bool) -> JobHistory:
     newest = max([*numbers, -1 if view.jobset is None else view.jobset.number])
     if newest >= known.job_sets:
         # The status was lost, or is older than this JobSet.
-        n_starts = known.starts_without_checkpoint
-        operator = OperatorState(job_sets=newest + 1, starts_without_checkpoint=n_starts)
+        kept = ("starts_without_checkpoint", "accounted_attempts", "accounted")
+        operator = OperatorState(job_sets=newest + 1, **{name: getattr(known, name) for name in kept})
         next_start_time = None
     history = JobHistory(
         attempts=status.attempts, restarts=restarts, operator=operator, next_start_time=next_start_time

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stepkeeper.contract import AttemptKind, Verdict
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
-    MAX_ATTEMPTS,
+    SHOWN_ATTEMPTS,
     Attempt,
     OperatorState,
     RestartsStatus,
@@ -67,7 +67,7 @@ class JobHistory:
             restarts = add_restarts(restarts, last.cause, 1)
         earliest = 0 if last is None or last.end is None else last.end
         attempt = Attempt(number=1 if last is None else last.number + 1, start=max(earliest, int(start)))
-        attempts = (*self.attempts, attempt)[-MAX_ATTEMPTS:]
+        attempts = (*self.attempts, attempt)[-SHOWN_ATTEMPTS:]
         opened = replace(self, attempts=attempts, restarts=restarts, next_start_time=None)
         n_starts = self.operator.starts_without_checkpoint + 1
         template = {} if start_key is None else {"started_template": start_key}

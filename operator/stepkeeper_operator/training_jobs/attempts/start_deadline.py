@@ -52,8 +52,9 @@ def find_hold(view: View) -> Condition | None:
     held = find_condition(view.job.status.conditions, ConditionType.SUSPENDED)
     if held is None or held.reason != Reason.START_DEADLINE_EXCEEDED:
         return None
-    changed = view.observed.accepted and held.observed_generation != view.job.metadata.generation
-    return None if changed or was_edited(view, view.job.status.operator) else held
+    job = view.job
+    changed = view.observed.accepted and job.status.observed_generation != job.metadata.generation
+    return None if changed or was_edited(view, job.status.operator) else held
 
 
 def is_held(view: View, history: JobHistory) -> bool:

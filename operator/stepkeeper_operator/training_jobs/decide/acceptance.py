@@ -200,7 +200,7 @@ def add_refusals(accepted: ConditionUpdate, view: View) -> ConditionUpdate:
         return accepted
     before = find_condition(view.job.status.conditions, ConditionType.ACCEPTED)
     if not view.observed.has_acted and before is not None and is_refused(view.job.status):
-        if before.observed_generation != view.job.metadata.generation:
+        if view.job.status.observed_generation != view.job.metadata.generation:
             return accepted  # the edit of the spec may have fixed it
         return replace(accepted, status=False, reason=Reason(before.reason), message=before.message)
     if not view.observed.rejections:

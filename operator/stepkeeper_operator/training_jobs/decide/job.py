@@ -33,6 +33,7 @@ from stepkeeper_operator.training_jobs.decide.acceptance import (
 )
 from stepkeeper_operator.training_jobs.decide.conditions import derive_conditions, derive_phase
 from stepkeeper_operator.training_jobs.decide.events import derive_events
+from stepkeeper_operator.training_jobs.decide.goodput import derive_goodput
 from stepkeeper_operator.training_jobs.decide.grace import derive_grace
 from stepkeeper_operator.training_jobs.decide.pending import derive_pending, find_started_settings
 from stepkeeper_operator.training_jobs.decide.running import compute_missing_s
@@ -43,6 +44,7 @@ from stepkeeper_operator.training_jobs.decide.status import (
     mirror_storage,
     show_autocheckpoint,
 )
+from stepkeeper_operator.training_jobs.decide.summary import find_why, show_last_end
 from stepkeeper_operator.training_jobs.decide.terminating_pods import derive_stuck, find_lost_pods
 from stepkeeper_operator.training_jobs.decision import (
     RELYING_ON_STATUS,
@@ -119,8 +121,8 @@ def _decide_unfinished(view: View, accepted: ConditionUpdate) -> Decision:
 
 
 def _update_conditions(view: View, updates: tuple[ConditionUpdate, ...]) -> tuple[Condition, ...]:
-    before, generation = view.job.status.conditions, view.job.metadata.generation
-    return merge_conditions(before, updates, ConditionType, generation=generation, now=view.now)
+    # All are of the generation that the status names.
+    return merge_conditions(view.job.status.conditions, updates, ConditionType, generation=None, now=view.now)
 
 
 def _compose_status(
@@ -140,17 +142,21 @@ def _compose_status(
     )
     if view.observed.unreadable and view.job.status.resources is not None:  # `placement` may be a stand-in
         resources = view.job.status.resources.model_copy(update={"job_set": plan.job_set})
+    goodput, operator = derive_goodput(view, plan.history, checkpoint)
+    phase, attempts = derive_phase(conditions, view.jobset, plan.history), plan.history.attempts
     return TrainingJobStatus(
         observed_generation=view.job.metadata.generation,
-        phase=derive_phase(conditions, view.jobset, plan.history),
+        phase=phase,
+        why=find_why(phase, conditions, attempts),
         conditions=conditions,
         checkpoint=checkpoint,
-        attempts=plan.history.attempts,
-        restarts=plan.history.restarts,
+        attempts=attempts,
+        restarts=show_last_end(plan.history.restarts, attempts),
         progress=progress,
+        goodput=goodput,
         resources=resources,
         next_start_time=plan.history.next_start_time,
-        operator=plan.history.operator,
+        operator=operator,
     )
 
 
@@ -227,4 +233,5 @@ def _without_progress(status: TrainingJobStatus) -> TrainingJobStatus:
     attempts = status.attempts
     if attempts and attempts[-1].end is None:
         attempts = (*attempts[:-1], attempts[-1].model_copy(update={"to_step": None}))
-    return status.model_copy(update={"progress": None, "checkpoint": checkpoint, "attempts": attempts})
+    update = {"progress": None, "goodput": None, "checkpoint": checkpoint, "attempts": attempts}
+    return status.model_copy(update=update)
