@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
 from typing import Self, SupportsIndex
@@ -24,6 +25,7 @@ from stepkeeper.restore.listing import record_uri
 from stepkeeper.results import RestoreResult, StepOutcome
 from stepkeeper.save.given_state import GivenState, SaveRequest, build_request, check_target
 from stepkeeper.save.in_flight import InFlight
+from stepkeeper.stacks.pace import mark_stage
 from stepkeeper.training.environment import PodPaths, check_world_size, read_environment
 from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
@@ -345,6 +347,21 @@ class CheckpointManager(ManagerInspection):
         ended = self._parts.saver.wait_until_idle(timeout_s)
         self._parts.ending.raise_failure(newest=True)
         return ended
+
+    def phase(self, name: str, limit_s: float | None = None) -> AbstractContextManager[None]:
+        """Mark a block, such as an evaluation, as no part of a step: the job's limit for hanging steps isn't its limit.
+
+        Args:
+            name: Name of the phase, of 1 to 64 printable characters.
+            limit_s: Seconds after which it hangs; None: `spec.hang.startupSeconds` of the job.
+
+        Raises:
+            TypeError, ValueError: `name` isn't such a text, or `limit_s` isn't a number greater than 0.
+
+        Ranks:
+            All ranks mark the same phases, from the train thread.
+        """
+        return self._parts.progress.in_stage(mark_stage(name, limit_s))
 
     def request_stop(self) -> None:
         """Make all ranks stop at one of the next steps, as after SIGTERM.

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Self, TypeAlias
 
 from stepkeeper.contract.wire import AtMost, ContractError, Else, decode_message, encode_json
 
-__all__ = ["CommitPoint", "Directive", "Head", "Report", "ReportPhase", "ReportedCommit", "SlowestRank"]
+__all__ = ["CommitPoint", "Directive", "Hang", "Head", "Report", "ReportPhase", "ReportedCommit", "SlowestRank"]
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
 MAX_COMMITS: Final = 32
@@ -77,6 +77,26 @@ class SlowestRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A training that stays where it is for longer than its job allows, as its pods found out."""
+
+    kind: Annotated[str, AtMost(64)]
+    """What hangs, in one word, such as Stopped. Later versions may add kinds."""
+
+    since_unix_s: UnixTime
+    """When the training last moved."""
+
+    ranks: tuple[int, ...] = ()
+    """The ranks that the others wait for; all ranks if none stands out."""
+
+    text: Annotated[str, AtMost(1024)]
+    """What each rank does, for people."""
+
+    stacks: Annotated[str, AtMost(32 * 1024)]
+    """The stacks of the ranks' threads, shortened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """One report. The pod of its token identifies the sender, never a name in the report."""
 
@@ -108,6 +128,9 @@ class Report:
     metrics: dict[str, str] = field(default_factory=dict)
     stacks: Annotated[str, AtMost(16 * 1024)] | None = None
     """The newest stacks of the ranks' threads, shortened. They are reported once."""
+
+    hang: Hang | None = None
+    """The present hang, in each report while it lasts."""
 
     def __post_init__(self) -> None:
         if len(self.commits) > MAX_COMMITS:
