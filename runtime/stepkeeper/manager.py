@@ -212,9 +212,8 @@ class CheckpointManager(ManagerInspection):
         parts.steps.last_step.forget()
         parts.prepare_saves(target, is_restored=record is not None)
         parts.save_hooks.log_restore(record, parts.store.uri, time.monotonic() - began_s)
-        parts.progress.record_restore(
-            None if record is None else CommitPoint(sequence=record.slot, step=record.step)
-        )
+        restored = None if record is None else CommitPoint(sequence=record.slot, step=record.step)
+        parts.progress.record_restore(restored)
         # The interval to the next save begins here.
         parts.steps.decider.on_save_started()
         return None if record is None else self._describe(record)
@@ -279,9 +278,8 @@ class CheckpointManager(ManagerInspection):
             parts.ending.stop_at(request)
             return StepOutcome(step=step, stop=True)
         parts.ending.raise_failure()
-        if not parts.steps.decider.is_save_due(step) or parts.steps.has_saved(step):
-            return StepOutcome(step=step)
-        return StepOutcome(step=step, in_flight=parts.steps.start_save(request))
+        saves = parts.steps.decider.is_save_due(step) and not parts.steps.has_saved(step)
+        return StepOutcome(step=step, in_flight=parts.steps.start_save(request) if saves else None)
 
     @training_call
     def save(self, step: int, state: GivenState, metrics: Mapping[str, object] | None = None) -> InFlight:
@@ -349,14 +347,11 @@ class CheckpointManager(ManagerInspection):
         return ended
 
     def phase(self, name: str, limit_s: float | None = None) -> AbstractContextManager[None]:
-        """Mark a block, such as an evaluation, as no part of a step: the job's limit for hanging steps isn't its limit.
+        """Mark a block, such as an evaluation, as no part of a step: it may take longer before it counts as hanging.
 
         Args:
             name: Name of the phase, of 1 to 64 printable characters.
-            limit_s: Seconds after which it hangs; None: `spec.hang.startupSeconds` of the job.
-
-        Raises:
-            TypeError, ValueError: `name` isn't such a text, or `limit_s` isn't a number greater than 0.
+            limit_s: Seconds that it may take, greater than 0; None: `spec.hang.startupSeconds` of the job.
 
         Ranks:
             All ranks mark the same phases, from the train thread.

@@ -14,8 +14,8 @@ from stepkeeper.policy.keep import AnyOf as KeepAnyOf
 from stepkeeper.policy.keep import KeepPolicy, LastN, from_retention
 from stepkeeper.policy.save import AnyOf, AtSteps, Auto, EveryNSteps, SavePolicy, from_interval, parts_of
 from stepkeeper.quantities import check_number, check_whole
-from stepkeeper.storage import check_slashes, expand_home
 from stepkeeper.stacks.pace import PaceLimits
+from stepkeeper.storage import check_slashes, expand_home
 from stepkeeper.tier import TierPlace
 from stepkeeper.training.environment import Environment
 

@@ -185,9 +185,9 @@ M = TypeVar("M", bound=_HasParts)
 def training_call(call: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
     """Register, while the manager's method `call` runs, that the training is in it. Remember a fence that it raises.
 
-    Its time is no part of a step, for the watch on hangs. The call's waits end at a notice's deadline. If it is stuck anyway, the process is ended before the kill.
+    The call's waits end at a notice's deadline. If it is stuck anyway, the process is ended before the kill. Its time
+    is no part of a step.
     """
-
     stage = RESTORE if call.__name__ == "restore" else SAVE
 
     @wraps(call)

@@ -43,7 +43,7 @@ class Companion(RootClaims):
         *,
         claiming: ClaimRequest | None = None,
         stack_meeting: StackMeeting | None = None,
-        pace_limits: PaceLimits = PaceLimits(),
+        pace_limits: PaceLimits | None = None,
     ) -> None:
         """Store the arguments; no process is started yet.
 
@@ -53,10 +53,11 @@ class Companion(RootClaims):
             claiming: The first claim to make, without its base.
             stack_meeting: Where the companions of all ranks meet; None if stacks aren't read.
             pace_limits: When a step, or a stage between steps, takes so long that the stacks of all ranks are dumped.
+                None: never.
         """
         super().__init__(claiming or ClaimRequest())
         self._stack_meeting = stack_meeting
-        self._pace_limits = pace_limits
+        self._pace_limits = pace_limits or PaceLimits()
         self._stack_address: Mapping[str, Any] | None = None
         self._opening = opening
         self._on_directive = on_directive

@@ -6,7 +6,16 @@ from typing import Annotated, Final, Self, TypeAlias
 
 from stepkeeper.contract.wire import AtMost, ContractError, Else, decode_message, encode_json
 
-__all__ = ["CommitPoint", "Directive", "Hang", "Head", "Report", "ReportPhase", "ReportedCommit", "SlowestRank"]
+__all__ = [
+    "CommitPoint",
+    "Directive",
+    "Hang",
+    "Head",
+    "Report",
+    "ReportPhase",
+    "ReportedCommit",
+    "SlowestRank",
+]
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
 MAX_COMMITS: Final = 32

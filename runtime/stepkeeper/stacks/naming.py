@@ -85,9 +85,7 @@ _LIBRARY: Final = re.compile(
 
 _DATA_FILES: Final = re.compile(r"-packages/torch/utils/data/")
 _STORE_FRAMES: Final = re.compile(r"-packages/torch/distributed/.* (.*store.*|.*rendezvous.*)$")
-_DEVICE_FILES: Final = re.compile(
-    r"-packages/(torch/(distributed|autograd|cuda|nn/parallel)|torch_xla)/"
-)
+_DEVICE_FILES: Final = re.compile(r"-packages/(torch/(distributed|autograd|cuda|nn/parallel)|torch_xla)/")
 _MANAGER_FILES: Final = re.compile(_OURS)
 _STORE_CALL: Final = re.compile(r"\bstore\w*\.(get|wait|set|add|compare_set|multi_get)\(")
 _DEVICE_CALL: Final = re.compile(r"\.(item|cpu|tolist|synchronize)\(|\b(work|handle|req)\w*\.wait\(")
@@ -150,26 +148,25 @@ def _find_place(rank: RankStacks) -> tuple[_Place, str]:
 
 
 def _find_kind(rank: RankStacks, frames: list[_Frame], inner: list[_Frame]) -> _Place:
-    if rank.state in {"T", "t"}:
-        return _STOPPED
+    """Find what the rank does. The first rule that holds decides."""
     files = [frame.file for frame in inner]
-    # A data set without workers runs in the main thread, below the data loader.
-    if any(_DATA_FILES.search(frame.file) for frame in frames):
-        return _GIL if rank.source is Source.SIGNAL else _DATA
     in_store = any(_STORE_FRAMES.search(f"{frame.file} {frame.function}") for frame in inner[:2])
-    if in_store or _STORE_CALL.search(rank.line):
-        return _STORE
-    if any(map(_DEVICE_FILES.search, files)):
-        return _COLLECTIVE  # also with Python's lock, which some of them hold
-    if rank.source is Source.SIGNAL:
-        return _GIL
-    if any(map(_MANAGER_FILES.search, files)):
-        return _MANAGER
-    if not inner and _DEVICE_CALL.search(rank.line):
-        return _COLLECTIVE
-    if rank.state == "D":
-        return _KERNEL
-    return _UNREAD if rank.source is Source.NONE else _CODE
+    holds_lock = rank.source is Source.SIGNAL
+    rules = (
+        (rank.state in {"T", "t"}, _STOPPED),
+        # A data set without workers runs in the main thread, below the data loader.
+        (any(_DATA_FILES.search(frame.file) for frame in frames), _GIL if holds_lock else _DATA),
+        (in_store or _STORE_CALL.search(rank.line), _STORE),
+        # Also with Python's lock, which some collectives hold.
+        (any(map(_DEVICE_FILES.search, files)), _COLLECTIVE),
+        (holds_lock, _GIL),
+        (any(map(_MANAGER_FILES.search, files)), _MANAGER),
+        (not inner and _DEVICE_CALL.search(rank.line), _COLLECTIVE),
+        (rank.state == "D", _KERNEL),
+        (rank.source is Source.NONE, _UNREAD),
+        (True, _CODE),
+    )
+    return next(place for holds, place in rules if holds)
 
 
 def find_main_frame(text: str) -> tuple[str, int] | None:

@@ -106,7 +106,7 @@ class StackRequest:
     signal: int | None
     """The signal that makes the trainer write its stacks in C code; None without a free signal."""
 
-    limits: PaceLimits = PaceLimits()
+    limits: PaceLimits
     """When a step, or a stage between steps, takes too long."""
 
     secret: str | None = None
