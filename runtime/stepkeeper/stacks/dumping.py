@@ -47,6 +47,7 @@ class StackDumper:
         limits: PaceLimits,
         on_dumped: Callable[[str], None],
         on_hang: Callable[[Hang | None], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the thread, which watches the trainer by these `limits`.
 
@@ -59,7 +60,8 @@ class StackDumper:
         self._on_dumped = on_dumped
         self._on_hang = on_hang
         self._changed = threading.Condition()
-        self._pace = Pace(since_s=time.monotonic())
+        self._clock = clock
+        self._pace = Pace(since_s=clock())
         self._reason: str | None = None
         self._is_spread = False
         """True if the reason came from rank 0, which has sent it to all."""
@@ -67,7 +69,9 @@ class StackDumper:
         self._hangs = False
         """In rank 0: True while the training is known to hang."""
 
-        self._dumped_s = float("-inf")
+        self._began_s = self._dumped_s = float("-inf")
+        """When the last dump began, and ended."""
+
         self._stacks: dict[int, RankStacks] = {}
         """In rank 0, the stacks that ranks have sent for the present dump."""
 
@@ -83,7 +87,7 @@ class StackDumper:
     def see(self, stage: Stage | None, step: int | None) -> None:
         """Record the trainer's stage, None while it makes steps, and its last finished step."""
         with self._changed:
-            before, self._pace = self._pace, self._pace.see(stage, step, time.monotonic())
+            before, self._pace = self._pace, self._pace.see(stage, step, self._clock())
             if self._pace is before:
                 return
             if self._hangs:
@@ -102,7 +106,7 @@ class StackDumper:
         """Handle a message of another rank's companion. An unknown message, of a later version, is ignored."""
         if isinstance(reason := message.get("ask"), str):
             with self._changed:
-                if self._reason is None and time.monotonic() - self._dumped_s >= _AGAIN_S:
+                if self._reason is None and self._clock() - self._dumped_s >= _AGAIN_S:
                     # Other ranks are linked with rank 0 only, and it has sent this to all of them.
                     self._reason, self._is_spread = reason, self._rank != 0
                     self._changed.notify_all()
@@ -128,9 +132,9 @@ class StackDumper:
             pace = self._pace
             hangs = self._watches_hangs and pace.n_noted > 0
             # Another rank noticed it a moment ago. All have been dumped for that, and answer no second time.
-            is_dumped = hangs and time.monotonic() - self._dumped_s < _AGAIN_S
+            is_dumped = hangs and self._clock() - self._dumped_s < _AGAIN_S and self._began_s >= pace.since_s
             if not is_dumped:
-                self._stacks = {}
+                self._began_s, self._stacks = self._clock(), {}
         if not is_dumped:
             self._dump_all(reason, is_spread=is_spread)
         if self._rank != 0:
@@ -164,7 +168,7 @@ class StackDumper:
         texts = {rank: own.text for rank, own in stacks.items()}
         hang = Hang(
             kind=named.kind,
-            since_unix_s=int(time.time() - (time.monotonic() - pace.since_s)),
+            since_unix_s=int(time.time() - (self._clock() - pace.since_s)),
             ranks=named.ranks[:_MAX_RANKS],
             text=named.text,
             stacks=shorten_stacks(reason, texts, HANG_LIMIT, first=named.ranks),
@@ -186,9 +190,9 @@ class StackDumper:
         with self._changed:
             while self._reason is None:
                 from_s = self._pace.slow_from_s(self._limits)
-                left_s = None if from_s is None else from_s - time.monotonic()
+                left_s = None if from_s is None else from_s - self._clock()
                 if left_s is not None and left_s <= 0:
-                    self._reason = self._pace.describe(time.monotonic())
+                    self._reason = self._pace.describe(self._clock())
                     self._pace = self._pace.note()
                 else:
                     self._changed.wait(left_s)
@@ -196,7 +200,7 @@ class StackDumper:
 
     def _settle(self) -> None:
         """Mark the dump as done, also for the slow step that this rank would find by itself in a moment."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         with self._changed:
             self._dumped_s, self._reason, self._is_spread = now_s, None, False
             from_s = self._pace.slow_from_s(self._limits)

@@ -87,7 +87,7 @@ _DATA_FILES: Final = re.compile(r"-packages/torch/utils/data/")
 _STORE_FRAMES: Final = re.compile(r"-packages/torch/distributed/.* (.*store.*|.*rendezvous.*)$")
 _DEVICE_FILES: Final = re.compile(r"-packages/(torch/(distributed|autograd|cuda|nn/parallel)|torch_xla)/")
 _MANAGER_FILES: Final = re.compile(_OURS)
-_STORE_CALL: Final = re.compile(r"\bstore\w*\.(get|wait|set|add|compare_set|multi_get)\(")
+_STORE_CALL: Final = re.compile(r"store\w*\.(get|wait|set|add|compare_set|multi_get)\(")
 _DEVICE_CALL: Final = re.compile(r"\.(item|cpu|tolist|synchronize)\(|\b(work|handle|req)\w*\.wait\(")
 
 

@@ -42,7 +42,7 @@ IN_WORK: Final = stacks(TRAIN, line="work.wait()")
 IN_ITEM: Final = stacks(TRAIN, line="print(loss.item())")
 IN_XLA: Final = stacks(f"{LIB}/site-packages/torch_xla/torch_xla.py 92 sync", TRAIN)
 IN_LOOP: Final = stacks("/app/train.py 43 spin", TRAIN, line="while True: pass", state="R")
-IN_STORE: Final = stacks("/app/train.py 34 main", line='st_store.get("key")')
+IN_STORE: Final = stacks("/app/train.py 34 main", line='store.get("key")')
 IN_RENDEZVOUS: Final = stacks(f"{TORCH}/distributed/distributed_c10d.py 980 _store_based_barrier", TRAIN)
 IN_MANAGER: Final = stacks(
     f"{LIB}/threading.py 331 wait",
@@ -102,7 +102,7 @@ UNREAD: Final = RankStacks(text="", source=Source.NONE, state="R")
             (),
             "Store",
             (0,),
-            'store of the process group at /app/train.py:34 in main: st_store.get("key")',
+            'store of the process group at /app/train.py:34 in main: store.get("key")',
         ),
         ([IN_RENDEZVOUS, IN_RENDEZVOUS], (), "Store", (0, 1), "ranks 0-1 are waiting for a key in the store"),
         ([ON_DISK], (), "Kernel", (0,), "rank 0 is waiting in the kernel, for a disk or a device"),
@@ -124,8 +124,7 @@ UNREAD: Final = RankStacks(text="", source=Source.NONE, state="R")
             (),
             "NotInCollective",
             (2,),
-            "rank 2 is running Python code at /app/train.py:43 in spin: while True: pass; "
-            "ranks 0-1, 3 are waiting in a collective, or for its device at /app/train.py:30 in main",
+            "rank 2 is running Python code at /app/train.py:43 in spin: while True: pass; ranks 0-1, 3 are waiting",
         ),
         (
             [IN_REDUCE, IN_BARRIER, IN_REDUCE],

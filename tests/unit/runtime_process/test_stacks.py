@@ -2,6 +2,7 @@
 
 import os
 import queue
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
@@ -47,42 +48,46 @@ def test_a_slow_step_of_one_rank_has_all_ranks_dumped() -> None:
     dumper.see(SAVE, 3)
 
 
+HANGING: Final = PaceLimits(least_millis=1, hang=HangLimits(startup_s=3600))
+
+
 def test_a_hang_is_reported_once_with_the_stacks_of_all_ranks_until_something_moves() -> None:
     hangs: queue.Queue[Hang | None] = queue.Queue()
     other = {"stacks": "theirs\n", "source": "none", "state": "T"}
     others = Others(lambda: dumper.receive(1, other))
-    dumper = StackDumper(
-        0,
-        lambda: RankStacks(text=LOOP),
-        limits=PaceLimits(hang=HangLimits(startup_s=0)),
-        on_dumped=print,
-        on_hang=hangs.put,
-    )
+    mine = RankStacks(text=LOOP)
+    dumper = StackDumper(0, lambda: mine, limits=HANGING, on_dumped=print, on_hang=hangs.put)
     dumper.mesh = cast(MeshHost, others)
-    dumper.see(RESTORE, None)
+    for step in range(1, 4):
+        dumper.see(None, step)
     hang = hangs.get(timeout=PATIENCE_S)
     assert hang is not None
     assert (hang.kind, hang.ranks) == ("Stopped", (1,))
-    assert hang.stacks.startswith("because stage 'restore' has lasted for 0 s\nrank 1:\ntheirs\nrank 0:\n")
-    dumper.see(mark_stage("eval", 600), None)
+    assert re.match(r"because no step has followed step 3 .*\nrank 1:\ntheirs\nrank 0:\n", hang.stacks)
+    dumper.see(mark_stage("eval", 600), 3)
     assert hangs.get(timeout=PATIENCE_S) is None
     assert hangs.empty()
 
 
 def test_a_hang_that_another_rank_noticed_first_is_reported_by_the_stacks_of_that_moment() -> None:
+    dumps: queue.Queue[str] = queue.Queue()
     hangs: queue.Queue[Hang | None] = queue.Queue()
-    reads: queue.Queue[None] = queue.Queue()
+    reads, now_s = [], 0.0
 
     def read() -> RankStacks:
-        reads.put(None)
+        reads.append(1)
         return RankStacks(text=LOOP)
 
-    limits = PaceLimits(hang=HangLimits(startup_s=1))
-    dumper = StackDumper(0, read, limits=limits, on_dumped=print, on_hang=hangs.put)
-    dumper.receive(1, {"ask": "no step has followed step 3"})
+    dumper = StackDumper(0, read, limits=HANGING, on_dumped=dumps.put, on_hang=hangs.put, clock=lambda: now_s)
+    for now_s in (0.0, 1.0, 2.0):
+        dumper.see(None, int(now_s))
+    now_s = 11.99
+    dumper.receive(1, {"ask": "no step has followed step 2"})
+    assert dumps.get(timeout=PATIENCE_S).startswith("because no step has followed step 2\n")
+    now_s = 13.0
     assert hangs.get(timeout=PATIENCE_S) is not None
-    assert reads.qsize() == 1
-    dumper.see(mark_stage("eval", 600), None)
+    assert len(reads) == 1
+    dumper.see(mark_stage("eval", 600), 3)
 
 
 LOOP: Final = """Thread 0x00007f4c8d7fe6c0 (most recent call first):
