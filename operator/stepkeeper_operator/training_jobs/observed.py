@@ -6,7 +6,7 @@ their JobSet, and how often JobSet had restarted it before.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS, ConditionStatus
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
@@ -88,6 +88,9 @@ class Observed:
 
     pods: tuple[Pod, ...] = ()
     """The remaining pods of all attempts."""
+
+    saved_stacks: Mapping[str, Any] | None = None
+    """The ConfigMap of stacks that this operator process wrote last for the job."""
 
     leftover: Leftover | None = None
     """Set only if there is no JobSet."""
@@ -211,6 +214,9 @@ class JobMemory:
     jobset_read_at: float = float("-inf")
     foreign_suspended_jobset: str | None = None
     """Uid of the JobSet that another controller, such as Kueue, suspended at its creation."""
+
+    saved_stacks: Mapping[str, Any] | None = None
+    """The newest ConfigMap of stacks."""
 
     has_acted: bool = False
     """True once a decision was applied. Until then it is unknown which writes the API server refuses."""

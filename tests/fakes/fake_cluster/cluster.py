@@ -195,14 +195,14 @@ class FakeCluster(Cluster):
         *,
         uid: str,
         foreground: bool = False,
-        at_once: bool = False,
+        grace_s: int | None = None,
     ) -> None:
         self._record_request("delete", resource, name)
         known = self.objects.get((resource.plural, namespace, name))
         if known is None:
             return
         self._check_versions(known, {"metadata": {"uid": uid}})
-        if at_once:
+        if grace_s == 0:
             assert namespace is not None  # only pods are deleted at once
             self.release_pod(namespace, name)
         elif not foreground and not known["metadata"].get("finalizers"):
