@@ -212,7 +212,9 @@ class Applier:
             body = _hang_patch(pod, action.message, now=self.shared.clock())
             await self.shared.cluster.patch_pod_status(pod.namespace, pod.name, body)
         for pod in action.pods:
-            await self.shared.cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, grace_s=_HUNG_GRACE_S)
+            await self.shared.cluster.delete(
+                PODS, pod.namespace, pod.name, uid=pod.uid, grace_s=_HUNG_GRACE_S
+            )
 
 
 def _keep_message(earlier: Rejection | None, text: str, generation: int) -> str:

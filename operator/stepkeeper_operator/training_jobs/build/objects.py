@@ -104,5 +104,7 @@ def _settings(job: CheckpointedTrainingJob, settings: OperatorSettings) -> Setti
             url=settings.report_url(job.metadata.namespace, job.metadata.name),
             report_interval_s=settings.report_interval_s,
         ),
-        hang=HangLimits(startup_s=hang.startup_seconds or settings.hang_startup_s, after_s=hang.after_seconds),
+        hang=HangLimits(
+            startup_s=hang.startup_seconds or settings.hang_startup_s, after_s=hang.after_seconds
+        ),
     )

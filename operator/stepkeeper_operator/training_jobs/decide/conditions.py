@@ -13,7 +13,6 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
     find_condition,
 )
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus
 from stepkeeper_operator.facts.jobset import JobSet, Workload
 from stepkeeper_operator.kinds.decision import find_soonest
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
@@ -42,7 +41,7 @@ _NOT_QUEUED_TEXT: Final = "the job is not queued: it has no JobSet, or no queue 
 
 
 def derive_conditions(
-    view: View, plan: Plan, accepted: ConditionUpdate, *, progress: ProgressStatus | None
+    view: View, plan: Plan, accepted: ConditionUpdate
 ) -> tuple[tuple[ConditionUpdate, ...], float | None]:
     """Derive all conditions of a running or ended job, and the seconds until one has to be judged again, if any."""
     running = derive_running(view, plan.history, waiting=plan.waiting)
@@ -51,7 +50,7 @@ def derive_conditions(
     active = running.status is True or running.reason == Reason.FINISHING  # all pods run or have exited 0
     reporting, look_s = _derive_reporting(view, plan.history, running=active)
     received = reporting.status if active else None
-    progressing, step_s = derive_progressing(view, plan.history, progress, running=active, received=received)
+    progressing, step_s = derive_progressing(view, plan.history, running=active, received=received)
     updates = [add_refusals(accepted, view), running, _derive_suspended(view, plan)]
     updates += _derive_quota(view, plan.history)
     before = find_condition(view.job.status.conditions, ConditionType.REPORTING)

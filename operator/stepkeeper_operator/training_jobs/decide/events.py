@@ -101,7 +101,7 @@ def _derive_condition_events(before: TrainingJobStatus, after: TrainingJobStatus
             case ConditionType.RUNNING:
                 news = changed and reason == Reason.NO_PODS
             case ConditionType.PROGRESSING:
-                news = is_stalled(after) and not is_stalled(before)
+                news = changed and is_stalled(after)
             case ConditionType.POD_STUCK:
                 news = changed and is_pod_stuck(after)
             case ConditionType.GRACE_SUFFICIENT:

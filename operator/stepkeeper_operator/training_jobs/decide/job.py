@@ -25,6 +25,7 @@ from stepkeeper_operator.training_jobs.decide.acceptance import NAME_TAKEN, chec
 from stepkeeper_operator.training_jobs.decide.conditions import derive_conditions, derive_phase
 from stepkeeper_operator.training_jobs.decide.events import derive_events
 from stepkeeper_operator.training_jobs.decide.grace import derive_grace
+from stepkeeper_operator.training_jobs.decide.hangs import follow_hang
 from stepkeeper_operator.training_jobs.decide.running import compute_missing_s
 from stepkeeper_operator.training_jobs.decide.save_requests import update_request
 from stepkeeper_operator.training_jobs.decide.status import (
@@ -76,10 +77,10 @@ def _decide_unfinished(view: View, accepted: ConditionUpdate) -> Decision:
     """
     jobset = view.jobset
     mirror = mirror_storage(view.job, view.observed, running=None if jobset is None else jobset.ordinal)
-    plan = plan_next(view, update_history(view, new_commit=mirror.new_commit))
+    plan = follow_hang(view, plan_next(view, update_history(view, new_commit=mirror.new_commit)))
     ends = plan.end is not None
-    progress = derive_progress(view, plan.history)
-    updates, look_s = derive_conditions(view, plan, accepted, progress=progress)
+    progress = derive_progress(view)
+    updates, look_s = derive_conditions(view, plan, accepted)
     grace = () if ends else derive_grace(view, plan.history, mirror.checkpoint)
     stuck, stuck_s = derive_stuck(view)
     conditions = _update_conditions(view, (*updates, *grace, *stuck))

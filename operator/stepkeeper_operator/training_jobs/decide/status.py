@@ -4,7 +4,6 @@ A root is one storage log, named by the nonce of its first entry. The log has nu
 a commit, `tail` the newest slot, and `head` the commit that the next attempt resumes.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -82,18 +81,13 @@ def show_autocheckpoint(
     return None if shown == CheckpointStatus() else shown
 
 
-def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
+def derive_progress(view: View) -> ProgressStatus | None:
     """Derive the progress part of the status."""
     before, observed = view.job.status.progress, view.observed
-    if before is not None and not history.is_attempt_of(view.job.status):
-        before = before.model_copy(update={"longest_step_millis": None})
     if observed.report is None:
         return before
     # A field that the report lacks keeps its value.
     report, before = observed.report.report, before or ProgressStatus()
-    current, longest_ms = find_current_report(observed, history), before.longest_step_millis
-    if current is not None and current.longest_step_s is not None:
-        longest_ms = max(longest_ms or 0, math.ceil(current.longest_step_s * 1000))
     step = before.step if report.step is None else report.step
     moved = report.step is not None and report.step != before.step
     total = view.job.spec.total_steps
@@ -105,7 +99,6 @@ def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
         eta_seconds=None if left is None or step_ms is None else min(_MAX_ETA_S, left * step_ms // 1000),
         step_millis=step_ms,
         last_progress_time=int(observed.report.received_at) if moved else before.last_progress_time,
-        longest_step_millis=longest_ms,
         slowest_rank=report.ranks.slowest if report.ranks is not None else before.slowest_rank,
         metrics=_convert_metrics(report.metrics) or before.metrics,
     )
