@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Final
 
+from operator_stories.happenings import HANG
 from operator_stories.story import Teller
 
 from fake_cluster.kubelets import training_report
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 
-_STEP_S: Final = 1800
 _DONE_S: Final = 3600
 
 
@@ -122,8 +122,8 @@ def _find_false_standstill(teller: Teller) -> str | None:
     """Find out whether the training is said to stand still, and doesn't. A status is written once a second at most."""
     world, kind = teller.world, teller.world.condition("Progressing")
     moved_s = world.now - teller.moved_at
-    if kind == (ConditionStatus.FALSE, "Stalled") and 1 <= moved_s < _STEP_S:
-        return f"Stalled, though a step was reported {moved_s} s before"
+    if kind == (ConditionStatus.FALSE, "Stalled") and moved_s >= 1 and not teller.hangs:
+        return "Stalled, though the last report named no hang"
     if kind == (ConditionStatus.FALSE, "PartiallyFinished"):
         known = [
             teller.done[pod["metadata"]["uid"]] for pod in world.pods if pod["metadata"]["uid"] in teller.done
@@ -155,14 +155,13 @@ async def check_standstill(teller: Teller) -> str | None:
     for _ in range(3):
         teller.report(steps=1, after_s=10)
         await world.reconcile()
-    reason = "PartiallyFinished" if teller.count_finished() else "Stalled"
-    progress = world.status.progress
-    longest_s = (
-        0
-        if progress is None or progress.longest_step_millis is None
-        else progress.longest_step_millis // 1000
-    )
-    teller.report(after_s=_DONE_S if teller.count_finished() else max(_STEP_S, 10 * longest_s))
+    done = bool(teller.count_finished())
+    reason = "PartiallyFinished" if done else "Stalled"
+    # Not a second time in one attempt: the pods of a job that restarts are ended for it.
+    hang = None if done or world.job.spec.hang.action == "Restart" else HANG
+    if not done and hang is None:
+        return None
+    teller.report(after_s=_DONE_S, hang=hang)
     await world.run_until_settled(rounds=1)
     if world.condition("Progressing") != (ConditionStatus.FALSE, reason):
         return f"it stands still, and Progressing is {world.condition('Progressing')}"

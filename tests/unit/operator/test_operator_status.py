@@ -1,6 +1,6 @@
 """Test the checkpoint and progress parts of the status, from reports and termination messages."""
 
-from typing import Any, Final
+from typing import Any
 
 from fake_cluster.facts import make_view
 from fake_cluster.kubelets import termination_message, training_report
@@ -8,13 +8,10 @@ from fake_cluster.stories import play, run_job, table
 from fake_cluster.world import World, training_job
 from stepkeeper.contract import CommitPoint, Head, Report, ReportedCommit, ReportPhase, SlowestRank
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT, OperatorState, RestartsStatus
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
-from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.decide.status import Mirror, derive_progress, mirror_storage
 from stepkeeper_operator.training_jobs.observed import Observed
-
-NO_HISTORY: Final = JobHistory(attempts=(), restarts=RestartsStatus(), operator=OperatorState())
 
 
 def job(**checkpoint: Any) -> CheckpointedTrainingJob:
@@ -108,20 +105,20 @@ def test_progress_is_a_percentage_an_estimate_and_the_time_it_was_last_seen_to_m
         ranks=SlowestRank(slowest=3, step=249),
         metrics={"loss": "1.25", "lr": "x" * 100},
     )
-    progress = derive_progress(make_view(job(), observed(report)), NO_HISTORY)
+    progress = derive_progress(make_view(job(), observed(report)))
     assert progress is not None
     assert (progress.percent, progress.eta_seconds, progress.slowest_rank) == (25, 1500, 3)
     assert progress.last_progress_time == 100
     assert [(metric.name, len(metric.value)) for metric in progress.metrics] == [("loss", 4), ("lr", 64)]
     known = job_with(progress={"step": 250, "lastProgressTime": "1970-01-01T00:00:50Z"})
-    progress = derive_progress(make_view(known, observed(report)), NO_HISTORY)
+    progress = derive_progress(make_view(known, observed(report)))
     assert progress is not None
     assert progress.last_progress_time == 50, "the step stands still"
 
 
 def test_an_estimate_beyond_all_bounds_is_one_that_the_api_keeps() -> None:
     report = training(step=0, step_millis=2**53)
-    progress = derive_progress(make_view(job(), observed(report)), NO_HISTORY)
+    progress = derive_progress(make_view(job(), observed(report)))
     assert progress is not None
     assert progress.eta_seconds == 2**53
 

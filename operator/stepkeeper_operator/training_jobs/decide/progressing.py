@@ -150,6 +150,6 @@ def _advise(job: CheckpointedTrainingJob) -> str:
     kubectl = f"kubectl -n {job.metadata.namespace}"
     return (
         "No pod is stopped, since a long export looks the same. To find where the training is, see the pods' logs "
-        f"({kubectl} logs POD -c trainer), or use py-spy dump in a pod. If the training hangs, delete one of its running "
-        f"pods ({kubectl} delete pod POD): all pods restart from the latest commit"
+        f"({kubectl} logs POD -c trainer), or use py-spy dump in a pod. If the training hangs, delete one of its "
+        f"running pods ({kubectl} delete pod POD): all pods restart from the latest commit"
     )
