@@ -9,6 +9,7 @@ from operator_stories.story import Teller
 from fake_cluster.kubelets import training_report
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.trainingjob import HangAction, HangSpec
 
 _DONE_S: Final = 3600
 
@@ -157,10 +158,9 @@ async def check_standstill(teller: Teller) -> str | None:
         await world.reconcile()
     done = bool(teller.count_finished())
     reason = "PartiallyFinished" if done else "Stalled"
-    # Not a second time in one attempt: the pods of a job that restarts are ended for it.
-    hang = None if done or world.job.spec.hang.action == "Restart" else HANG
-    if not done and hang is None:
-        return None
+    if not done and world.job.spec.hang == HangSpec(action=HangAction.RESTART, max_restarts=2):
+        return None  # it would end the attempt
+    hang = None if done else HANG
     teller.report(after_s=_DONE_S, hang=hang)
     await world.run_until_settled(rounds=1)
     if world.condition("Progressing") != (ConditionStatus.FALSE, reason):
