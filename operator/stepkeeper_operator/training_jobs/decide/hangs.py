@@ -77,7 +77,8 @@ def _why_not_ended(view: View, history: JobHistory) -> str | None:
 def _find_pods_to_end(view: View, history: JobHistory) -> tuple[Pod, ...]:
     """Find the pods to end, once: none if the attempt ends already, or if reports no longer show the hang."""
     observed, jobset = view.observed, view.jobset
-    last, present = observed.report, find_pods(history, observed).present
+    last, existing = observed.report, {pod.uid for pod in observed.pods}
+    present = [pod for pod in find_pods(history, observed).present if pod.uid in existing]
     is_new = last is not None and last.received_at + view.settings.silence_s > view.now
     runs = jobset is not None and not (jobset.deleting or jobset.suspend or view.job.spec.suspend)
     if not (is_new and runs and observed.accepted) or _why_not_ended(view, history) is not None:
