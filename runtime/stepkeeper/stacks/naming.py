@@ -10,7 +10,7 @@ __all__ = ["NamedHang", "RankStacks", "Source", "find_main_frame", "list_ranks",
 
 
 class Source(StrEnum):
-    """How the stacks of a trainer were read."""
+    """The way in which the stacks of a trainer were read."""
 
     PYTHON = "python"
     """A thread of the trainer wrote them."""

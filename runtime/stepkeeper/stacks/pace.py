@@ -17,7 +17,7 @@ _LEAST_GAPS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What a trainer does when it makes no step: a stage of its start or end, or a phase that the training marks."""
+    """A stage of a trainer in which it makes no step: of its start or end, or a phase that the training marks."""
 
     name: str
     limit_s: int | None = None

@@ -250,7 +250,7 @@ class RestartsSpec(SpecPart):
 
 
 class HangAction(StrEnum):
-    """What follows a hang."""
+    """Reaction to a hang."""
 
     REPORT = "Report"
     RESTART = "Restart"
