@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
 
 import stepkeeper.distributed
 from stepkeeper import CheckpointManager
@@ -23,12 +25,13 @@ HANGS_AT, N_STEPS, PACE_S = 14, 60, 0.3
 LONG_COMPILATION_S = 60.0
 
 
-class Endless:
+class Endless(Dataset[int]):
     """A data set whose samples never come."""
 
     def __len__(self) -> int:
         return 1
 
+    @override
     def __getitem__(self, index: int) -> int:
         time.sleep(10_000)
         return index
@@ -46,12 +49,12 @@ def hold_the_lock() -> None:
 
 
 def wait_for_data() -> None:
-    for _ in DataLoader(Endless()):  # type: ignore[arg-type]  # it has what a loader needs
+    for _ in DataLoader(Endless()):
         pass
 
 
 def wait_for_a_key() -> None:
-    store = dist.TCPStore("localhost", 0, 1, is_master=True)
+    store = TCPStore("localhost", 0, 1, is_master=True)
     store.get("a key that nobody sets")
 
 

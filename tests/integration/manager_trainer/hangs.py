@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
 
 from stepkeeper import CheckpointManager
 from stepkeeper_testing.pod import pod_environ, pod_identity
@@ -24,12 +25,13 @@ PACE_S: Final = 0.3
 HUNG_AT: Final = 10
 
 
-class Endless:
+class Endless(Dataset[int]):
     """A data set whose samples never come."""
 
     def __len__(self) -> int:
         return 1
 
+    @override
     def __getitem__(self, index: int) -> int:
         Mutex().wait(600)
         return index
@@ -41,7 +43,7 @@ def spin_until_told() -> None:
 
 
 def wait_for_data() -> None:
-    for _ in DataLoader(Endless()):  # type: ignore[arg-type]  # it has what a loader needs
+    for _ in DataLoader(Endless()):
         pass
 
 

@@ -72,7 +72,8 @@ def test_a_hang_is_reported_once_with_the_stacks_of_all_ranks_until_something_mo
 def test_a_hang_that_another_rank_noticed_first_is_reported_by_the_stacks_of_that_moment() -> None:
     dumps: queue.Queue[str] = queue.Queue()
     hangs: queue.Queue[Hang | None] = queue.Queue()
-    reads, now_s = [], 0.0
+    reads: list[int] = []
+    now_s = 0.0
 
     def read() -> RankStacks:
         reads.append(1)
