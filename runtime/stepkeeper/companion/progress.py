@@ -3,8 +3,8 @@
 import numbers
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -15,6 +15,7 @@ from stepkeeper.companion.stopwatch import Activity, Stopwatch, measure_age_s
 from stepkeeper.contract import CommitPoint, ReportPhase
 from stepkeeper.contract.report import MAX_METRICS
 from stepkeeper.loggers import logger
+from stepkeeper.stacks.pace import Stage
 
 __all__ = ["Progress", "select_stored_metrics"]
 
@@ -40,8 +41,11 @@ class Progress:
         self._latest: tuple[int, int | None, Mapping[str, object] | None] | None = None
         """The last finished step, the milliseconds that it took, and its metrics."""
 
-        self._sent: object = None
-        """The `_latest` that was sent last."""
+        self._stages: list[Stage] = []
+        """The stages that the training is in, the innermost last. Single operations on a list need no lock."""
+
+        self._sent: tuple[object, Stage | None] = (None, None)
+        """The `_latest` and the stage that were sent last."""
 
         self._last_step_s: float | None = None
         self._stopwatch = Stopwatch(measure_age_s())
@@ -64,6 +68,15 @@ class Progress:
         self._last_step_s = now_s
         self._stopwatch.count_step()
         self._latest = (step, millis, metrics)
+
+    @contextmanager
+    def in_stage(self, stage: Stage) -> Iterator[None]:
+        """Record that the training is in `stage`. It costs nothing: the next tick sends it, if it still is."""
+        self._stages.append(stage)
+        try:
+            yield
+        finally:
+            self._stages.remove(stage)
 
     def set_phase(self, phase: ReportPhase) -> None:
         """Record that the process has reached `phase`."""
@@ -93,9 +106,10 @@ class Progress:
         text = None if error is None else utf8_text(error[-_ERROR_LIMIT:])
         self._change(lambda state: replace(state, error=text))
 
-    def send_latest_step(self) -> None:
-        """Send the last finished step to the companion, unless it has been sent already."""
-        if self._latest is not self._sent:
+    def send_latest(self) -> None:
+        """Send the last finished step and the stage to the companion, unless they have been sent already."""
+        latest, stage = self._sent
+        if self._latest is not latest or self._stage != stage:
             self._change(lambda state: state)
 
     def _change(self, change: Callable[[TrainerState], TrainerState]) -> None:
@@ -108,9 +122,13 @@ class Progress:
                 if state.phase is ReportPhase.STARTING:
                     # A training that restores nothing, or by other code, doesn't report its start otherwise.
                     state = replace(state, phase=ReportPhase.TRAINING)
-            self._state = state
-            self._sent = latest
+            self._state = state = replace(state, stage=self._stage)
+            self._sent = latest, state.stage
             self._send(state)
+
+    @property
+    def _stage(self) -> Stage | None:
+        return next(reversed(self._stages), None)
 
     def _texts(self, metrics: Mapping[str, object] | None) -> dict[str, str]:
         return {

@@ -9,6 +9,7 @@ from stepkeeper.contract.wire import AtMost, ContractError, Else, decode_message
 __all__ = [
     "CommitPoint",
     "Directive",
+    "Hang",
     "Head",
     "Report",
     "ReportPhase",
@@ -107,6 +108,26 @@ class TimeSpent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A training that stays where it is for longer than its job allows, as its pods found out."""
+
+    kind: Annotated[str, AtMost(64)]
+    """What hangs, in one word, such as Stopped. Later versions may add kinds."""
+
+    since_unix_s: UnixTime
+    """When the training last moved."""
+
+    ranks: tuple[int, ...] = ()
+    """The ranks that the others wait for; all ranks if none stands out."""
+
+    text: Annotated[str, AtMost(1024)]
+    """What each rank does, for people."""
+
+    stacks: Annotated[str, AtMost(32 * 1024)]
+    """The stacks of the ranks' threads, shortened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """One report. The pod of its token identifies the sender, never a name in the report."""
 
@@ -139,6 +160,9 @@ class Report:
     metrics: dict[str, str] = field(default_factory=dict)
     stacks: Annotated[str, AtMost(16 * 1024)] | None = None
     """The newest stacks of the ranks' threads, shortened. They are reported once."""
+
+    hang: Hang | None = None
+    """The present hang, in each report while it lasts."""
 
     def __post_init__(self) -> None:
         if len(self.commits) > MAX_COMMITS:

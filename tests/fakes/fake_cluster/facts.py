@@ -68,7 +68,7 @@ def make_pod(rank: int = 0, uid: str = "", **more: Any) -> Pod:
         "deadline": None,
         "grace_s": 30,
         "disruption": None,
-        "hang": False,
+        "hang": None,
         "exit_code": None,
         "exit_reason": None,
         "finished_at": None,

@@ -5,11 +5,12 @@ from typing import Any, Final
 from operator_stories.story import Happening, Teller
 
 from fake_cluster.kubelets import saved_message, termination_message
-from stepkeeper.contract import ExitCode
+from stepkeeper.contract import ExitCode, Hang
 from stepkeeper_operator.labels import RESTART_ANNOTATION
 
 _SAVED: Final = int(ExitCode.SAVED)
 _BY_PEER: Final = termination_message(ExitCode.SAVED, notice="peer", step=1)
+HANG: Final = Hang(kind="Stopped", since_unix_s=1, text="rank 1 is stopped", stacks="rank 1:")
 _REFUSED: Final[tuple[dict[str, Any], ...]] = (
     {"ttlSecondsAfterFinished": "soon"},
     {"checkpoint": "somewhere"},
@@ -174,6 +175,8 @@ HAPPENINGS: Final[dict[str, Happening]] = {
     "another commit is reported": _report_commit,
     "steps are reported": lambda teller: _report(teller, steps=1, pauses_s=(10, 10, 300)),
     "the step stands still": lambda teller: _report(teller, steps=0, pauses_s=(10, 1000)),
+    "the training hangs": lambda teller: teller.report(after_s=10, hang=HANG),
+    "the training hangs again": lambda teller: teller.report(after_s=10, hang=HANG),
     "the job is suspended": lambda teller: teller.world.edit(suspend=True),
     "the job is resumed": lambda teller: teller.world.edit(suspend=False),
     "the job is resumed again": lambda teller: teller.world.edit(suspend=False),

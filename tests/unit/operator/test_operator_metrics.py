@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fake_cluster.kubelets import training_report
 from fake_cluster.stories import mark_deleted, play, run_job
 from fake_cluster.world import World
-from stepkeeper.contract import TimeSpent
+from stepkeeper.contract import Hang, TimeSpent
 
 ALERTS: Final = Path(__file__).parents[3] / "charts/stepkeeper/files/alerts.yaml"
 RULES: Final[list[dict[str, Any]]] = [
@@ -138,7 +138,7 @@ STORIES: Final = {
     "JobNotAccepted": "label, look",
     "JobSuspendedForCause": "limit maxStartsWithoutCheckpoint 1, evict, run, evict, run, wait 700, run",
     "JobNotStarting": "fail, look",
-    "JobStalled": "pace, wait 1801, report 1 70, look",
+    "JobStalled": "pace, hang, look",
     "JobSilent": "wait 200, look",
     "JobNoCommit": "wait 20000, report 1 70, look",
     "PodStuck": "stuck, wait 200, look",
@@ -162,6 +162,10 @@ async def test_a_trouble_has_its_alert_and_a_sound_job_none(alert: str) -> None:
             world.now += 10
             world.receive_report(training_report(1, step))
 
+    def hang(world: World) -> None:
+        found = Hang(kind="Stopped", since_unix_s=1, text="rank 1 is stopped", stacks="rank 1:")
+        world.receive_report(training_report(1, 70, hang=found))
+
     def slow(world: World) -> None:
         slow = replace(commit, sequence=2, duration_millis=60_000)
         world.receive_report(replace(training_report(2, 70), commits=(slow,)))
@@ -173,6 +177,7 @@ async def test_a_trouble_has_its_alert_and_a_sound_job_none(alert: str) -> None:
     own = {
         "label": lambda w: w.edit(template=w.job.spec.template | label),
         "pace": pace,
+        "hang": hang,
         "slow": slow,
         "stuck": stuck,
     }

@@ -190,7 +190,7 @@ async def test_without_a_deadline_a_job_whose_pods_do_not_start_is_warned_of_onc
     assert progressing is not None
     assert progressing[0] == "Unknown"
     world.receive_report(training_report(sequence=1, step=1))
-    await play(world, "wait 61, run 2, condition Progressing Unknown/NoStepYet, overdue 0", **own)
+    await play(world, "wait 61, run 2, condition Progressing True/StepsAdvance, overdue 0", **own)
 
 
 @stories(

@@ -45,7 +45,7 @@ def commit(sequence: int) -> ReportedCommit:
 
 
 def observed(*reports: Report) -> Observed:
-    book = ReportCache(silence_s=90, report_interval_s=10)
+    book = ReportCache(report_interval_s=10)
     for report in reports:
         last = LastReport(report=report, ordinal=(0, 0), received_at=100.0, pod_uid="p")
         book.add_report("u", last)

@@ -55,7 +55,7 @@ class ConditionType(StrEnum):
     """The job's reports arrive. If False, the message names the likely reasons. It never restarts the job."""
 
     PROGRESSING = "Progressing"
-    """The training makes steps. If False, the message has the last step and its time. It never restarts the job."""
+    """The training makes steps. If False, the message has what hangs, or the last step and its time."""
 
     GRACE_SUFFICIENT = "GraceSufficient"
     """A save fits into the pods' grace period. Unknown until the first commit shows how long a save takes."""

@@ -167,6 +167,9 @@ class Attempt(StatusPart):
     decision: Annotated[str, Field(max_length=512)] | None = None
     """The decision of its pods about a save when they stopped, and the reason."""
 
+    stacks: Annotated[str, Field(max_length=253)] | None = None
+    """ConfigMap with the stacks of all hosts in its last hang. Those of the last three attempts that hung are kept."""
+
 
 class CauseCount(BriefPart):
     cause: Annotated[str, Field(max_length=64)]
@@ -177,7 +180,7 @@ class CauseCount(BriefPart):
 
     counted_towards_limit: Count = 0
     """Number of these restarts that currently count towards the limit of their kind. A new checkpoint can reset the
-    failures to 0. Always 0 if there is no limit."""
+    failures and hangs to 0. Always 0 if there is no limit."""
 
 
 class RestartsStatus(StatusPart):
@@ -227,7 +230,7 @@ class ProgressStatus(StatusPart):
     """Time when a report, or the end of an attempt, last showed a higher step."""
 
     longest_step_millis: Count | None = None
-    """Longest reported time between two steps of the current attempt. Unset: too few steps were reported."""
+    """Not set any more: the pods themselves measure the steps."""
 
     slowest_rank: Count | None = None
     """The rank of the slowest host."""

@@ -35,6 +35,7 @@ from stepkeeper_operator.training_jobs.decide.conditions import derive_condition
 from stepkeeper_operator.training_jobs.decide.events import derive_events
 from stepkeeper_operator.training_jobs.decide.goodput import derive_goodput
 from stepkeeper_operator.training_jobs.decide.grace import derive_grace
+from stepkeeper_operator.training_jobs.decide.hangs import follow_hang
 from stepkeeper_operator.training_jobs.decide.pending import derive_pending, find_started_settings
 from stepkeeper_operator.training_jobs.decide.running import compute_missing_s
 from stepkeeper_operator.training_jobs.decide.save_requests import update_request
@@ -90,7 +91,7 @@ def _decide_unfinished(view: View, accepted: ConditionUpdate) -> Decision:
     """
     jobset = view.jobset
     mirror = mirror_storage(view.job, view.observed, running=None if jobset is None else jobset.ordinal)
-    plan = plan_next(view, update_history(view, new_commit=mirror.new_commit))
+    plan = follow_hang(view, plan_next(view, update_history(view, new_commit=mirror.new_commit)))
     ends = plan.end is not None
     progress = derive_progress(view, plan.history)
     updates, look_s = derive_conditions(view, plan, accepted, progress=progress)

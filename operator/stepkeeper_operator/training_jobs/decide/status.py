@@ -4,7 +4,6 @@ A root is one storage log, named by the nonce of its first entry. The log has nu
 a commit, `tail` the newest slot, and `head` the commit that the next attempt resumes.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,15 +84,11 @@ def show_autocheckpoint(
 def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
     """Derive the progress part of the status."""
     before, observed = view.job.status.progress, view.observed
-    if before is not None and not history.is_attempt_of(view.job.status):
-        before = before.model_copy(update={"longest_step_millis": None})
     if observed.report is None:
         return _show_last_step(view.job, before, history)
     # A field that the report lacks keeps its value.
     report, before = observed.report.report, before or ProgressStatus()
-    current, longest_ms = find_current_report(observed, history), before.longest_step_millis
-    if current is not None and current.longest_step_s is not None:
-        longest_ms = max(longest_ms or 0, math.ceil(current.longest_step_s * 1000))
+    current = find_current_report(observed, history)
     step, moved_at = before.step, before.last_progress_time
     if has_advanced(report.step, before.step):
         # The status is written less often than reports arrive: the newest one may show no change.
@@ -104,7 +99,6 @@ def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
         step = report.step
     reported = ProgressStatus(
         step_millis=report.step_millis or before.step_millis,
-        longest_step_millis=longest_ms,
         slowest_rank=report.ranks.slowest if report.ranks is not None else before.slowest_rank,
         metrics=_convert_metrics(report.metrics) or before.metrics,
     )
