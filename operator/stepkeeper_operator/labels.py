@@ -61,7 +61,8 @@ START_KEY_ANNOTATION: Final = "stepkeeper.dev/start-key"
 """Annotation on the JobSet: digests of what that template and placement mean, and of RESTART_ANNOTATION."""
 
 STARTED_SETTINGS_ANNOTATION: Final = "stepkeeper.dev/started-settings"
-"""Annotation on the job's ConfigMap: the settings that the running pods have read, while the job's differ."""
+"""Annotation on the job's ConfigMap: number of the running attempt and the settings that its pods have read, while the
+job's differ."""
 
 RESTART_ANNOTATION: Final = "stepkeeper.dev/restart"
 """Annotation that a user sets on a job: each new value asks for one save and restart."""

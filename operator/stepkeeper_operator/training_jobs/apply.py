@@ -195,7 +195,11 @@ class Applier:
     async def _give_up_pod(self, action: GiveUpPod) -> None:
         pod = action.pod
         if not pod.terminal:
-            body = _pod_failure_patch(action, now=self.shared.clock())
+            text, now = action.message, self.shared.clock()
+            # Together: a Failed pod without the condition counts as the application's failure.
+            failed = {"phase": "Failed", "reason": NODE_LOST_REASON, "message": text}
+            body = _pod_patch(pod, "DisruptionTarget", NODE_LOST_REASON, text, now=now)
+            body["status"] |= failed
             try:
                 await self.shared.cluster.patch_pod_status(pod.namespace, pod.name, body)
             except ApiError as error:
@@ -209,7 +213,7 @@ class Applier:
     async def _end_hung_pods(self, action: EndHungPods) -> None:
         # All are marked before the first ends: its Job judges by the mark, and ends the others with all their grace.
         for pod in action.pods:
-            body = _hang_patch(pod, action.message, now=self.shared.clock())
+            body = _pod_patch(pod, HANG_CONDITION, "NoProgress", action.message, now=self.shared.clock())
             await self.shared.cluster.patch_pod_status(pod.namespace, pod.name, body)
         for pod in action.pods:
             await self.shared.cluster.delete(
@@ -234,32 +238,13 @@ def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
     }
 
 
-def _hang_patch(pod: Pod, message: str, *, now: float) -> dict[str, Any]:
+def _pod_patch(pod: Pod, kind: str, reason: str, message: str, *, now: float) -> dict[str, Any]:
+    """Build the change of a pod's status that sets a condition."""
     condition = {
-        "type": HANG_CONDITION,
+        "type": kind,
         "status": "True",
-        "reason": "NoProgress",
+        "reason": reason,
         "message": message,
         "lastTransitionTime": render_time(now),
     }
     return {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
-
-
-def _pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
-    """Set a pod's phase and condition together: a Failed pod without it counts as the application's failure."""
-    condition = {
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": NODE_LOST_REASON,
-        "message": action.message,
-        "lastTransitionTime": render_time(now),
-    }
-    return {
-        "metadata": {"uid": action.pod.uid},
-        "status": {
-            "phase": "Failed",
-            "reason": NODE_LOST_REASON,
-            "message": action.message,
-            "conditions": [condition],
-        },
-    }

@@ -73,10 +73,13 @@ class Progress:
     def in_stage(self, stage: Stage) -> Iterator[None]:
         """Record that the training is in `stage`. It costs nothing: the next tick sends it, if it still is."""
         self._stages.append(stage)
+        before = self._stopwatch.switch(Activity.DATA) if stage.name == Activity.DATA else None
         try:
             yield
         finally:
             self._stages.remove(stage)
+            if before is not None:
+                self._stopwatch.switch(before)
 
     def set_phase(self, phase: ReportPhase) -> None:
         """Record that the process has reached `phase`."""

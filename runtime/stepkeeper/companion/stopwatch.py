@@ -19,6 +19,7 @@ class Activity(StrEnum):
     COMPILE = "compile"
     TRAIN = "train"
     SAVE = "save"
+    DATA = "data"
 
 
 class Stopwatch:
@@ -34,11 +35,12 @@ class Stopwatch:
         self._has_step = False
         """True once a step has finished since COMPILE began."""
 
-    def switch(self, activity: Activity) -> None:
-        """End the present activity, and begin another one."""
-        now_s = self._clock()
-        self._spent_s[self._activity] += now_s - self._since_s
+    def switch(self, activity: Activity) -> Activity:
+        """End the present activity, and begin another one. Return the one that has ended."""
+        now_s, ended = self._clock(), self._activity
+        self._spent_s[ended] += now_s - self._since_s
         self._activity, self._since_s = activity, now_s
+        return ended
 
     def count_step(self) -> None:
         """Count the time of a finished step. The first one ends INIT or RESTORE, and the second one COMPILE."""

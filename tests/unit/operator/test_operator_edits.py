@@ -1,5 +1,6 @@
 """Test edits of jobs: which of them restart pods, which show as pending, and the annotation that asks for a restart."""
 
+import json
 from typing import Any, Final
 
 import pytest
@@ -201,6 +202,34 @@ async def test_a_pending_edit_is_named_with_the_command_that_restarts_the_job() 
 async def test_no_other_edit_is_pending(story: str) -> None:
     world = await play(await run_job(), f"{story}, rests")
     assert world.condition("PendingChanges") is None
+
+
+async def test_of_hangs_the_limits_wait_for_the_next_start_and_what_follows_does_not() -> None:
+    world = await run_job(hang={"action": "Report"})
+    world.edit(hang={"action": "Restart", "maxRestarts": 1})
+    await play(world, "run 2, rests")
+    assert world.condition("PendingChanges") is None
+    world.edit(hang={"action": "Restart", "afterSeconds": 60})
+    await play(world, f"run 2, {PENDING}, message PendingChanges spec.hang:, rests")
+
+
+@pytest.mark.parametrize(
+    "noted", [True, False], ids=["an earlier attempt", "an operator that knows no hangs"]
+)
+async def test_no_edit_is_pending_by_settings_of(noted: bool) -> None:
+    world = await run_job()
+    raw = world.cluster.objects["configmaps", "default", "lm-stepkeeper"]
+    read = json.loads(raw["data"]["settings.json"])
+    del read["hang"]
+    if noted:
+        note = {"stepkeeper.dev/started-settings": f"7 {json.dumps(read | {'total_steps': 7})}"}
+        raw = raw | {"metadata": raw["metadata"] | {"annotations": note}}
+    else:
+        raw = raw | {"data": raw["data"] | {"settings.json": json.dumps(read)}}
+    world.cluster.put("configmaps", raw)
+    await play(world, "run 2, rests")
+    assert world.condition("PendingChanges") is None
+    assert world.cluster.objects["configmaps", "default", "lm-stepkeeper"] != raw
 
 
 async def test_pods_that_have_not_started_read_the_edit() -> None:

@@ -7,7 +7,7 @@ import pytest
 from fake_cluster.kubelets import training_report
 from fake_cluster.stories import play, run_job
 from fake_cluster.world import World
-from stepkeeper.contract import TimeSpent
+from stepkeeper.contract import Hang, TimeSpent
 
 Spent = dict[str, int]
 
@@ -135,3 +135,20 @@ async def test_what_was_done_at_the_end_is_not_lost() -> None:
     await play(world, "end 0, run, phase Complete")
     assert goodput(world)["productive"] == 90
     assert "wasted" not in goodput(world)
+
+
+async def test_a_hang_is_infrastructure_and_its_restart_wastes_the_steps_after_the_commit() -> None:
+    world = await run_job(hang={"action": "Restart"})
+    world.controllers.kubelets.stop_code = 137
+    spent = TimeSpent(init_millis=20_000, compile_millis=10_000, train_millis=120_000)
+    stands = replace(training_report(1, 60, spent=spent), step=100)
+    world.now += 150
+    world.receive_report(stands)
+    await world.reconcile()
+    world.now += 900
+    hang = Hang(kind="Stopped", since_unix_s=1, text="rank 1 is stopped", stacks="rank 1:")
+    world.receive_report(replace(stands, hang=hang))
+    await play(world, "look, run, phase Running, causes Hang -")
+    found = goodput(world)
+    assert (found["lost_steps"], found["wasted"], found["productive"]) == (40, 48, 72)
+    assert found["infrastructure"] >= 900

@@ -4,8 +4,9 @@ from typing import Any
 
 from fake_cluster.describe import describe
 from fake_cluster.kubelets import training_report
-from fake_cluster.stories import play, run_job, table
+from fake_cluster.stories import Step, play, run_job, table
 from fake_cluster.world import World
+from stepkeeper.contract import Hang
 from stepkeeper_operator.crds.kinds import TRAINING_JOB
 from stepkeeper_operator.facts.raw import parse_time
 from stepkeeper_operator.training_jobs.decide.status import _describe_duration
@@ -81,15 +82,19 @@ async def test_the_columns_show_step_commit_and_what_happened_last() -> None:
         "an end": ("end 0, run", "AllPodsSucceeded"),
         "a fatal end": ("limit maxFailures 0, fail, run", "MaxFailuresReached"),
         "silence": ("report 1 10, look, wait 200, look", "NoReports"),
+        "a hang": ("hang, look", "Stalled"),
         "a spec that can't be run": ("edit label, look", "ReservedLabel"),
     },
 )
 async def test_one_word_says_why(story: str, why: str | None) -> None:
     world = await run_job()
     label = {"metadata": {"labels": {"jobset.sigs.k8s.io/jobset-name": "x"}}}
-    edit = {"edit": lambda w, _: w.edit(template=w.job.spec.template | label)}
+    hang = Hang(kind="Stopped", since_unix_s=1, text="rank 1 is stopped", stacks="rank 1:")
+    own: dict[str, Step] = {"hang": lambda w: w.receive_report(training_report(1, 10, hang=hang))}
+    if "label" in story:
+        own["edit"] = lambda w, _: w.edit(template=w.job.spec.template | label)
     if story:
-        await play(world, story, **(edit if "label" in story else {}))
+        await play(world, story, **own)
     assert columns(world)["Why"] == why
 
 

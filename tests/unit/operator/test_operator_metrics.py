@@ -137,7 +137,7 @@ STORIES: Final = {
     "JobFailed": "limit maxFailures 0, fail, run",
     "JobNotAccepted": "label, look",
     "JobSuspendedForCause": "limit maxStartsWithoutCheckpoint 1, evict, run, evict, run, wait 700, run",
-    "JobNotStarting": "fail, look",
+    "JobNotStarting": "lose-capacity, evict, run 10, wait 301, look",
     "JobStalled": "pace, hang, look",
     "JobSilent": "wait 200, look",
     "JobNoCommit": "wait 20000, report 1 70, look",
@@ -176,6 +176,7 @@ async def test_a_trouble_has_its_alert_and_a_sound_job_none(alert: str) -> None:
 
     own = {
         "label": lambda w: w.edit(template=w.job.spec.template | label),
+        "lose-capacity": lambda w: w.controllers.gone.update({"n1", "n2"}),
         "pace": pace,
         "hang": hang,
         "slow": slow,

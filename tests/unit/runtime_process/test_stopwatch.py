@@ -10,6 +10,7 @@ from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.companion.stopwatch import Activity, Stopwatch
 from stepkeeper.contract import TimeSpent
+from stepkeeper.stacks.pace import mark_stage
 
 
 class Clock:
@@ -55,6 +56,18 @@ def test_a_step_that_hangs_is_no_training_and_a_restore_that_hangs_is_seen() -> 
         clock.wait(1).count_step()
     clock.wait(500)
     assert clock.read() == {"init": 6, "restore": 50, "compile": 2, "train": 1}
+
+
+def test_a_marked_wait_for_data_is_no_training() -> None:
+    progress, clock = Progress(lambda state: None), Clock()
+    progress._stopwatch = clock.wait(1)
+    for _ in range(4):
+        with progress.in_stage(mark_stage("data", None)):
+            clock.wait(2)
+        with progress.in_stage(mark_stage("eval", None)):
+            clock.wait(3)
+        progress.record_step(1, None)
+    assert clock.read() == {"init": 9, "compile": 3, "train": 6, "data": 8}
 
 
 def test_a_training_that_restores_nothing_has_its_first_step_in_init() -> None:

@@ -1,8 +1,10 @@
 """Derive condition PendingChanges: which edits the running pods have not read, because they read them at their start.
 
-The job's ConfigMap keeps the settings that the running pods started with while those differ from the job's.
+The job's ConfigMap keeps the settings that the running pods started with, after the number of their attempt, while
+those differ from the job's.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -23,8 +25,9 @@ _FIELDS: Final = {
     "retention": "spec.checkpoint.retention",
     "on_disruption": "spec.checkpoint.onDisruption",
     "total_steps": "spec.totalSteps",
+    "hang": "spec.hang",
 }
-"""The fields of the spec that pods read from their settings."""
+"""The fields of the spec that pods read from their settings. Of `hang` the limits: the rest takes effect at once."""
 
 
 def derive_pending(view: View, history: JobHistory, *, ends: bool) -> tuple[ConditionUpdate, ...]:
@@ -46,16 +49,17 @@ def derive_pending(view: View, history: JobHistory, *, ends: bool) -> tuple[Cond
 
 
 def find_started_settings(view: View, history: JobHistory) -> str | None:
-    """Return the settings that the running pods have read, if the job's differ; None if there are no such pods."""
+    """Return the attempt's number and the settings that its pods have read, if the job's differ from these."""
     known = view.observed.config_map
     started_pods = [pod for pod in find_pods(history, view.observed).pods if pod.started]
     if known is None or not history.is_running or not started_pods:
         return None
-    # The pods of a new attempt have read what is there.
-    kept = known.started_settings if history.is_attempt_of(view.job.status) else ""
+    # Kept for an earlier attempt, they are out of date: the pods of this one have read what is there.
+    prefix = f"{history.attempts[-1].number} "
+    kept = known.started_settings if known.started_settings.startswith(prefix) else None
     if not view.observed.accepted:
-        return kept or None  # the settings in the ConfigMap stay, and so does the difference
-    started = kept or known.data.get(SETTINGS_FILE_NAME, "")
+        return kept  # the settings in the ConfigMap stay, and so does the difference
+    started = kept or prefix + known.data.get(SETTINGS_FILE_NAME, "")
     return started if _list_changes(view, started) else None
 
 
@@ -63,7 +67,9 @@ def _list_changes(view: View, started: str) -> list[str]:
     """List the fields of the spec that differ from these settings. What can't be read is no difference."""
     wanted = build_settings(view.job, view.settings)
     try:
-        known = Settings.from_json(started)
+        known = Settings.from_json(started.partition(" ")[2])
     except ContractError:
         return []
+    if known.hang is None:  # written by an operator that knows no hangs
+        known = replace(known, hang=wanted.hang)
     return [path for name, path in _FIELDS.items() if getattr(known, name) != getattr(wanted, name)]
