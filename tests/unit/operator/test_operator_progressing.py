@@ -117,7 +117,9 @@ async def test_pods_that_go_on_for_an_hour_after_another_is_done_are_seen_and_le
     name = world.pods[1]["metadata"]["name"]
     await tell("wait 3540, look, it silent, wait 120, look, it left-alone, phase Running, causes -", world)
     assert f"1 of 2 pods have exited 0 ({name})" in world.message("Progressing")
+    assert "kubectl -n default annotate --overwrite ctj lm" in world.message("Progressing")
     await tell("events PartiallyFinished 1, rests, restart, rests", world)
+    await tell("ask 1, run, phase Running, pods 2, causes Requested -", world)
 
 
 async def test_pods_that_were_left_alone_and_all_run_again_are_not_left_alone_any_more() -> None:

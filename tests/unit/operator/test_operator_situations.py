@@ -4,14 +4,18 @@ from typing import Any, Final
 
 import pytest
 
-from fake_cluster.cluster import RawObject
 from fake_cluster.stories import Step, play, run_job, stories
 from fake_cluster.world import World
 
 PROXY: Final = {"name": "istio-proxy", "image": "proxy"}
 
 
-def put_first(world: World, plural: str, raw: RawObject, containers: list[RawObject]) -> None:
+def find_jobset(world: World) -> dict[str, Any]:
+    assert world.jobset is not None
+    return world.jobset
+
+
+def put_first(world: World, plural: str, raw: dict[str, Any], containers: list[dict[str, Any]]) -> None:
     """Add a container before the others, and a label, as webhooks do."""
     containers.insert(0, PROXY)
     labels = raw["metadata"].get("labels", {}) | {"sidecar": "injected"}
@@ -20,12 +24,13 @@ def put_first(world: World, plural: str, raw: RawObject, containers: list[RawObj
 
 async def test_what_webhooks_add_restarts_nothing_and_is_not_taken_back() -> None:
     world = await run_job()
-    template = world.jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-    put_first(world, "jobsets", world.jobset, template["spec"]["containers"])
+    jobset = find_jobset(world)
+    template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    put_first(world, "jobsets", jobset, template["spec"]["containers"])
     for pod in world.pods:
         put_first(world, "pods", pod, pod["spec"]["containers"])
     await play(world, "run, rests, restart, rests, jobsets 1, phase Running")
-    assert world.jobset["metadata"]["labels"]["sidecar"] == "injected"
+    assert find_jobset(world)["metadata"]["labels"]["sidecar"] == "injected"
     await play(world, "end 0, run, phase Complete, causes -")
 
 
@@ -45,8 +50,9 @@ async def test_of_the_job_itself_only_the_status_is_written() -> None:
         assert after["metadata"].get(field) == before["metadata"].get(field)
 
 
-def change_jobset(world: World, **change: Any) -> None:
-    world.cluster.put("jobsets", world.jobset | {"spec": world.jobset["spec"] | change})
+def pause(world: World) -> None:
+    jobset = find_jobset(world)
+    world.cluster.put("jobsets", jobset | {"spec": jobset["spec"] | {"suspend": True}})
 
 
 async def scale(world: World, hosts: str) -> None:
@@ -56,8 +62,7 @@ async def scale(world: World, hosts: str) -> None:
 
 OWN: Final[dict[str, Step]] = {
     "scale": scale,
-    "pause": lambda world: change_jobset(world, suspend=True),
-    "lose-capacity": lambda world: world.controllers.gone.update({"n1", "n2"}),
+    "pause": pause,
 }
 
 
@@ -75,7 +80,8 @@ OWN: Final[dict[str, Step]] = {
         "a JobSet that is suspended by hand": "pause, run, phase Running, resumed, jobsets 1, rests",
         "one whose pods are done then": "end 0, pause, run, phase Complete, causes -",
         "a pod that stays is not one that isn't made": (
-            "stick n2, fail, run 2, wait 100, look, wait 400, look, condition PodStuck True/StillTerminating, events NoPods 0"
+            "stick n2, fail, run 2, wait 100, look, wait 400, look, condition PodStuck True/StillTerminating, "
+            "events NoPods 0"
         ),
     }
 )

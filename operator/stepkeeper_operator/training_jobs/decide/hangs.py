@@ -14,7 +14,7 @@ from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_current_report, find_pods
 from stepkeeper_operator.training_jobs.attempts.budgets import count_hangs
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
-from stepkeeper_operator.training_jobs.build.objects import build_stacks, resolve_hang
+from stepkeeper_operator.training_jobs.build.objects import build_stacks, resolve_hang, restart_command
 from stepkeeper_operator.training_jobs.decision import Action, EndHungPods, SaveStacks
 from stepkeeper_operator.training_jobs.observed import View
 from stepkeeper_operator.training_jobs.policy.plan import Plan
@@ -56,7 +56,7 @@ def explain_hang(view: View, history: JobHistory, hang: Hang) -> str:
     follows = (
         "The attempt is ended, and the next one resumes from the latest commit"
         if kept is None
-        else f"No pod is ended: {kept}. To restart from the latest commit: {kubectl} delete pod POD"
+        else f"No pod is ended: {kept}. To restart from the latest commit: {restart_command(view.job)}"
     )
     since, text = render_time(hang.since_unix_s), hang.text[:_MAX_TEXT]
     stacks = f"{kubectl} get configmap {name} -o jsonpath='{{.data.stacks}}'"

@@ -25,6 +25,7 @@ from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_current_report, find_done
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.attempts.start_deadline import find_unstarted_since
+from stepkeeper_operator.training_jobs.build.objects import restart_command
 from stepkeeper_operator.training_jobs.decide.hangs import explain_hang, find_hang
 from stepkeeper_operator.training_jobs.observed import View
 
@@ -196,6 +197,6 @@ def _advise(job: CheckpointedTrainingJob) -> str:
     kubectl = f"kubectl -n {job.metadata.namespace}"
     return (
         "No pod is stopped, since a long export looks the same. To find where the training is, see the pods' logs "
-        f"({kubectl} logs POD -c trainer), or use py-spy dump in a pod. If the training hangs, delete one of its "
-        f"running pods ({kubectl} delete pod POD): all pods restart from the latest commit"
+        f"({kubectl} logs POD -c trainer), or use py-spy dump in a pod. If the training hangs, start all pods "
+        f"again from the latest commit: {restart_command(job)}"
     )
