@@ -22,9 +22,12 @@ __all__ = [
     "QUEUED_RESOURCE_NAMESPACE_LABEL",
     "QUEUED_RESOURCE_UID_LABEL",
     "QUEUE_LABEL",
+    "RESTART_ANNOTATION",
     "RESTART_ATTEMPT_LABEL",
     "SLICE_LABEL",
     "SPOT_LABEL",
+    "STARTED_SETTINGS_ANNOTATION",
+    "START_KEY_ANNOTATION",
     "TEMPLATE_HASH_ANNOTATION",
     "TOPOLOGY_LABEL",
     "TPU_RESOURCE",
@@ -51,7 +54,18 @@ QUEUED_RESOURCE_UID_LABEL: Final = "stepkeeper.dev/queued-resource-uid"
 """Label on a node: uid of the QueuedResource that its Cloud TPU VM belongs to. Its own kubelet sets it."""
 
 TEMPLATE_HASH_ANNOTATION: Final = "stepkeeper.dev/template-hash"
-"""Annotation on the JobSet: digest of the spec.template and spec.placement that it was made from."""
+"""Annotation on the JobSet: digest of the spec.template and spec.placement that it was made from, as written.
+Release 0.1.0 compares it."""
+
+START_KEY_ANNOTATION: Final = "stepkeeper.dev/start-key"
+"""Annotation on the JobSet: digests of what that template and placement mean, and of RESTART_ANNOTATION."""
+
+STARTED_SETTINGS_ANNOTATION: Final = "stepkeeper.dev/started-settings"
+"""Annotation on the job's ConfigMap: number of the running attempt and the settings that its pods have read, while the
+job's differ."""
+
+RESTART_ANNOTATION: Final = "stepkeeper.dev/restart"
+"""Annotation that a user sets on a job: each new value asks for one save and restart."""
 
 MACHINES_HASH_ANNOTATION: Final = "stepkeeper.dev/machines-hash"
 """Annotation on the JobSet: digest of the facts about the QueuedResource's machines that it was made from."""

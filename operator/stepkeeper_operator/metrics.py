@@ -1,8 +1,65 @@
 """Define the counters and gauges of /metrics."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeAlias
 
-__all__ = ["Metrics", "QueuedResourceMetrics"]
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+__all__ = ["JobMetrics", "JobSample", "Metrics", "QueuedResourceMetrics"]
+
+_OF_JOBS: Final = {
+    "job_phase": ("1 for the phase of a job.", ("phase",)),
+    "job_condition": ("1 for the status and the reason of a condition.", ("condition", "status", "reason")),
+    "job_restarts": ("Restarts of a job over its life, by the cause of the end before.", ("cause",)),
+    "job_step_age_seconds": ("Seconds since the last new step of a job that has not ended.", ()),
+    "job_commit_age_seconds": ("Seconds since the newest commit of a job that has not ended.", ()),
+    "job_save_seconds": ("Duration of the save of the newest commit.", ()),
+    "job_recovery_seconds": (
+        "Time from the last end of an attempt to the next one's first report of a step.",
+        (),
+    ),
+    "job_goodput_seconds": ("Time of the steps of a job that were kept.", ()),
+    "job_badput_seconds": ("Time of a job that made no step that was kept, by category.", ("category",)),
+    "job_lost_steps": ("Steps of a job that were made again, or have to be.", ()),
+}
+"""The gauges of one job: what each shows, and its labels besides namespace and job."""
+
+
+JobSample: TypeAlias = tuple[str, float, tuple[str, ...]]
+"""A gauge of a job without the prefix, its value, its labels. The value of an age is the time that it counts from."""
+
+
+class JobMetrics(Collector):
+    """Show the samples of each job that were recorded last."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._samples: dict[tuple[str, str], tuple[JobSample, ...]] = {}
+
+    def record(self, namespace: str, job: str, samples: Iterable[JobSample]) -> None:
+        """Replace all samples of a job."""
+        self._samples[namespace, job] = tuple(samples)
+
+    def forget(self, namespace: str, job: str) -> None:
+        """Remove a job that no longer exists."""
+        self._samples.pop((namespace, job), None)
+
+    @override
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        now = self._clock()
+        families = {
+            name: GaugeMetricFamily(f"stepkeeper_{name}", text, labels=("namespace", "job", *labels))
+            for name, (text, labels) in _OF_JOBS.items()
+        }
+        for place, samples in self._samples.items():
+            for name, value, labels in samples:
+                shown = max(0.0, now - value) if name.endswith("_age_seconds") else value
+                families[name].add_metric((*place, *labels), shown)
+        yield from families.values()
 
 
 class QueuedResourceMetrics:
@@ -115,24 +172,34 @@ class Metrics:
         self.committed_step = gauge("committed_step", "Step of the newest commit of a job.", *job)
         text = "Consecutive starts of a job, up to the newest, without a committed checkpoint."
         self.starts_without_checkpoint = gauge("starts_without_checkpoint", text, *job)
-        text = "1 while a job's condition Progressing is False: no step and no commit for a long time."
+        text = (
+            "1 while a job's pods run and its condition Progressing is False: no step and no commit for long."
+        )
         self.stalled = gauge("stalled", text, *job)
+        text = "1 while pods of a job have not started for long: condition Progressing has reason NotStarted."
+        self.start_overdue = gauge("start_overdue", text, *job)
         text = (
             "1 while a job's condition PodStuck is True: a pod still exists long after it was asked to end."
         )
         self.pod_stuck = gauge("pod_stuck", text, *job)
         self.queue_length = gauge("queue_length", "Objects that wait for a worker, by kind.", "kind")
         self.watch_age_seconds = gauge("watch_age_seconds", "Seconds since the last event of any watch.")
-        self.acting = gauge("acting", "1 while this operator holds the Lease.")
+        text = "1 while this operator does its work: it holds the Lease, and waits for nothing."
+        self.acting = gauge("acting", text)
+        self.waits_for = gauge("waits_for", "1 for what this operator waits for; absent if it acts.", "what")
+        self.jobs = JobMetrics()
+        registry.register(self.jobs)
         self.queued_resources = QueuedResourceMetrics(registry)
 
     def forget_job(self, namespace: str, job: str) -> None:
         """Remove the gauges of a job that no longer exists."""
+        self.jobs.forget(namespace, job)
         gauges = (
             self.step,
             self.committed_step,
             self.starts_without_checkpoint,
             self.stalled,
+            self.start_overdue,
             self.pod_stuck,
         )
         for gauge in gauges:

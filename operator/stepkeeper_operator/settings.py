@@ -3,7 +3,7 @@
 import math
 from fractions import Fraction
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -74,6 +74,18 @@ class OperatorSettings(BaseSettings):
 
     silence_s: int = Field(default=90, ge=10)
     """Seconds without a report after which condition Reporting is False."""
+
+    hang_after_s: int = Field(default=0, ge=0)
+    """Seconds without a step after which trainings hang. 0: ten times the longest step so far, and at least 300."""
+
+    hang_startup_s: int = Field(default=3600, ge=1)
+    """Seconds after which trainings hang that start, restore, or are in another stage between steps."""
+
+    hang_action: Literal["Report", "Restart"] = "Report"
+    """What follows the hang of a training. Jobs can set this, and the three others, in spec.hang."""
+
+    hang_max_restarts: int = Field(default=3, ge=0)
+    """Restarts of a job after hangs without a new checkpoint between them."""
 
     kueue_enabled: bool = True
     """Watch Kueue's Workloads if Kueue is installed."""

@@ -68,7 +68,7 @@ class Operator:
         names = [kind.resource.kind for kind in self._kinds if kind.reconciled]
         self._queues = KindQueues({name: n_workers[name] for name in names})
         interval_s = settings.report_interval_s
-        self._reports = ReportCache(silence_s=settings.silence_s, report_interval_s=interval_s)
+        self._reports = ReportCache(report_interval_s=interval_s)
         self._synced = asyncio.Event()
         """Set by the watches once every kind is in the cache."""
         self._relisted = asyncio.Event()
@@ -220,7 +220,8 @@ class Operator:
         return make_health_app(
             cache=self._cache,
             metrics=self._metrics,
-            acting=lambda: self._lease.held,
+            # An operator that waits for its certificate, or for another installation to go, holds its Lease too.
+            acting=lambda: self._lease.held and not self._readiness.waits_for,
             queue_lengths=self._queues.count_due,
             waits_for=lambda: self._readiness.waits_for,
         )

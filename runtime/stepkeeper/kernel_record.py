@@ -35,6 +35,11 @@ class KernelRecord:
         fields = self._read()
         return fields is None or fields[_STARTED] != self.started or fields[_STATE] in _GONE
 
+    def read_state(self) -> str:
+        """Return the kernel's letter for the state of its main thread; empty if there is no such process."""
+        fields = self._read()
+        return "" if fields is None or fields[_STARTED] != self.started else fields[_STATE]
+
     def read_end_signal(self) -> int | None:
         """Return the number of the signal that ended the process; None if none did, or it is unknown."""
         fields = self._read()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
 from typing import Self, SupportsIndex
@@ -24,6 +25,7 @@ from stepkeeper.restore.listing import record_uri
 from stepkeeper.results import RestoreResult, StepOutcome
 from stepkeeper.save.given_state import GivenState, SaveRequest, build_request, check_target
 from stepkeeper.save.in_flight import InFlight
+from stepkeeper.stacks.pace import mark_stage
 from stepkeeper.training.environment import PodPaths, check_world_size, read_environment
 from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
@@ -210,9 +212,8 @@ class CheckpointManager(ManagerInspection):
         parts.steps.last_step.forget()
         parts.prepare_saves(target, is_restored=record is not None)
         parts.save_hooks.log_restore(record, parts.store.uri, time.monotonic() - began_s)
-        parts.progress.record_restore(
-            None if record is None else CommitPoint(sequence=record.slot, step=record.step)
-        )
+        restored = None if record is None else CommitPoint(sequence=record.slot, step=record.step)
+        parts.progress.record_restore(restored)
         # The interval to the next save begins here.
         parts.steps.decider.on_save_started()
         return None if record is None else self._describe(record)
@@ -277,9 +278,8 @@ class CheckpointManager(ManagerInspection):
             parts.ending.stop_at(request)
             return StepOutcome(step=step, stop=True)
         parts.ending.raise_failure()
-        if not parts.steps.decider.is_save_due(step) or parts.steps.has_saved(step):
-            return StepOutcome(step=step)
-        return StepOutcome(step=step, in_flight=parts.steps.start_save(request))
+        saves = parts.steps.decider.is_save_due(step) and not parts.steps.has_saved(step)
+        return StepOutcome(step=step, in_flight=parts.steps.start_save(request) if saves else None)
 
     @training_call
     def save(self, step: int, state: GivenState, metrics: Mapping[str, object] | None = None) -> InFlight:
@@ -345,6 +345,18 @@ class CheckpointManager(ManagerInspection):
         ended = self._parts.saver.wait_until_idle(timeout_s)
         self._parts.ending.raise_failure(newest=True)
         return ended
+
+    def phase(self, name: str, limit_s: float | None = None) -> AbstractContextManager[None]:
+        """Mark a block, such as an evaluation, as no part of a step: it may take longer before it counts as hanging.
+
+        Args:
+            name: Name of the phase, of 1 to 64 printable characters.
+            limit_s: Seconds that it may take, greater than 0; None: `spec.hang.startupSeconds` of the job.
+
+        Ranks:
+            All ranks mark the same phases, from the train thread.
+        """
+        return self._parts.progress.in_stage(mark_stage(name, limit_s))
 
     def request_stop(self) -> None:
         """Make all ranks stop at one of the next steps, as after SIGTERM.

@@ -14,6 +14,7 @@ from stepkeeper.policy.keep import AnyOf as KeepAnyOf
 from stepkeeper.policy.keep import KeepPolicy, LastN, from_retention
 from stepkeeper.policy.save import AnyOf, AtSteps, Auto, EveryNSteps, SavePolicy, from_interval, parts_of
 from stepkeeper.quantities import check_number, check_whole
+from stepkeeper.stacks.pace import PaceLimits
 from stepkeeper.storage import check_slashes, expand_home
 from stepkeeper.tier import TierPlace
 from stepkeeper.training.environment import Environment
@@ -61,7 +62,8 @@ class Options:
 
     stacks_after_s: float | None = 300.0
     """Seconds after which a step is slow, if it also takes ten times longer than any before it. The stacks of all
-    ranks' threads are then written to the log and into the report to an operator. None doesn't watch steps."""
+    ranks' threads are then written to the log and into the report to an operator. None doesn't watch steps, except by
+    a job's `spec.hang.afterSeconds`."""
 
     stop_on_notice: bool = True
     """True if SIGTERM or another notice makes all ranks save one step and stop."""
@@ -107,6 +109,15 @@ class ManagerArguments:
 
     environment: Environment | None
     """Identity and settings from the operator; None without an operator."""
+
+    @property
+    def pace_limits(self) -> PaceLimits:
+        """When a step, or a stage between steps, takes too long: by the options, and by the job's limits for hangs."""
+        least_s, job = self.options.stacks_after_s, self.environment
+        return PaceLimits(
+            least_millis=None if least_s is None else int(least_s * 1000),
+            hang=None if job is None else job.settings.hang,
+        )
 
     @property
     def policy(self) -> SavePolicy:

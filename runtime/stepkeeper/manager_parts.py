@@ -19,6 +19,7 @@ from stepkeeper.restore.restorer import Restorer
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.saver import Saver
 from stepkeeper.stacks.meeting import StackMeeting
+from stepkeeper.stacks.pace import RESTORE, SAVE
 from stepkeeper.storage import open_store, root_uri
 from stepkeeper.tier import CachedStore, LocalTier
 from stepkeeper.training.environment import attempt_name, build_open_request
@@ -83,7 +84,7 @@ class ManagerParts:
             call_weakly(self.follow_directive),
             claiming=build_claim_request(given.policy, given.options.take_over),
             stack_meeting=meeting,
-            stacks_after_s=given.options.stacks_after_s,
+            pace_limits=given.pace_limits,
         )
 
     def _build_restorer(self, given: ManagerArguments) -> Restorer:
@@ -185,14 +186,16 @@ M = TypeVar("M", bound=_HasParts)
 def training_call(call: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
     """Register, while the manager's method `call` runs, that the training is in it. Remember a fence that it raises.
 
-    The call's waits end at a notice's deadline. If it is stuck anyway, the process is ended before the kill.
+    The call's waits end at a notice's deadline. If it is stuck anyway, the process is ended before the kill. Its time
+    is no part of a step.
     """
+    stage = RESTORE if call.__name__ == "restore" else SAVE
 
     @wraps(call)
     def noted(manager: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
         parts = manager._parts  # noqa: SLF001  # it decorates the manager's own methods
         try:
-            with parts.waits.in_call():
+            with parts.progress.in_stage(stage), parts.waits.in_call():
                 return call(manager, *args, **kwargs)
         except FencedError as error:
             parts.saver.failures.record_fence(error)

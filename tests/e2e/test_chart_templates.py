@@ -84,6 +84,14 @@ def test_the_chart_makes_these_objects_and_these_with_cloud_tpu() -> None:
     assert render(ON).keys() == objects | more
 
 
+def test_alerts_are_made_if_they_are_wanted() -> None:
+    rule = render("prometheusRule.enabled=true", "prometheusRule.labels.release=prometheus")[
+        "PrometheusRule/stepkeeper-operator"
+    ]
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    assert rule["spec"] == yaml.safe_load((CHART / "files/alerts.yaml").read_text())
+
+
 def test_one_operator_without_rights_on_a_read_only_disk() -> None:
     deployment = render()["Deployment/stepkeeper-operator"]["spec"]
     assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
@@ -213,7 +221,7 @@ def test_what_a_platform_adds_is_in_the_pod_and_beside_it() -> None:
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (endpoint,) = monitor["spec"]["endpoints"]
-    assert endpoint == {"port": "metrics", "interval": "30s"}
+    assert endpoint == {"port": "metrics", "interval": "30s", "honorLabels": True}
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
     assert objects.keys() - render().keys() == {
         "PodDisruptionBudget/stepkeeper-operator",

@@ -62,6 +62,11 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
     yield job("exits-0", EXITS_0, max_failures=0, **slow)
     yield job("unwatched", HOLD, n_hosts=2)
     yield job("namespace", HOLD, n_hosts=2)
+    sized = {"resources": {"requests": {"memory": "16Mi", "cpu": "10m"}}}
+    yield job("asked", SAVES, n_hosts=2, trainer=sized, max_failures=0, **slow)
+    yield job("orphan", SAVES)
+    missing = {"image": "localhost/no-such-image:1", "imagePullPolicy": "Never"}
+    yield job("no-image", HOLD, trainer=missing, spec={"startDeadlineSeconds": 20})
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +155,54 @@ def test_an_edited_template_gets_new_pods_after_the_old_ones(jobs: dict[str, She
     assert gangs.seen == [(0, 0), (1, 0)]
     assert gangs.together == []
     assert causes(status) == ["Requested", None]
+
+
+def test_an_edit_that_changes_nothing_restarts_nothing_and_the_annotation_restarts_once(
+    jobs: dict[str, ShellJob],
+) -> None:
+    job = jobs["asked"]
+    job.until_phase("Running")
+    jobset = job.jobset_uid()
+    same = {"resources": {"requests": {"memory": "16384Ki", "cpu": "0.01"}}}
+    edit(job, template={"spec": {"containers": [container("trainer", SAVES, **same)]}}, totalSteps=7)
+    status = job.until(lambda status: condition(status, "PendingChanges").get("status") == "True")
+    assert "spec.totalSteps" in condition(status, "PendingChanges")["message"]
+    assert job.jobset_uid() == jobset
+    for _ in range(2):
+        job.kubectl("annotate", "--overwrite", "ctj", job.name, "stepkeeper.dev/restart=now")
+        status = job.until_phase("Running", attempt=2)
+    assert condition(status, "PendingChanges")["status"] == "False"
+    assert status["attempts"][0]["message"] == "annotation stepkeeper.dev/restart was changed"
+    assert causes(job.finish()) == ["Requested", None]
+
+
+def test_all_names_that_an_orphaned_jobset_holds_are_freed_by_the_command_of_the_condition(
+    jobs: dict[str, ShellJob],
+) -> None:
+    job = jobs["orphan"]
+    job.until_phase("Running")
+    job.kubectl("delete", "ctj", job.name, "--cascade=orphan", "--timeout=60s")
+    job.kubectl("apply", "-f", "-", stdin=json.dumps(job.manifest()))
+    status = job.until(lambda status: condition(status, "Accepted").get("reason") == "JobSetNameTaken")
+    message = condition(status, "Accepted")["message"]
+    assert f"JobSet {job.name}, ConfigMap {job.name}-stepkeeper" in message
+    _, _, command = message.rpartition("kubectl ")
+    job.cluster.kubectl(*command.split())
+    assert causes(job.until_phase("Running")) == [None]
+    job.finish()
+
+
+def test_a_job_whose_image_is_missing_is_suspended_after_its_deadline_until_it_is_edited(
+    jobs: dict[str, ShellJob],
+) -> None:
+    job = jobs["no-image"]
+    status = job.until_phase("Suspended")
+    assert condition(status, "Suspended")["reason"] == "StartDeadlineExceeded"
+    assert "ErrImageNeverPull" in condition(status, "Suspended")["message"]
+    assert not [pod for pod in job.pods() if pod["status"]["phase"] != "Failed"]
+    edit(job, template={"spec": {"containers": [container("trainer", HOLD)]}})
+    job.until_phase("Running", attempt=2)
+    job.finish()
 
 
 def test_a_job_that_is_deleted_and_applied_at_once_starts_after_the_old_pods_have_ended(

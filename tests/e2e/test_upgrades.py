@@ -227,4 +227,4 @@ def test_jobs_run_on_where_older_crds_have_dropped_a_choice_until_they_are_appli
 def newer_parts(fleet: Fleet) -> list[object]:
     """Return, for each job, the fields that the next release writes into its status."""
     found = [job.status() for job in fleet.jobs]
-    return [part for status in found for part in (status["nextScore"], status["resources"]["nextRacks"])]
+    return [part for status in found for part in (status["nextScore"], status["restarts"]["nextRacks"])]

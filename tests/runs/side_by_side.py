@@ -27,7 +27,13 @@ ROOT = Path(__file__).parents[2]
 E2E = ROOT / "tests" / "e2e"
 CONTRACT = ROOT / "tests" / "contract"
 OUTPUT = ROOT / "out" / "tests" / "e2e"
-TRAININGS = ("test_launching", "test_queued_resources_trainings", "test_demo", "test_text_lm_survives")
+TRAININGS = (
+    "test_launching",
+    "test_queued_resources_trainings",
+    "test_demo",
+    "test_hangs",
+    "test_text_lm_survives",
+)
 """These need the processors most of the time, for pods that load torch."""
 
 LONGEST = (

@@ -19,7 +19,17 @@ from pydantic import (
 from pydantic.alias_generators import to_camel, to_snake
 from pydantic_core import PydanticCustomError
 
-__all__ = ["BY_TYPE", "SET", "ApiModel", "Count", "ObjectMeta", "SpecPart", "StatusPart", "Timestamp"]
+__all__ = [
+    "BY_TYPE",
+    "SET",
+    "ApiModel",
+    "BriefPart",
+    "Count",
+    "ObjectMeta",
+    "SpecPart",
+    "StatusPart",
+    "Timestamp",
+]
 
 _CONFIG: Final = ConfigDict(
     frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
@@ -110,6 +120,18 @@ class StatusPart(ApiModel):
     """Base of the types that the operator writes. Unknown fields, of a newer operator, are dropped."""
 
     model_config = _CONFIG | ConfigDict(extra="ignore")
+
+
+class BriefPart(StatusPart):
+    """Base of the parts of a status that are written without fields that have their default, to keep them short."""
+
+    @model_serializer(mode="wrap")
+    def _leave_defaults_out(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields.items()
+        left_out = {
+            key for name, each in fields if getattr(self, name) == each.default for key in (name, each.alias)
+        }
+        return {key: value for key, value in write(self).items() if key not in left_out}
 
 
 def _to_unix_s(value: object) -> object:

@@ -28,13 +28,6 @@ class LastReport:
     moved_at: float | None = None
     """When a report of the attempt last showed a higher step than the one before."""
 
-    pod_moved_at: float | None = None
-    """When a report of this pod last showed a higher step than the one before."""
-
-    longest_step_s: float | None = None
-    """The longest time between two steps in this pod's reports, without gaps in the reports. None until there are
-    two."""
-
     committed_at: float | None = None
     """When a report of the attempt last named a new commit."""
 
@@ -46,13 +39,9 @@ class ReportCache:
     """Keep reports and their answers for the operator's lifetime.
 
     Nothing is stored: pods repeat a report until it is answered, and later ones name HEAD, the job's latest commit.
-    A pod without a report for `silence_s` is silent.
     """
 
-    def __init__(
-        self, *, silence_s: float, report_interval_s: int, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._silence_s = silence_s
+    def __init__(self, *, report_interval_s: int, clock: Callable[[], float] = time.time) -> None:
         self._report_interval_s = report_interval_s
         self._clock = clock
         self._last: dict[str, LastReport] = {}
@@ -65,7 +54,7 @@ class ReportCache:
         # Commits of another root are in another log, with sequences of its own.
         earlier = () if known is None or known.report.root != last.report.root else known.commits
         of_attempt = None if known is None or known.ordinal != last.ordinal else known
-        last = _update_liveness(of_attempt, last, silence_s=self._silence_s)
+        last = _update_liveness(of_attempt, last)
         merged = {commit.sequence: commit for commit in (*earlier, *last.report.commits)}
         if len(merged) > len(earlier):
             last = replace(last, committed_at=last.received_at)
@@ -104,31 +93,15 @@ def has_advanced(step: int | None, before: int | None) -> bool:
     return step is not None and (before is None or step > before)
 
 
-def _update_liveness(known: LastReport | None, last: LastReport, *, silence_s: float) -> LastReport:
+def _update_liveness(known: LastReport | None, last: LastReport) -> LastReport:
     """Return `last` with times of earlier reports, steps and commits from `known`, the attempt's previous report."""
     reported_at = {last.pod_uid: last.received_at}
     if known is None:
         return replace(last, reported_at=reported_at)
     moved = has_advanced(last.report.step, known.report.step)
-    went_back = last.report.step is not None and has_advanced(known.report.step, last.report.step)
-    last = replace(
+    return replace(
         last,
         reported_at={**known.reported_at, **reported_at},
         moved_at=last.received_at if moved else known.moved_at,
         committed_at=known.committed_at,
     )
-    if known.pod_uid != last.pod_uid:
-        return last  # a pace needs two reports of one pod
-    if went_back or last.received_at - known.received_at >= silence_s:
-        # The number of steps since then is unknown: keep the known length, and measure again.
-        return replace(last, longest_step_s=known.longest_step_s)
-    return _add_pace(known, last, moved=moved)
-
-
-def _add_pace(known: LastReport, last: LastReport, *, moved: bool) -> LastReport:
-    """Return `last` with the longest time between two steps of its pod."""
-    longest_s = known.longest_step_s
-    if moved and known.pod_moved_at is not None:
-        longest_s = max(longest_s or 0.0, last.received_at - known.pod_moved_at)
-    moved_at = last.received_at if moved else known.pod_moved_at
-    return replace(last, pod_moved_at=moved_at, longest_step_s=longest_s)

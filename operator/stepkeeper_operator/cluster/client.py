@@ -127,7 +127,7 @@ class KubernetesCluster:
         *,
         uid: str,
         foreground: bool = False,
-        at_once: bool = False,
+        grace_s: int | None = None,
     ) -> None:
         options: dict[str, Any] = {
             "apiVersion": "v1",
@@ -135,8 +135,8 @@ class KubernetesCluster:
             "preconditions": {"uid": uid},
             "propagationPolicy": "Foreground" if foreground else "Background",
         }
-        if at_once:
-            options["gracePeriodSeconds"] = 0
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
         await self._ask("DELETE", resource.path(namespace, name), body=options, none_for_404=True)
 
     async def _list(

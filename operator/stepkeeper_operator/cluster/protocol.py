@@ -89,11 +89,11 @@ class Cluster(Protocol):
         *,
         uid: str,
         foreground: bool = False,
-        at_once: bool = False,
+        grace_s: int | None = None,
     ) -> None:
         """Delete the object with that uid. Raises ConflictError if another object has its name.
 
-        With `at_once` a pod's object is deleted without waiting for its kubelet.
+        `grace_s` replaces a pod's own grace period. With 0 its object is deleted without waiting for its kubelet.
         """
 
 

@@ -36,6 +36,8 @@ class Column(NamedTuple):
     type: str
     path: str
     description: str = ""
+    priority: int = 0
+    """1: only `kubectl get -o wide` prints it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +99,10 @@ def build_crd(definition: ResourceDefinition) -> dict[str, Any]:
     }
 
 
-def _column(column: Column) -> dict[str, str]:
+def _column(column: Column) -> dict[str, Any]:
     description = {"description": column.description} if column.description else {}
-    return {"name": column.name, "type": column.type, "jsonPath": column.path} | description
+    wide = {"priority": column.priority} if column.priority else {}
+    return {"name": column.name, "type": column.type, "jsonPath": column.path} | description | wide
 
 
 def _build_schema(definition: ResourceDefinition) -> Schema:

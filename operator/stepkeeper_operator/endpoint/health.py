@@ -14,6 +14,8 @@ __all__ = ["make_health_app"]
 _MAX_WATCH_AGE_S: Final = 1200
 """A kubelet updates its node's status at least every 5 minutes: a longer silence means that the watches are broken."""
 
+_MAX_LABEL: Final = 200
+
 
 def make_health_app(
     *,
@@ -43,6 +45,9 @@ def make_health_app(
         metrics.watch_age_seconds.set(time.time() - cache.last_event_at)
         metrics.queued_resources.update_list_ages(time.time())
         metrics.acting.set(acting())
+        metrics.waits_for.clear()
+        if waits_for():
+            metrics.waits_for.labels(waits_for()[:_MAX_LABEL]).set(1)
         return web.Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     app = web.Application()

@@ -19,6 +19,8 @@ from stepkeeper_operator.labels import (
     KUEUE_PREFIX,
     MACHINES_HASH_ANNOTATION,
     QUEUE_LABEL,
+    START_KEY_ANNOTATION,
+    STARTED_SETTINGS_ANNOTATION,
     TEMPLATE_HASH_ANNOTATION,
 )
 
@@ -50,7 +52,9 @@ class JobSet:
     """Name of the training job that controls it; an earlier job can have had the same name."""
 
     number: int
-    template_hash: str
+    start_key: str
+    """The template, placement and restart annotation that it was made from, as `start_key` digests them."""
+
     machines_hash: str
     """Empty where the job names no QueuedResource."""
 
@@ -124,7 +128,7 @@ def read_jobset(raw: RawObject) -> JobSet:
         owner_uid=controller_uid(raw),
         owner_job=controlling_job(raw),
         number=int(number) if number.isdecimal() else 0,
-        template_hash=annotations.get(TEMPLATE_HASH_ANNOTATION, ""),
+        start_key=annotations.get(START_KEY_ANNOTATION) or annotations.get(TEMPLATE_HASH_ANNOTATION, ""),
         machines_hash=annotations.get(MACHINES_HASH_ANNOTATION, ""),
         suspend=bool(spec.get("suspend")),
         created_suspended=bool(spec.get("suspend")) and meta.get("generation") == 1,
@@ -235,10 +239,16 @@ class ConfigMap:
     """Name of the training job that controls it; an earlier job can have had the same name."""
 
     data: Mapping[str, str]
+    started_settings: str = ""
+    """The settings that the running pods have read. Empty: those in `data`."""
 
 
 def read_config_map(raw: RawObject) -> ConfigMap:
     """Read the facts of a ConfigMap object."""
+    annotations = raw["metadata"].get("annotations") or {}
     return ConfigMap(
-        owner_uid=controller_uid(raw), owner_job=controlling_job(raw), data=raw.get("data") or {}
+        owner_uid=controller_uid(raw),
+        owner_job=controlling_job(raw),
+        data=raw.get("data") or {},
+        started_settings=annotations.get(STARTED_SETTINGS_ANNOTATION, ""),
     )

@@ -84,7 +84,9 @@ class Pod:
     disruption: str | None
     """Reason of a true DisruptionTarget condition."""
 
-    hang: bool
+    hang: str | None
+    """Why its training made no progress, if the pod is marked as hung."""
+
     exit_code: int | None
     exit_reason: str | None
     """The kubelet's reason for the container's end, e.g. OOMKilled."""
@@ -157,7 +159,7 @@ def read_pod(raw: RawObject) -> Pod:
         deadline=parse_time(meta.get("deletionTimestamp")),
         grace_s=spec.get("terminationGracePeriodSeconds", 30) if deleted_grace is None else deleted_grace,
         disruption=_disruption(raw),
-        hang=condition_of(raw, HANG_CONDITION).get("status") == "True",
+        hang=_hang(raw),
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason"),
         finished_at=parse_time(ended.get("finishedAt")),
@@ -168,6 +170,11 @@ def read_pod(raw: RawObject) -> Pod:
         waiting=_waiting(raw, trainer),
         probed=any(c.keys() & _ENDING_PROBES for c in spec.get("containers") or ()),
     )
+
+
+def _hang(raw: RawObject) -> str | None:
+    condition = condition_of(raw, HANG_CONDITION)
+    return (condition.get("message") or "no message") if condition.get("status") == "True" else None
 
 
 def _disruption(raw: RawObject) -> str | None:

@@ -11,11 +11,12 @@ from stepkeeper_operator.cache.keys import ObjectKey
 from stepkeeper_operator.cluster.resources import CONFIG_MAPS, JOBSETS, PODS, TRAINING_JOBS
 from stepkeeper_operator.errors import ApiError, ConflictError
 from stepkeeper_operator.facts.jobset import JobSet, read_config_map, read_jobset
+from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.kinds.writing import ObjectWriter
-from stepkeeper_operator.labels import NODE_LOST_REASON
+from stepkeeper_operator.labels import HANG_CONDITION, NODE_LOST_REASON
 from stepkeeper_operator.training_jobs.decide.acceptance import is_refused
 from stepkeeper_operator.training_jobs.decision import (
     RELYING_ON_STATUS,
@@ -25,7 +26,9 @@ from stepkeeper_operator.training_jobs.decision import (
     Decision,
     DeleteJobSet,
     DeleteTrainingJob,
+    EndHungPods,
     GiveUpPod,
+    SaveStacks,
     SetSuspend,
 )
 from stepkeeper_operator.training_jobs.observed import Memory, Rejection
@@ -38,6 +41,10 @@ _log = logging.getLogger(__name__)
 _NUMBER: Final = re.compile(r"\d+")
 _OUTAGE_S: Final = 60.0
 """Seconds after which a failure that may be transient is reported. A webhook that restarts is not reported."""
+
+
+_HUNG_GRACE_S: Final = 1
+"""Seconds of grace for a hung pod. With 0 the API server would forget the pod while its processes may still run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +181,11 @@ class Applier:
                 await self.shared.cluster.delete(JOBSETS, key.namespace, key.name, uid=uid, foreground=True)
             case GiveUpPod():
                 await self._give_up_pod(action)
+            case SaveStacks():
+                await self.shared.cluster.apply(CONFIG_MAPS, key.namespace, action.manifest)
+                self.memory.get_job(job.metadata.uid).saved_stacks = action.manifest
+            case EndHungPods():
+                await self._end_hung_pods(action)
             case DeleteTrainingJob():
                 await self.shared.cluster.delete(TRAINING_JOBS, key.namespace, key.name, uid=job.metadata.uid)
             case _:
@@ -183,7 +195,11 @@ class Applier:
     async def _give_up_pod(self, action: GiveUpPod) -> None:
         pod = action.pod
         if not pod.terminal:
-            body = _pod_failure_patch(action, now=self.shared.clock())
+            text, now = action.message, self.shared.clock()
+            # Together: a Failed pod without the condition counts as the application's failure.
+            failed = {"phase": "Failed", "reason": NODE_LOST_REASON, "message": text}
+            body = _pod_patch(pod, "DisruptionTarget", NODE_LOST_REASON, text, now=now)
+            body["status"] |= failed
             try:
                 await self.shared.cluster.patch_pod_status(pod.namespace, pod.name, body)
             except ApiError as error:
@@ -192,7 +208,17 @@ class Applier:
                 self.shared.cache.forget_objects(frozenset({pod.uid}))
                 return
         # JobSet restarts nothing while the pod exists. Its finalizer keeps it until its Job has counted the failure.
-        await self.shared.cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
+        await self.shared.cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, grace_s=0)
+
+    async def _end_hung_pods(self, action: EndHungPods) -> None:
+        # All are marked before the first ends: its Job judges by the mark, and ends the others with all their grace.
+        for pod in action.pods:
+            body = _pod_patch(pod, HANG_CONDITION, "NoProgress", action.message, now=self.shared.clock())
+            await self.shared.cluster.patch_pod_status(pod.namespace, pod.name, body)
+        for pod in action.pods:
+            await self.shared.cluster.delete(
+                PODS, pod.namespace, pod.name, uid=pod.uid, grace_s=_HUNG_GRACE_S
+            )
 
 
 def _keep_message(earlier: Rejection | None, text: str, generation: int) -> str:
@@ -212,21 +238,13 @@ def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
     }
 
 
-def _pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
-    """Set a pod's phase and condition together: a Failed pod without it counts as the application's failure."""
+def _pod_patch(pod: Pod, kind: str, reason: str, message: str, *, now: float) -> dict[str, Any]:
+    """Build the change of a pod's status that sets a condition."""
     condition = {
-        "type": "DisruptionTarget",
+        "type": kind,
         "status": "True",
-        "reason": NODE_LOST_REASON,
-        "message": action.message,
+        "reason": reason,
+        "message": message,
         "lastTransitionTime": render_time(now),
     }
-    return {
-        "metadata": {"uid": action.pod.uid},
-        "status": {
-            "phase": "Failed",
-            "reason": NODE_LOST_REASON,
-            "message": action.message,
-            "conditions": [condition],
-        },
-    }
+    return {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}

@@ -17,10 +17,11 @@ from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.apply import Applier
 from stepkeeper_operator.training_jobs.decide.job import decide_job
-from stepkeeper_operator.training_jobs.decide.progressing import is_stalled
+from stepkeeper_operator.training_jobs.decide.progressing import is_stalled, is_start_overdue
 from stepkeeper_operator.training_jobs.decide.save_requests import find_open_request
 from stepkeeper_operator.training_jobs.decide.terminating_pods import is_pod_stuck
 from stepkeeper_operator.training_jobs.decision import Decision
+from stepkeeper_operator.training_jobs.measures import find_recovery, measure_job
 from stepkeeper_operator.training_jobs.observe import Observer
 from stepkeeper_operator.training_jobs.observed import Memory, Observed
 
@@ -96,6 +97,12 @@ class JobController(KindController[CheckpointedTrainingJob, Observed, Decision])
         self._metrics.forget_job(key.namespace, key.name)
 
     def _update_metrics(self, key: ObjectKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
+        memory = self._memory.get_job(job.metadata.uid)
+        memory.recovery = find_recovery(
+            memory.recovery, job.status, decision.status, now=self._shared.clock()
+        )
+        recovery_s = None if memory.recovery is None else memory.recovery[1]
+        self._metrics.jobs.record(key.namespace, key.name, measure_job(decision.status, recovery_s))
         progress, checkpoint = decision.status.progress, decision.status.checkpoint
         if progress is not None and progress.step is not None:
             self._metrics.step.labels(key.namespace, key.name).set(progress.step)
@@ -104,6 +111,7 @@ class JobController(KindController[CheckpointedTrainingJob, Observed, Decision])
         starts = decision.status.operator.starts_without_checkpoint
         self._metrics.starts_without_checkpoint.labels(key.namespace, key.name).set(starts)
         self._metrics.stalled.labels(key.namespace, key.name).set(is_stalled(decision.status))
+        self._metrics.start_overdue.labels(key.namespace, key.name).set(is_start_overdue(decision.status))
         self._metrics.pod_stuck.labels(key.namespace, key.name).set(is_pod_stuck(decision.status))
         if decision.write_status:
             ended = {attempt.number for attempt in job.status.attempts if attempt.end is not None}

@@ -19,8 +19,10 @@ __all__ = [
     "Decision",
     "DeleteJobSet",
     "DeleteTrainingJob",
+    "EndHungPods",
     "GiveUpPod",
     "JobEnd",
+    "SaveStacks",
     "SetSuspend",
 ]
 
@@ -57,13 +59,37 @@ class GiveUpPod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStacks:
+    """Write the ConfigMap with the stacks of a hang."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndHungPods:
+    """Mark all pods as hung, then delete them. Hung trainers can't save, so they get hardly any time."""
+
+    pods: tuple[Pod, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteTrainingJob:
     """Delete the job itself: its time to live after its end has expired."""
 
 
-Action: TypeAlias = ApplyConfigMap | CreateJobSet | SetSuspend | DeleteJobSet | GiveUpPod | DeleteTrainingJob
+Action: TypeAlias = (
+    ApplyConfigMap
+    | CreateJobSet
+    | SetSuspend
+    | DeleteJobSet
+    | GiveUpPod
+    | SaveStacks
+    | EndHungPods
+    | DeleteTrainingJob
+)
 
-RELYING_ON_STATUS: Final = (CreateJobSet, DeleteJobSet, SetSuspend)
+RELYING_ON_STATUS: Final = (CreateJobSet, DeleteJobSet, SetSuspend, SaveStacks, EndHungPods)
 """Actions that start or end attempts. The status that numbers and explains the attempts is written first."""
 
 

@@ -108,6 +108,7 @@ class Observer:
             rejection=rejections.get(CreateJobSet.__name__),
             rejections=rejections,
             has_acted=memory.has_acted,
+            saved_stacks=memory.saved_stacks,
             unreadable=unreadable,
             root_rivals=cache.list_root_rivals(key),
             machines=self._read_machines(key, job),

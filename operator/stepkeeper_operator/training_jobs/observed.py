@@ -6,7 +6,7 @@ their JobSet, and how often JobSet had restarted it before.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS, ConditionStatus
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
@@ -88,6 +88,9 @@ class Observed:
 
     pods: tuple[Pod, ...] = ()
     """The remaining pods of all attempts."""
+
+    saved_stacks: Mapping[str, Any] | None = None
+    """The ConfigMap of stacks that this operator process wrote last for the job."""
 
     leftover: Leftover | None = None
     """Set only if there is no JobSet."""
@@ -233,6 +236,11 @@ class JobMemory:
     """What events name as the container and the probe that ended a pod, by its uid; empty if no probe ended it."""
 
     probes_read_at: float = float("-inf")
+
+    recovery: tuple[int, float] | None = None
+    """Number of the last attempt that recovered after another one's end, and the seconds that it took."""
+    saved_stacks: Mapping[str, Any] | None = None
+    """The newest ConfigMap of stacks."""
 
     has_acted: bool = False
     """True once a decision was applied. Until then it is unknown which writes the API server refuses."""

@@ -31,7 +31,7 @@ def serve(socket_fd: int, trainer_pid: int) -> None:
     channel = Channel(socket.socket(fileno=socket_fd))
     # The socket alone isn't enough: a forked worker may hold the other end, and outlive the trainer.
     trainer, record = ParentProcess(trainer_pid), KernelRecord(trainer_pid)
-    server = Server(Outbox(channel), trainer.send_signal)
+    server = Server(Outbox(channel), trainer.send_signal, record.read_state)
     threading.Thread(target=server.run_forever, name="requests", daemon=True).start()
     while (packet := channel.receive(trainer)) is not None:
         server.receive_packet(packet)

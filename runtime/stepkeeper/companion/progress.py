@@ -3,21 +3,24 @@
 import numbers
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
 import torch
 
 from stepkeeper.companion.reporter import TrainerState, utf8_text
+from stepkeeper.companion.stopwatch import Activity, Stopwatch, measure_age_s
 from stepkeeper.contract import CommitPoint, ReportPhase
 from stepkeeper.contract.report import MAX_METRICS
 from stepkeeper.loggers import logger
+from stepkeeper.stacks.pace import Stage
 
 __all__ = ["Progress", "select_stored_metrics"]
 
 _log: Final = logger(__name__)
+_ACTIVITIES: Final = {ReportPhase.RESTORING: Activity.RESTORE, ReportPhase.SAVING: Activity.SAVE}
 _ERROR_LIMIT: Final = 2000
 _UNREAD: Final = "?"
 _NAME_LIMIT: Final = 128
@@ -38,10 +41,14 @@ class Progress:
         self._latest: tuple[int, int | None, Mapping[str, object] | None] | None = None
         """The last finished step, the milliseconds that it took, and its metrics."""
 
-        self._sent: object = None
-        """The `_latest` that was sent last."""
+        self._stages: list[Stage] = []
+        """The stages that the training is in, the innermost last. Single operations on a list need no lock."""
+
+        self._sent: tuple[object, Stage | None] = (None, None)
+        """The `_latest` and the stage that were sent last."""
 
         self._last_step_s: float | None = None
+        self._stopwatch = Stopwatch(measure_age_s())
         self._complained: set[str] = set()
         """Names of metrics that a warning has named: one warning each is enough."""
 
@@ -59,14 +66,30 @@ class Progress:
         now_s = time.monotonic()
         millis = None if self._last_step_s is None else int((now_s - self._last_step_s) * 1000)
         self._last_step_s = now_s
+        self._stopwatch.count_step()
         self._latest = (step, millis, metrics)
+
+    @contextmanager
+    def in_stage(self, stage: Stage) -> Iterator[None]:
+        """Record that the training is in `stage`. It costs nothing: the next tick sends it, if it still is."""
+        self._stages.append(stage)
+        before = self._stopwatch.switch(Activity.DATA) if stage.name == Activity.DATA else None
+        try:
+            yield
+        finally:
+            self._stages.remove(stage)
+            if before is not None:
+                self._stopwatch.switch(before)
 
     def set_phase(self, phase: ReportPhase) -> None:
         """Record that the process has reached `phase`."""
+        if (activity := _ACTIVITIES.get(phase)) is not None:
+            self._stopwatch.switch(activity)
         self._change(lambda state: replace(state, phase=phase))
 
     def record_restore(self, restored: CommitPoint | None) -> None:
         """Record that training begins, from the commit `restored` or from scratch."""
+        self._stopwatch.begin_training()
         self._change(lambda state: replace(state, restored=restored, phase=ReportPhase.TRAINING))
 
     def record_notice(self, source: str) -> None:
@@ -77,19 +100,24 @@ class Progress:
         """Record that the save of `step` is in flight; None: no save is."""
         self._change(lambda state: replace(state, in_flight_step=step))
 
+    def record_stall(self, stall_s: float) -> None:
+        """Record that the train thread waited so many seconds for a save that has ended."""
+        self._stopwatch.add_stall(stall_s)
+
     def set_error(self, error: str | None) -> None:
         """Record the newest error; None once it is resolved."""
         text = None if error is None else utf8_text(error[-_ERROR_LIMIT:])
         self._change(lambda state: replace(state, error=text))
 
-    def send_latest_step(self) -> None:
-        """Send the last finished step to the companion, unless it has been sent already."""
-        if self._latest is not self._sent:
+    def send_latest(self) -> None:
+        """Send the last finished step and the stage to the companion, unless they have been sent already."""
+        latest, stage = self._sent
+        if self._latest is not latest or self._stage != stage:
             self._change(lambda state: state)
 
     def _change(self, change: Callable[[TrainerState], TrainerState]) -> None:
         with self._lock:
-            state = change(self._state)
+            state = replace(change(self._state), spent=self._stopwatch.read())
             latest = self._latest
             if latest is not None:
                 step, millis, metrics = latest
@@ -97,9 +125,13 @@ class Progress:
                 if state.phase is ReportPhase.STARTING:
                     # A training that restores nothing, or by other code, doesn't report its start otherwise.
                     state = replace(state, phase=ReportPhase.TRAINING)
-            self._state = state
-            self._sent = latest
+            self._state = state = replace(state, stage=self._stage)
+            self._sent = latest, state.stage
             self._send(state)
+
+    @property
+    def _stage(self) -> Stage | None:
+        return next(reversed(self._stages), None)
 
     def _texts(self, metrics: Mapping[str, object] | None) -> dict[str, str]:
         return {

@@ -19,12 +19,15 @@ from stepkeeper.contract import (
     CommitPoint,
     ContractError,
     Directive,
+    Hang,
     Head,
     Report,
     ReportedCommit,
     ReportPhase,
+    TimeSpent,
 )
 from stepkeeper.contract.report import MAX_COMMITS
+from stepkeeper.stacks.pace import Stage
 
 __all__ = ["LogView", "ReportTarget", "Reporter", "TrainerState", "utf8_text"]
 
@@ -43,9 +46,12 @@ class TrainerState:
     step_millis: int | None = None
     in_flight_step: int | None = None
     restored: CommitPoint | None = None
+    spent: TimeSpent | None = None
     notice: str | None = None
     error: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)
+    stage: Stage | None = None
+    """What it does between steps, for the watch on hangs: a call of the manager, or a phase that the training marks."""
 
     def is_urgent_after(self, before: "TrainerState") -> bool:
         """Return whether this state should be reported at once, not at the next interval."""
@@ -102,6 +108,7 @@ class Reporter:
         self._log = LogView()
         self._commits: tuple[ReportedCommit, ...] = ()
         self._stacks: str | None = None
+        self._hang: Hang | None = None
         self._news = 1
         """Counts the changes to report at once. The first report is one."""
 
@@ -135,6 +142,12 @@ class Reporter:
         """Carry the stacks of all ranks until a report with them is answered. Newer stacks replace them."""
         with self._changed:
             self._stacks = text
+            self._wake(urgent=True)
+
+    def set_hang(self, hang: Hang | None) -> None:
+        """Carry `hang` in reports from here on; None once the training moves."""
+        with self._changed:
+            self._hang = hang
             self._wake(urgent=True)
 
     def await_answer(self, timeout_s: float) -> bool:
@@ -191,10 +204,13 @@ class Reporter:
                 commits=self._commits,
                 in_flight_step=state.in_flight_step,
                 restored=state.restored,
+                spent=state.spent,
                 notice=state.notice,
                 error=state.error or (log.error and utf8_text(log.error)),
                 metrics=state.metrics,
-                stacks=self._stacks,
+                # Both would be too long for a report.
+                stacks=self._stacks if self._hang is None else None,
+                hang=self._hang,
             )
 
     def _take_answer(self, news: int, report: Report, directive: Directive) -> None:

@@ -28,12 +28,13 @@ from stepkeeper.companion.messages import (
 )
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.companion.session import Session
-from stepkeeper.contract import ContractError, Directive, ReportPhase
+from stepkeeper.contract import ContractError, Directive, Hang
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.ending.message import write_for_killed
 from stepkeeper.errors import CompanionError, encode_error
 from stepkeeper.loggers import identify
 from stepkeeper.stacks.dumping import StackDumper
+from stepkeeper.stacks.pace import find_stage
 from stepkeeper.stacks.reading import open_stacks
 from stepkeeper.storage.base import is_full
 from stepkeeper.storage.moved import moved
@@ -58,9 +59,15 @@ _MOST_BEHIND: Final = 8
 class Server:
     """Answer requests one at a time, in one thread. Another thread receives them."""
 
-    def __init__(self, outbox: Outbox, signal_trainer: Callable[[int], None] = lambda _number: None) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        signal_trainer: Callable[[int], None] = lambda _number: None,
+        read_trainer_state: Callable[[], str] = str,
+    ) -> None:
         self._outbox = outbox
         self._signal_trainer = signal_trainer
+        self._read_trainer_state = read_trainer_state
         self._stacks: StackDumper | None = None
         self._inbox: queue.SimpleQueue[Packet | None] = queue.SimpleQueue()
         """Received packets; None means that a background task can advance."""
@@ -102,9 +109,7 @@ class Server:
         if self._session is not None and self._session.reporter is not None:
             self._session.reporter.update_state(self._state)
         if self._stacks is not None:
-            # A restore, or the last save, is no slow step.
-            is_training = self._state.phase is ReportPhase.TRAINING
-            self._stacks.see_step(self._state.step if is_training else None)
+            self._stacks.see(find_stage(self._state.phase, self._state.stage), self._state.step)
 
     def write_message_of_killed(self, number: int) -> None:
         """Write the termination message of a trainer that signal `number` killed, unless it had a notice."""
@@ -238,12 +243,18 @@ class Server:
                 fds,
                 ask=lambda number: self._outbox.offer({"stacks": number}),
                 signal_trainer=self._signal_trainer,
+                read_state=self._read_trainer_state,
                 on_dumped=self._report_stacks,
+                on_hang=self._report_hang,
             )
 
     def _report_stacks(self, text: str) -> None:
         if self._session is not None and self._session.reporter is not None:
             self._session.reporter.add_stacks(text)
+
+    def _report_hang(self, hang: Hang | None) -> None:
+        if self._session is not None and self._session.reporter is not None:
+            self._session.reporter.set_hang(hang)
 
     def _close(self, session: Session) -> None:
         """Wait for the answer to the last report, until the time is up."""

@@ -19,6 +19,7 @@ from stepkeeper.errors import ClosedError, StepkeeperError
 from stepkeeper.fork_guard import forget_in_forks
 from stepkeeper.loggers import logger
 from stepkeeper.stacks.meeting import StackMeeting
+from stepkeeper.stacks.pace import PaceLimits
 from stepkeeper.stacks.reading import StackRequest
 from stepkeeper.stacks.stack_file import stack_file
 
@@ -42,7 +43,7 @@ class Companion(RootClaims):
         *,
         claiming: ClaimRequest | None = None,
         stack_meeting: StackMeeting | None = None,
-        stacks_after_s: float | None = None,
+        pace_limits: PaceLimits | None = None,
     ) -> None:
         """Store the arguments; no process is started yet.
 
@@ -51,12 +52,12 @@ class Companion(RootClaims):
             on_directive: Called with each directive of the operator, in the receiving thread.
             claiming: The first claim to make, without its base.
             stack_meeting: Where the companions of all ranks meet; None if stacks aren't read.
-            stacks_after_s: Seconds after which the stacks of all ranks are dumped in a step that also takes far longer
-                than earlier ones. None: steps aren't watched.
+            pace_limits: When a step, or a stage between steps, takes so long that the stacks of all ranks are dumped.
+                None: never.
         """
         super().__init__(claiming or ClaimRequest())
         self._stack_meeting = stack_meeting
-        self._stacks_after_millis = None if stacks_after_s is None else int(stacks_after_s * 1000)
+        self._pace_limits = pace_limits or PaceLimits()
         self._stack_address: Mapping[str, Any] | None = None
         self._opening = opening
         self._on_directive = on_directive
@@ -147,7 +148,7 @@ class Companion(RootClaims):
         listening = meeting.listening_fds()
         request = StackRequest(
             signal=file.signal_number,
-            least_millis=self._stacks_after_millis,
+            limits=self._pace_limits,
             secret=meeting.secret if listening else None,
         )
         return replace(opening, stacks=request), (file.fd, *listening)

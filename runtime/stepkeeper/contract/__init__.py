@@ -24,11 +24,13 @@ from stepkeeper.contract.places import (
 from stepkeeper.contract.report import (
     CommitPoint,
     Directive,
+    Hang,
     Head,
     Report,
     ReportedCommit,
     ReportPhase,
     SlowestRank,
+    TimeSpent,
 )
 from stepkeeper.contract.restarts import (
     FENCED,
@@ -46,6 +48,7 @@ from stepkeeper.contract.settings import (
     ContinuousInterval,
     Endpoint,
     EveryInterval,
+    HangLimits,
     Interval,
     OnDisruption,
     Retention,
@@ -84,6 +87,8 @@ __all__ = [
     "Endpoint",
     "EveryInterval",
     "ExitCode",
+    "Hang",
+    "HangLimits",
     "Head",
     "Identity",
     "Interval",
@@ -97,6 +102,7 @@ __all__ = [
     "Settings",
     "SlowestRank",
     "Termination",
+    "TimeSpent",
     "Verdict",
     "is_disruption",
     "token_audience",

@@ -6,7 +6,17 @@ from typing import Annotated, Final, Self, TypeAlias
 
 from stepkeeper.contract.wire import AtMost, ContractError, Else, decode_message, encode_json
 
-__all__ = ["CommitPoint", "Directive", "Head", "Report", "ReportPhase", "ReportedCommit", "SlowestRank"]
+__all__ = [
+    "CommitPoint",
+    "Directive",
+    "Hang",
+    "Head",
+    "Report",
+    "ReportPhase",
+    "ReportedCommit",
+    "SlowestRank",
+    "TimeSpent",
+]
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
 MAX_COMMITS: Final = 32
@@ -77,6 +87,47 @@ class SlowestRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSpent:
+    """The time of rank 0's process so far, by what it was spent on. Each moment is in one field, or in none yet."""
+
+    init_millis: int = 0
+    """From the start of the process to the restore: imports, devices, the process group, the claim of the root."""
+
+    restore_millis: int = 0
+    compile_millis: int = 0
+    """From the restore to the end of the second step: the first two compile."""
+
+    train_millis: int = 0
+    """All later steps, without the time in `save_millis` and `data_millis`."""
+
+    save_millis: int = 0
+    """Time that the train thread waited for saves."""
+
+    data_millis: int = 0
+    """Time that the train thread waited for data, as far as the training reports it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A training that stays where it is for longer than its job allows, as its pods found out."""
+
+    kind: Annotated[str, AtMost(64)]
+    """What hangs, in one word, such as Stopped. Later versions may add kinds."""
+
+    since_unix_s: UnixTime
+    """When the training last moved."""
+
+    ranks: tuple[int, ...] = ()
+    """The ranks that the others wait for; all ranks if none stands out."""
+
+    text: Annotated[str, AtMost(1024)]
+    """What each rank does, for people."""
+
+    stacks: Annotated[str, AtMost(32 * 1024)]
+    """The stacks of the ranks' threads, shortened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """One report. The pod of its token identifies the sender, never a name in the report."""
 
@@ -103,11 +154,15 @@ class Report:
     """The commit that this attempt resumed from. None: from scratch (once the phase is Training)."""
 
     ranks: SlowestRank | None = None
+    spent: TimeSpent | None = None
     notice: str | None = None
     error: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)
     stacks: Annotated[str, AtMost(16 * 1024)] | None = None
     """The newest stacks of the ranks' threads, shortened. They are reported once."""
+
+    hang: Hang | None = None
+    """The present hang, in each report while it lasts."""
 
     def __post_init__(self) -> None:
         if len(self.commits) > MAX_COMMITS:

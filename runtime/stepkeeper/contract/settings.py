@@ -23,6 +23,7 @@ __all__ = [
     "ContinuousInterval",
     "Endpoint",
     "EveryInterval",
+    "HangLimits",
     "Interval",
     "OnDisruption",
     "Retention",
@@ -129,6 +130,18 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HangLimits:
+    """The times after which a training that doesn't move hangs."""
+
+    startup_s: int
+    """Seconds for each part of the start (until steps have been timed), a restore, a call of the manager, and a phase
+    that the training marks without a limit of its own."""
+
+    after_s: int | None = None
+    """Seconds for a step. None: as long as ten steps, and at least five minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The settings of a job."""
 
@@ -146,6 +159,9 @@ class Settings:
     total_steps: int | None = None
     endpoint: Endpoint | None = None
     """The endpoint for reports; None sends no reports. Training doesn't need it."""
+
+    hang: HangLimits | None = None
+    """None, as older operators leave it: no hang is reported."""
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:

@@ -214,7 +214,7 @@ class EndWatch:
         self._announcements.close()
         parts.steps.decider.agreement.close(share_s(1 / 3))
         self.notices.close()
-        parts.progress.send_latest_step()
+        parts.progress.send_latest()
         parts.companion.close(share_s(7 / 8))
         parts.saver.close(share_s(1 / 2))
         # A lost rank reads no broadcast. A training that is done has awaited its hooks already.
@@ -247,7 +247,7 @@ class EndWatch:
             code = ExitCode.SAVED if why is None else exit_code_of(why)
             text = None if why is None else str(why)
             end_now(code, STUCK, partial(self.write_message, code, text))
-        self._parts.progress.send_latest_step()
+        self._parts.progress.send_latest()
 
     def _on_fence(self, fence: FencedError) -> None:
         """Write the message as soon as the root is known to be lost. Runs in the thread that found out."""

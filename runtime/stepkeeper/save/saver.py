@@ -222,6 +222,7 @@ class Saver:
             self.lineage.own_commit = record
             self._upkeep.note_commit(record.slot, save.upkeep)
             self._recent_costs.record(save.report)
+        self._progress.record_stall(save.report.stall_s)
         self._error = None if error is None else f"the save of step {save.step} failed: {error}"
         self._progress.set_error(self._error)
         if idle:

@@ -34,6 +34,9 @@ class MeshHost:
         self._receive = receive
         self._lock = threading.Lock()
         self._socks: dict[int, socket.socket] = {}
+        self.known: set[int] = set()
+        """The ranks that have ever been connected."""
+
         self._joining = Joining(0, self._add, listener)
         self._joining.start(secret)
 
@@ -46,6 +49,7 @@ class MeshHost:
     def _add(self, rank: int, sock: socket.socket) -> None:
         with self._lock:
             self._socks[rank] = sock
+            self.known.add(rank)
         with suppress(OSError):
             _receive_lines(sock, lambda message: self._receive(rank, message))
         with self._lock:

@@ -1,5 +1,6 @@
 """Read the stacks of the trainer's threads, even if it hangs, and watch its steps. This is the companion's part."""
 
+import linecache
 import os
 import socket
 import time
@@ -7,8 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from stepkeeper.contract import Hang
 from stepkeeper.stacks.dumping import StackDumper
 from stepkeeper.stacks.mesh import MeshHost
+from stepkeeper.stacks.naming import RankStacks, Source, find_main_frame
+from stepkeeper.stacks.pace import PaceLimits
 from stepkeeper.stacks.stack_file import END_OF_STACKS
 
 __all__ = ["StackReader", "StackRequest", "open_stacks"]
@@ -21,34 +25,53 @@ _SETTLED_S: Final = 0.2
 """Stacks that C code writes have no end mark: they are complete if nothing is added for this time."""
 
 _LOOK_S: Final = 0.02
+_LINE_LIMIT: Final = 120
+"""Characters of a line of source code."""
 
 
 class StackReader:
     """Read the memory into which the trainer writes its stacks. One thread uses this object."""
 
-    def __init__(self, fd: int, ask: Callable[[int], object], send_signal: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        fd: int,
+        ask: Callable[[int], object],
+        send_signal: Callable[[], None],
+        read_state: Callable[[], str] = str,
+    ) -> None:
         """Store the arguments; nothing is read yet. The memory's descriptor `fd` stays open.
 
         `ask` requests the stacks from the trainer's Python code, which writes the given number after them.
-        `send_signal` requests them from C code, which writes no number.
+        `send_signal` requests them from C code, which writes no number. `read_state` reads the process's state.
         """
         self._fd = fd
+        self._read_state = read_state
         self._ask = ask
         self._send_signal = send_signal
         self._n_asked = 0
 
-    def read(self) -> str:
-        """Return the stacks of all threads of the trainer; an empty text if they can't be read."""
+    def read(self) -> RankStacks:
+        """Return the stacks of all threads of the trainer, and what the kernel knows of it."""
+        text, source = self._read_text()
+        frame = find_main_frame(text)
+        line = "" if frame is None else linecache.getline(*frame).strip()[:_LINE_LIMIT]
+        linecache.clearcache()
+        return RankStacks(text=text, source=source, state=self._read_state(), line=line)
+
+    def _read_text(self) -> tuple[str, Source]:
         os.ftruncate(self._fd, 0)
         self._n_asked += 1
         end = f"{END_OF_STACKS} {self._n_asked}\n"
         self._ask(self._n_asked)
         if _wait(lambda: self._text().endswith(end), _ANSWER_S):
-            return self._text().removesuffix(end)
+            return self._text().removesuffix(end), Source.PYTHON
         # Second: C code walks the stacks without the GIL, which is safe only while no Python code runs.
         self._send_signal()
         _wait(lambda: bool(self._text()), _SIGNALLED_S)
-        return self._settled_text().removesuffix(end)
+        text = self._settled_text()
+        # A trainer that was only slow has written both.
+        source = Source.PYTHON if end in text else Source.SIGNAL if text else Source.NONE
+        return text.replace(end, ""), source
 
     def _settled_text(self) -> str:
         text, ends_s = self._text(), time.monotonic() + _SIGNALLED_S
@@ -83,8 +106,8 @@ class StackRequest:
     signal: int | None
     """The signal that makes the trainer write its stacks in C code; None without a free signal."""
 
-    least_millis: int | None = None
-    """Milliseconds that any step may take; None: steps aren't watched."""
+    limits: PaceLimits
+    """When a step, or a stage between steps, takes too long."""
 
     secret: str | None = None
     """The secret that proves a caller to be a rank of this training; None where no rank connects."""
@@ -97,21 +120,22 @@ def open_stacks(
     *,
     ask: Callable[[int], None],
     signal_trainer: Callable[[int], None],
+    read_state: Callable[[], str],
     on_dumped: Callable[[str], None],
+    on_hang: Callable[[Hang | None], None],
 ) -> StackDumper:
     """Start to watch the steps of one trainer, whose stacks are dumped with those of other ranks.
 
     This copies the descriptors that were sent along. `ask` asks the trainer for its stacks, with a number.
-    Rank 0 calls `on_dumped` with those of all ranks, shortened.
+    Rank 0 calls `on_dumped` with those of all ranks, shortened, and `on_hang` with a hang, and with None at its end.
     """
 
     def send_signal() -> None:
         if request.signal is not None:
             signal_trainer(request.signal)
 
-    reader = StackReader(os.dup(fds[0]), ask, send_signal)
-    least_s = None if request.least_millis is None else request.least_millis / 1000
-    dumper = StackDumper(rank, reader.read, least_s=least_s, on_dumped=on_dumped)
+    reader = StackReader(os.dup(fds[0]), ask, send_signal, read_state)
+    dumper = StackDumper(rank, reader.read, limits=request.limits, on_dumped=on_dumped, on_hang=on_hang)
     if request.secret is not None:
         listener = socket.socket(fileno=os.dup(fds[1]))
         dumper.mesh = MeshHost(listener, bytes.fromhex(request.secret), dumper.receive)

@@ -40,9 +40,9 @@ _CHANGES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     # Two fields of the status, one in a part of it.
     f"{_API}/trainingjob_status.py": {
-        "    queued_resource_name: Annotated[str, Field(max_length=63)] | None = None\n": (
+        "    by_cause: Annotated[tuple[CauseCount, ...], Field(max_length=32)] = ()\n": (
             f"    next_racks: {_COUNT}"
-            "    queued_resource_name: Annotated[str, Field(max_length=63)] | None = None\n"
+            "    by_cause: Annotated[tuple[CauseCount, ...], Field(max_length=32)] = ()\n"
         ),
         "    next_start_time: Timestamp | None = None\n": (
             f"    next_score: {_COUNT}    next_start_time: Timestamp | None = None\n"

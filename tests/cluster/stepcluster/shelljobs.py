@@ -47,6 +47,9 @@ class ShellJob:
     restarts: Mapping[str, Any] = field(default_factory=dict)
     """More of the job's spec.restarts."""
 
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """More of the job's spec."""
+
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the job itself."""
 
@@ -145,6 +148,7 @@ class ShellJob:
                     **self.restarts,
                 },
                 "template": {"spec": spec},
+                **self.spec,
             },
         }
 

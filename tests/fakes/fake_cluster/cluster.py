@@ -126,6 +126,7 @@ class FakeCluster(Cluster):
             changed["status"] = body["status"]
         elif resource is CONFIG_MAPS:
             changed["data"] = body["data"]
+            changed["metadata"]["annotations"] = body["metadata"].get("annotations", {})
         else:
             changed["spec"] |= body["spec"]
         return self.put(resource.plural, changed)
@@ -204,20 +205,20 @@ class FakeCluster(Cluster):
         *,
         uid: str,
         foreground: bool = False,
-        at_once: bool = False,
+        grace_s: int | None = None,
     ) -> None:
         self._record_request("delete", resource, name)
         known = self.objects.get((resource.plural, namespace, name))
         if known is None:
             return
         self._check_versions(known, {"metadata": {"uid": uid}})
-        if at_once:
+        if grace_s == 0:
             assert namespace is not None  # only pods are deleted at once
             self.release_pod(namespace, name)
-        elif not foreground and not known["metadata"].get("finalizers"):
+        elif not (foreground or grace_s or known["metadata"].get("finalizers")):
             self.remove(resource.plural, namespace, name)
         elif "deletionTimestamp" not in known["metadata"]:
-            self.mark_deleted(resource.plural, namespace, name, grace_s=0)
+            self.mark_deleted(resource.plural, namespace, name, grace_s=grace_s or 0)
 
     def put(self, plural: str, raw: RawObject) -> RawObject:
         """Store the object under its name with a new version, and notify its watchers."""

@@ -68,7 +68,7 @@ def make_pod(rank: int = 0, uid: str = "", **more: Any) -> Pod:
         "deadline": None,
         "grace_s": 30,
         "disruption": None,
-        "hang": False,
+        "hang": None,
         "exit_code": None,
         "exit_reason": None,
         "finished_at": None,
@@ -106,7 +106,7 @@ def make_jobset(**more: Any) -> JobSet:
         "owner_uid": "j",
         "owner_job": "lm",
         "number": 0,
-        "template_hash": "t1",
+        "start_key": "t1",
         "machines_hash": "",
         "created_suspended": False,
         "suspend": False,
@@ -125,7 +125,7 @@ def make_jobset(**more: Any) -> JobSet:
 
 def make_unedited_jobset(job: CheckpointedTrainingJob | None = None, **more: Any) -> JobSet:
     """Make the first JobSet of a job, by default `make_job()`, with an unchanged template."""
-    return make_jobset(**({"template_hash": template_hash(job or make_job())} | more))
+    return make_jobset(**({"start_key": template_hash(job or make_job())} | more))
 
 
 def make_observed(*pods: Pod, jobs: tuple[BatchJob, ...] = (), **more: Any) -> Observed:

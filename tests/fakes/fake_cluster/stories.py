@@ -122,10 +122,24 @@ def _costs(world: World, *costs: str) -> None:
     same(found, set(costs))
 
 
+def with_resources(memory: object, cpu: object) -> dict[str, Any]:
+    """Make a template whose trainer requests this much."""
+    requests = {"requests": {"memory": memory, "cpu": cpu}}
+    return {"spec": {"containers": [{"name": "trainer", "image": "trainer:1", "resources": requests}]}}
+
+
 EDITS: Final[dict[str, dict[str, Any]]] = {
     "image new": {"template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}}},
     "image typo": {"template": {"spec": {"containers": [{"name": "trainer", "image": "typo:2"}]}}},
+    "image none": {"template": {"spec": {"containers": []}}},
     "interval 50": {"checkpoint": {"uri": "gs://bucket/runs/lm", "interval": {"every": {"steps": 50}}}},
+    "interval 100": {"checkpoint": {"uri": "gs://bucket/runs/lm", "interval": {"every": {"steps": 100}}}},
+    "ttl later": {"ttlSecondsAfterFinished": 60_000},
+    "deadline 6000": {"startDeadlineSeconds": 6000},
+    "steps 7": {"totalSteps": 7},
+    "memory Gi": {"template": with_resources("1Gi", "100m")},
+    "memory Mi": {"template": with_resources("1024Mi", 0.1)},
+    "memory more": {"template": with_resources("1025Mi", "0.1")},
     "ttl soon": {"ttlSecondsAfterFinished": "soon"},
 }
 ANY_STEPS: Final[dict[str, Step]] = {
@@ -151,6 +165,7 @@ STEPS: Final[dict[str, Step]] = ANY_STEPS | {
     "suspend": lambda world: world.edit(suspend=True),
     "resume": lambda world: world.edit(suspend=False),
     "edit": lambda world, field, value: world.edit(**EDITS[f"{field} {value}"]),
+    "ask": lambda world, value: world.annotate("stepkeeper.dev/restart", None if value == "-" else value),
     "limit": lambda world, name, value: world.edit(
         restarts=world.job.spec.restarts.to_raw() | {name: int(value)}
     ),

@@ -106,11 +106,7 @@ class World(Reconciled):
         kinds = list_watched_kinds(cloud_tpu=queued_resources, kueue=True)
         self._kinds = {kind.resource.plural: kind for kind in kinds}
         self.cache = Cache(lambda: self.now)
-        self.reports = ReportCache(
-            silence_s=self.settings.silence_s,
-            report_interval_s=self.settings.report_interval_s,
-            clock=lambda: self.now,
-        )
+        self.reports = ReportCache(report_interval_s=self.settings.report_interval_s, clock=lambda: self.now)
         self.cluster.on_change = self._record_change
         self._delayed.clear()
         self._late.clear()
@@ -207,6 +203,15 @@ class World(Reconciled):
         raw = self._raw_job
         meta = raw["metadata"] | {"generation": raw["metadata"]["generation"] + 1}
         self.cluster.put("checkpointedtrainingjobs", raw | {"metadata": meta, "spec": raw["spec"] | spec})
+
+    def annotate(self, name: str, value: str | None) -> None:
+        """Set an annotation of the job, or remove it: its generation stays."""
+        meta = self._raw_job["metadata"]
+        annotations = meta.get("annotations", {}) | {name: value}
+        kept = {key: text for key, text in annotations.items() if text is not None}
+        self.cluster.put(
+            "checkpointedtrainingjobs", self._raw_job | {"metadata": meta | {"annotations": kept}}
+        )
 
     @property
     def job(self) -> CheckpointedTrainingJob:

@@ -5,10 +5,12 @@ from typing import Any, Final
 from operator_stories.story import Happening, Teller
 
 from fake_cluster.kubelets import saved_message, termination_message
-from stepkeeper.contract import ExitCode
+from stepkeeper.contract import ExitCode, Hang
+from stepkeeper_operator.labels import RESTART_ANNOTATION
 
 _SAVED: Final = int(ExitCode.SAVED)
 _BY_PEER: Final = termination_message(ExitCode.SAVED, notice="peer", step=1)
+HANG: Final = Hang(kind="Stopped", since_unix_s=1, text="rank 1 is stopped", stacks="rank 1:")
 _REFUSED: Final[tuple[dict[str, Any], ...]] = (
     {"ttlSecondsAfterFinished": "soon"},
     {"checkpoint": "somewhere"},
@@ -71,6 +73,27 @@ def _report_commit(teller: Teller) -> None:
 def _change_image(teller: Teller) -> None:
     container = {"name": "trainer", "image": f"trainer:{teller.random.randint(0, 2)}"}
     teller.world.edit(template={"spec": {"containers": [container]}})
+
+
+def _change_interval(teller: Teller) -> None:
+    interval = {"every": {"steps": teller.random.choice([50, 100])}}
+    teller.world.edit(checkpoint={"uri": "gs://bucket/runs/lm", "interval": interval})
+
+
+def _ask_for_a_restart(teller: Teller) -> None:
+    value = teller.random.choice(["1", "2", None])
+    if value is not None and value != teller.asked_value:
+        teller.asked, teller.asked_value = teller.asked + 1, value
+    teller.world.annotate(RESTART_ANNOTATION, value)
+
+
+def _take_capacity(teller: Teller) -> None:
+    """Evict a pod, and let none start until there is capacity again: not for a quarter of an hour at least."""
+    if not teller.on_machines:
+        teller.world.controllers.gone.update(("n1", "n2", "n3", "n4"))
+        teller.disrupt_one("EvictionByEvictionAPI", 143)
+        teller.world.controllers.sync()
+        teller.world.now += 900
 
 
 def _restart_operator(teller: Teller) -> None:
@@ -152,10 +175,18 @@ HAPPENINGS: Final[dict[str, Happening]] = {
     "another commit is reported": _report_commit,
     "steps are reported": lambda teller: _report(teller, steps=1, pauses_s=(10, 10, 300)),
     "the step stands still": lambda teller: _report(teller, steps=0, pauses_s=(10, 1000)),
+    "the training hangs": lambda teller: teller.report(after_s=10, hang=HANG),
+    "the training hangs again": lambda teller: teller.report(after_s=10, hang=HANG),
     "the job is suspended": lambda teller: teller.world.edit(suspend=True),
     "the job is resumed": lambda teller: teller.world.edit(suspend=False),
     "the job is resumed again": lambda teller: teller.world.edit(suspend=False),
     "the image is changed": _change_image,
+    "the interval is changed": _change_interval,
+    "a restart is asked for": _ask_for_a_restart,
+    "a restart is asked for again": _ask_for_a_restart,
+    "there is no capacity": _take_capacity,
+    "there is no capacity for longer": _take_capacity,
+    "there is capacity again": lambda teller: teller.return_capacity(),
     "the spec is refused": lambda teller: teller.world.edit(**teller.random.choice(_REFUSED)),
     "the spec is right again": lambda teller: teller.mend_the_spec(),
     "kueue evicts the job": lambda teller: teller.world.controllers.kueue.evict(

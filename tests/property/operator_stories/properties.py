@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from typing import Final
 
+from operator_stories.happenings import HANG
 from operator_stories.story import Teller
 
 from fake_cluster.kubelets import training_report
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.trainingjob import HangAction, HangSpec
+from stepkeeper_operator.training_jobs.attempts.ends import RESTARTED
 
-_STEP_S: Final = 1800
 _DONE_S: Final = 3600
 
 
@@ -93,6 +95,11 @@ def starts_that_commit_nothing_are_bounded(teller: Teller) -> str | None:
     return None if n_starts <= limit + slipped else f"{n_starts} starts without a checkpoint, {limit} allowed"
 
 
+def a_restart_is_made_once_for_what_was_asked(teller: Teller) -> str | None:
+    made = [each.message for each in teller.world.status.attempts].count(RESTARTED)
+    return None if made <= teller.asked else f"{made} restarts for {teller.asked} values of the annotation"
+
+
 PROPERTIES: Final[tuple[Callable[[Teller], str | None], ...]] = (
     a_job_that_can_progress_does,
     while_pods_run_an_attempt_is_open,
@@ -102,6 +109,7 @@ PROPERTIES: Final[tuple[Callable[[Teller], str | None], ...]] = (
     starts_that_commit_nothing_are_bounded,
     a_job_fails_only_when_its_failures_are_used_up,
     nothing_is_undone_by_kueue,
+    a_restart_is_made_once_for_what_was_asked,
 )
 
 
@@ -115,6 +123,11 @@ def find_contradiction(teller: Teller) -> str | None:
     over = {"Complete", "Failed"} & true
     if len(over) > 1 or {"Running", "Failed"} <= true or ("Finished" in true) is not bool(over):
         return f"it is {sorted(true)}"
+    if {"PendingChanges"} & true and (over or "Suspended" in true):
+        return f"pods have yet to read an edit, and none runs: {sorted(true)}"
+    reasons = {each.reason for each in status.conditions}
+    if "StartDeadlineExceeded" in reasons and teller.world.job.spec.start_deadline_seconds is None:
+        return "a deadline was exceeded, and there is none"
     return _find_false_standstill(teller)
 
 
@@ -122,8 +135,8 @@ def _find_false_standstill(teller: Teller) -> str | None:
     """Find out whether the training is said to stand still, and doesn't. A status is written once a second at most."""
     world, kind = teller.world, teller.world.condition("Progressing")
     moved_s = world.now - teller.moved_at
-    if kind == (ConditionStatus.FALSE, "Stalled") and 1 <= moved_s < _STEP_S:
-        return f"Stalled, though a step was reported {moved_s} s before"
+    if kind == (ConditionStatus.FALSE, "Stalled") and moved_s >= 1 and not teller.hangs:
+        return "Stalled, though the last report named no hang"
     if kind == (ConditionStatus.FALSE, "PartiallyFinished"):
         known = [
             teller.done[pod["metadata"]["uid"]] for pod in world.pods if pod["metadata"]["uid"] in teller.done
@@ -155,14 +168,12 @@ async def check_standstill(teller: Teller) -> str | None:
     for _ in range(3):
         teller.report(steps=1, after_s=10)
         await world.reconcile()
-    reason = "PartiallyFinished" if teller.count_finished() else "Stalled"
-    progress = world.status.progress
-    longest_s = (
-        0
-        if progress is None or progress.longest_step_millis is None
-        else progress.longest_step_millis // 1000
-    )
-    teller.report(after_s=_DONE_S if teller.count_finished() else max(_STEP_S, 10 * longest_s))
+    done = bool(teller.count_finished())
+    reason = "PartiallyFinished" if done else "Stalled"
+    if not done and world.job.spec.hang == HangSpec(action=HangAction.RESTART, max_restarts=2):
+        return None  # it would end the attempt
+    hang = None if done else HANG
+    teller.report(after_s=_DONE_S, hang=hang)
     await world.run_until_settled(rounds=1)
     if world.condition("Progressing") != (ConditionStatus.FALSE, reason):
         return f"it stands still, and Progressing is {world.condition('Progressing')}"

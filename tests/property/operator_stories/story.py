@@ -8,7 +8,7 @@ from typing import Any, Final
 from fake_cluster.job_machines import machines, world_of
 from fake_cluster.kubelets import training_report
 from fake_cluster.world import World
-from stepkeeper.contract import ExitCode, Report
+from stepkeeper.contract import ExitCode, Hang, Report
 
 _SPOT: Final[dict[str, Any]] = {"spot": {}}
 _PLACEMENTS: Final[dict[str, dict[str, Any]]] = {
@@ -43,7 +43,13 @@ class Teller:
     """When pods exited 0 by themselves, by their uids."""
     moved_at: float = 0.0
     """When a report last showed another step, or a new commit."""
+    hangs: bool = False
+    """Whether the last report named a hang."""
     step: int = 0
+    asked: int = 0
+    """How many restarts a user asked for."""
+    asked_value: str | None = None
+    """The newest value of the annotation, though it was removed since."""
     told: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """What was wrong on the way."""
@@ -93,8 +99,10 @@ class Teller:
             if code is not None:
                 self.world.controllers.end_pod(pod, code)
 
-    def report(self, *, steps: int = 0, commits: bool = False, after_s: float = 0.0) -> None:
-        """Report so many steps more, from one of the pods that run."""
+    def report(
+        self, *, steps: int = 0, commits: bool = False, after_s: float = 0.0, hang: Hang | None = None
+    ) -> None:
+        """Report so many steps more, or a hang, from one of the pods that run."""
         known = self.known_sequence()
         self.world.now += after_s
         self.step += steps
@@ -103,12 +111,14 @@ class Teller:
         if commits:
             self._receive(training_report(known + 1, self.step))
         else:
-            self._receive(training_report(known, self.step, commits=(), head=None, root=None))
+            report = training_report(known, self.step, commits=(), head=None, root=None, hang=hang)
+            self._receive(report)
 
     def _receive(self, report: Report) -> None:
         present = [pod for pod in self.world.pods if "deletionTimestamp" not in pod["metadata"]]
         ranks = [rank for rank, pod in enumerate(present) if pod in self.alive()]
         if ranks:
+            self.hangs = report.hang is not None
             self.world.receive_report(report, rank=ranks[0])
 
     def lose_machines(self, state: str) -> None:
@@ -121,6 +131,10 @@ class Teller:
         self.world.controllers.gone.clear()
         self.world.controllers.stuck.clear()
         self.world.cluster.put("queuedresources", machines(tier=_SPOT, uid=uid))
+
+    def return_capacity(self) -> None:
+        if not self.on_machines:
+            self.world.controllers.gone.clear()
 
     def mend_the_spec(self) -> None:
         """Take back what was refused, and keep the other edits."""
@@ -160,8 +174,11 @@ async def come_to_rest(teller: Teller, check: Check) -> None:
     world = teller.world
     world.deliver_watches()
     teller.mend_the_spec()
+    teller.return_capacity()
     if teller.on_machines:
         teller.return_machines()
+    await world.reconcile()  # a start may have taken too long by now: the edit below forgives that
+    world.controllers.sync()
     world.edit(suspend=False)
     world.controllers.kueue.quota = True
     quiet = 0
@@ -189,9 +206,11 @@ def _make_world(rng: random.Random, placement: str) -> World:
         "backoff": {"initialSeconds": 1, "maxSeconds": 5},
         "maxStartsWithoutCheckpoint": rng.choice([3, 20, 20]),
     }
+    deadline = rng.choice([{}, {"startDeadlineSeconds": 600}])
     if placement == "machines":
-        return world_of(machines(tier=_SPOT), restarts=restarts)
-    world = World(placement=_PLACEMENTS[placement], spot=True, restarts=restarts)
+        return world_of(machines(tier=_SPOT), restarts=restarts, **deadline)
+    hang = rng.choice([{"action": "Report"}, {"action": "Restart", "maxRestarts": 2}])
+    world = World(placement=_PLACEMENTS[placement], spot=True, restarts=restarts, hang=hang, **deadline)
     if rng.random() < 0.25:  # a quarter of the stories
         world.controllers.kueue.install(default_queue="default")
     world.controllers.kubelets.stop_s = rng.choice([0, 0, 1, 20])

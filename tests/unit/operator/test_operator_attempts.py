@@ -16,7 +16,7 @@ from fake_cluster.stories import table
 from stepkeeper.contract import CommitPoint, Termination, Verdict
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
-    MAX_ATTEMPTS,
+    SHOWN_ATTEMPTS,
     Attempt,
     CheckpointStatus,
     CommitStatus,
@@ -96,9 +96,9 @@ def test_a_job_that_was_made_again_since_has_not_failed() -> None:
 
 
 def test_only_so_many_attempts_are_kept_and_messages_are_cut() -> None:
-    known = tuple(Attempt(number=n, start=n, end=n, cause="Eviction") for n in range(1, MAX_ATTEMPTS + 1))
+    known = tuple(Attempt(number=n, start=n, end=n, cause="Eviction") for n in range(1, SHOWN_ATTEMPTS + 1))
     opened = open_attempt(history(*known), make_view(make_job(), Observed()))
-    assert [attempt.number for attempt in opened.attempts] == list(range(2, MAX_ATTEMPTS + 2))
+    assert [attempt.number for attempt in opened.attempts] == list(range(2, SHOWN_ATTEMPTS + 2))
     closed = close_by(NOTHING, opened, AttemptPods(), now=NOW)
     assert closed.attempts[-1].message == "é" * 1024
 

@@ -82,7 +82,11 @@ DISRUPTIONS: Final = (
         ended(75, disruption=KUBELET, reason="Evicted", **KNOWS),
     ),
     case("priority, maintenance announced", "SchedulerPreemption", ended(143, disruption=SCHEDULER, **KNOWS)),
-    case("a hang that ends in an eviction", "Hang", ended(137, hang=True, disruption=EVICTION, **EARLIER)),
+    case(
+        "a hang that ends in an eviction",
+        "Hang",
+        ended(137, hang="rank 1 is stopped", disruption=EVICTION, **EARLIER),
+    ),
     lost("a silent node", pod(node="silent"), said="node silent was lost"),
     lost("a survivor of a silent node", ended(1, at=360.0), pod(1, node="silent")),
     lost("a survivor of a node that is gone", ended(1, at=360.0), pod(1, node="gone")),

@@ -76,6 +76,28 @@ async def test_what_has_the_name_already_is_left_alone_until_it_is_gone(
     await play(world, "run 3, phase Running, condition Accepted True/SpecAccepted")
 
 
+async def test_all_objects_that_a_job_left_behind_are_listed_at_once_with_the_command_that_removes_them() -> (
+    None
+):
+    """`kubectl delete --cascade=orphan` leaves the JobSet and the ConfigMap without an owner."""
+    world = await run_job()
+    job = world.cluster.objects["checkpointedtrainingjobs", "default", "lm"]
+    world.cluster.remove("checkpointedtrainingjobs", "default", "lm")
+    for plural, name in (JOBSET, CONFIG_MAP):
+        raw = world.cluster.objects[plural, "default", name]
+        world.cluster.put(plural, raw | {"metadata": raw["metadata"] | {"ownerReferences": []}})
+    meta = {"name": "lm", "namespace": "default", "generation": 1}
+    world.cluster.put("checkpointedtrainingjobs", {**job, "metadata": meta, "status": {}})
+    await play(world, "run 3, condition Accepted False/JobSetNameTaken, rests")
+    assert world.message("Accepted") == (
+        "names are taken by objects that do not belong to this job: JobSet lm, ConfigMap lm-stepkeeper. Rename the "
+        "job, or delete them (their pods save and stop): kubectl -n default delete jobset/lm configmap/lm-stepkeeper"
+    )
+    for plural, name in (JOBSET, CONFIG_MAP):
+        world.cluster.remove(plural, "default", name)
+    await play(world, "wait 30, run, phase Running, causes -")
+
+
 async def test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goes_on() -> None:
     world = await run_job()
     end_pods(world, 0, notice="sigterm", step=500)

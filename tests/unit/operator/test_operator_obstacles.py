@@ -205,7 +205,7 @@ def test_nothing_waits_for_a_pod_that(pod: Any) -> None:
 
 
 def test_reports_show_which_pods_live_and_whether_the_training_moves() -> None:
-    reports = ReportCache(silence_s=90, report_interval_s=10)
+    reports = ReportCache(report_interval_s=10)
 
     def receive(step: int | None, at: float, pod: str = "p0", attempt: int = 1) -> LastReport:
         report = Report(phase=ReportPhase.TRAINING, step=step)

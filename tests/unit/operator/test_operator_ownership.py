@@ -81,6 +81,8 @@ async def test_no_second_gang_is_made_while_a_jobs_or_pods_of_the_first_are_ther
         assert await world.reconcile() == 5
         world.now += 5
     await play(world, "gone, message Running an earlier JobSet left Job lm-w-0")
+    command = "kubectl -n default delete jobsets,jobs,pods -l stepkeeper.dev/job-name=lm"
+    assert world.message("Running").endswith(command)
     await play(world, "wait 3600, rests")  # pods whose Job is there are that one's to delete
     await play(world, "remove jobs lm-w-0, look, gone, rests")
     for pod in world.pods:

@@ -56,9 +56,9 @@ def recorded(*known: Attempt, max_failures: int = 1) -> CheckpointedTrainingJob:
 
 
 MOVED: Final = make_job(labels={"kueue.x-k8s.io/queue-name": "other"})
-EDITED: Final = jobset(template_hash="another")
+EDITED: Final = jobset(start_key="another")
 READY: Final = make_machines()
-ON_READY: Final[dict[str, Any]] = {"template_hash": template_hash(TPU_JOB, READY)}
+ON_READY: Final[dict[str, Any]] = {"start_key": template_hash(TPU_JOB, READY)}
 ON: Final[dict[str, Any]] = {"machines": READY}
 OTHERS: Final = make_jobset(suspended=True, machines_hash="others", **ON_READY)
 
@@ -89,7 +89,7 @@ OTHERS: Final = make_jobset(suspended=True, machines_hash="others", **ON_READY)
             EVICTED,
             False,
         ),
-        "no edit without machines": (TPU_JOB, replace(OTHERS, template_hash="another"), {}, EVICTED, False),
+        "no edit without machines": (TPU_JOB, replace(OTHERS, start_key="another"), {}, EVICTED, False),
     },
 )
 def test_a_jobset_is_replaced_for(
@@ -144,7 +144,7 @@ def test_the_job_ends(
 
 def on_machines(attempt: Attempt, of: dict[str, Any] | None = None, **more: Any) -> Plan:
     machines = make_machines(**more)
-    base = {"template_hash": template_hash(TPU_JOB, machines), "machines_hash": machines_hash(machines)}
+    base = {"start_key": template_hash(TPU_JOB, machines), "machines_hash": machines_hash(machines)}
     return plan(history(attempt), seen(jobset=make_jobset(**(base | (of or {}))), machines=machines), TPU_JOB)
 
 
@@ -337,8 +337,8 @@ def test_an_end_of_the_job_is_explained_when(
 def test_a_job_whose_starts_commit_nothing_is_explained() -> None:
     text = (
         " committed no new checkpoint; spec.restarts.maxStartsWithoutCheckpoint allows 2. The last ended by Eviction: "
-        "drained. Fix the cause. To start the job again, change spec.template, set spec.suspend to true and back to "
-        "false, or raise maxStartsWithoutCheckpoint"
+        "drained. Fix the cause. To start the job again, change spec.template, annotation "
+        "stepkeeper.dev/restart or spec.suspend (to true and back to false), or raise maxStartsWithoutCheckpoint"
     )
     once, often = (history(EVICTED, starts_without_checkpoint=n_starts) for n_starts in (1, 3))
     assert explain_limit(FEW, once) == f"1 start has{text}"

@@ -88,6 +88,13 @@ async def health(operator: Operator) -> dict[str, object]:
     return dict(json.loads(answer.text or ""))
 
 
+async def metrics(operator: Operator) -> str:
+    request = make_mocked_request("GET", "/metrics")
+    answer = await (await operator._make_health_app().router.resolve(request)).handler(request)
+    assert isinstance(answer, web.Response)
+    return answer.text or ""
+
+
 async def wait_until(found: Callable[[], bool]) -> None:
     for _ in range(2000):
         if found():
@@ -108,9 +115,15 @@ async def test_a_secret_of_somebody_else_keeps_the_operator_waiting_until_it_is_
     ready = asyncio.create_task(starting._readiness.get_ready())
     await wait_until_told(starting, "Secret ns/tls was not made by this operator")
     assert not ready.done()
+    assert starting._lease.held
+    assert (await health(starting))["acting"] is False
+    assert "stepkeeper_acting 0.0" in await metrics(starting)
+    assert 'stepkeeper_waits_for{what="Secret ns/tls was not made by this operator' in await metrics(starting)
     cluster.remove("secrets", "ns", "tls")
     await ready
     assert (await health(starting))["waits_for"] == ""
+    assert "stepkeeper_acting 1.0" in await metrics(starting)
+    assert "stepkeeper_waits_for{" not in await metrics(starting)
     assert starting._certificate.ca_pem.startswith("-----BEGIN CERTIFICATE")
 
 

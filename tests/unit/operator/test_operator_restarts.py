@@ -165,7 +165,7 @@ async def run_probed(*, may_list: bool = True) -> World:
 async def test_an_end_by_a_failed_probe_is_named_by_the_kubelets_event() -> None:
     world = await run_probed()
     end_by_probe(world)
-    await play(world, "run, causes Hang -, costs Hang=1/0, phase Running, rests")
+    await play(world, "run, causes Hang -, costs Hang=1/1, phase Running, rests")
     assert NOT_ALIVE in (world.status.attempts[0].message or "")
     assert world.cluster.lists_of_events == 2, "and once more for the pod without an event"
     await play(world, "restart, run, causes Hang -")

@@ -1,5 +1,6 @@
 """Test the checkpoint and progress parts of the status, from reports and termination messages."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 from fake_cluster.facts import make_history, make_view
@@ -9,8 +10,8 @@ from fake_cluster.world import World, training_job
 from stepkeeper.contract import CommitPoint, Head, Report, ReportedCommit, ReportPhase, SlowestRank
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
-    MAX_RECENT,
     Attempt,
+    CheckpointStatus,
     OperatorState,
     RestartsStatus,
 )
@@ -44,7 +45,7 @@ def commit(sequence: int) -> ReportedCommit:
 
 
 def observed(*reports: Report) -> Observed:
-    book = ReportCache(silence_s=90, report_interval_s=10)
+    book = ReportCache(report_interval_s=10)
     for report in reports:
         last = LastReport(report=report, ordinal=(0, 0), received_at=100.0, pod_uid="p")
         book.add_report("u", last)
@@ -94,16 +95,35 @@ def test_what_a_pod_says_of_its_commits_is_shown_in_their_order_without_doubles(
     sequences = (3, 4, 4, 5, *range(6, 20))
     result = mirror(job(), *(training(tail=n, head=head(n), commits=(n,)) for n in sequences))
     assert result.checkpoint is not None
-    assert [entry.sequence for entry in result.checkpoint.recent] == list(range(10, 20))
-    assert len(result.checkpoint.recent) == MAX_RECENT
-    assert result.checkpoint.recent[0].to_raw() == {
-        "sequence": 10,
-        "step": 100,
-        "uri": "u/10",
+    assert result.checkpoint.recent == (), "all saves took as long as the latest"
+    assert result.checkpoint.latest is not None
+    assert result.checkpoint.latest.to_raw() == {
+        "sequence": 19,
+        "step": 190,
+        "uri": "u/19",
         "time": "1970-01-01T00:00:09Z",
         "sizeBytes": 5,
         "durationMillis": 7,
     }
+
+
+def test_of_ten_commits_the_longest_save_is_kept_also_by_a_new_operator() -> None:
+    def last(known: CheckpointedTrainingJob, *sequences: int) -> CheckpointStatus:
+        slow = replace(commit(4), duration_millis=900)
+        reports = [
+            training(tail=n, head=head(n)) if n != 4 else replace(training(tail=4), commits=(slow,))
+            for n in sequences
+        ]
+        reports = [r if r.commits else replace(r, commits=(commit(r.tail),)) for r in reports]
+        result = mirror(known, *reports).checkpoint
+        assert result is not None
+        return result
+
+    before = last(job(), *range(3, 9))
+    assert [each.sequence for each in before.recent] == [4]
+    kept = last(job(**before.to_raw()), *range(9, 13))
+    assert [each.sequence for each in kept.recent] == [4], "the new operator has heard of four more"
+    assert last(job(**before.to_raw()), *range(9, 20)).recent == (), "ten newer ones are known"
 
 
 def test_progress_is_a_percentage_an_estimate_and_the_time_it_was_last_seen_to_move() -> None:

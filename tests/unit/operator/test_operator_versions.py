@@ -11,6 +11,12 @@ from fake_cluster.world import World
 from stepkeeper.contract import Identity
 from stepkeeper_operator.api.reading import keep_unknown
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
+from stepkeeper_operator.labels import (
+    START_KEY_ANNOTATION,
+    STARTED_SETTINGS_ANNOTATION,
+    TEMPLATE_HASH_ANNOTATION,
+)
+from stepkeeper_operator.training_jobs.build.jobset import start_key, template_hash
 
 JOBS: Final = "checkpointedtrainingjobs"
 PLACE: Final = (JOBS, "default", "lm")
@@ -80,6 +86,31 @@ async def test_it_is_started_also_by_an_operator_that_has_not_seen_its_jobset(sp
     world.edit(**spec)
     await play(
         world, f"restart, run, {UNREADABLE}, phase Suspended, gone, resume, run, phase Running, pods 2"
+    )
+
+
+@choices
+async def test_a_stand_in_is_no_edit_and_a_restart_on_request_is_one_start(spec: dict[str, Any]) -> None:
+    pending, read = "condition PendingChanges True/AtNextStart", "condition PendingChanges False/AsExpected"
+    world = await play(await run_job(restarts=PATIENT), f"edit interval 50, run 2, {pending}")
+    good, configs = spec_of(world), world.cluster.list_objects("configmaps")
+    assert STARTED_SETTINGS_ANNOTATION in configs[0]["metadata"]["annotations"]
+    world.edit(**spec)
+    await play(world, f"restart, run, {UNREADABLE}, {pending}, causes -, rests")
+    assert world.cluster.list_objects("configmaps") == configs
+    await play(world, f"ask 1, run, phase Running, causes Requested -, jobsets 2, {read}, restart, rests")
+    (config,) = world.cluster.list_objects("configmaps")
+    assert config["data"] == configs[0]["data"]
+    assert STARTED_SETTINGS_ANNOTATION not in config["metadata"].get("annotations", {})
+    world.edit(**good)
+    assert world.jobset is not None
+    hashes = {
+        TEMPLATE_HASH_ANNOTATION: template_hash(world.job, as_written=True),
+        START_KEY_ANNOTATION: start_key(world.job),
+    }
+    assert world.jobset["metadata"]["annotations"].items() >= hashes.items()
+    await play(
+        world, f"restart, run, condition Accepted True/SpecAccepted, jobsets 2, {read}, restart, rests"
     )
 
 
@@ -173,8 +204,8 @@ async def test_what_a_newer_operator_wrote_stays_in_the_status_whatever_happens(
     raw = world.cluster.objects[PLACE]
     status = raw["status"]
     newer = status | {
-        "goodput": {"percent": 97},
-        "progress": {"display": "30/1000"} | status["progress"],
+        "energy": {"joules": 97},
+        "progress": {"epoch": "30/1000"} | status["progress"],
         "attempts": [{"lostSteps": each["number"]} | each for each in status["attempts"]],
         "operator": {"hangs": 2} | status["operator"],
         "conditions": [*status["conditions"], pending(status)],
@@ -184,12 +215,12 @@ async def test_what_a_newer_operator_wrote_stays_in_the_status_whatever_happens(
         world, "restart, look, report 9 90, run, fail, run 20, suspend, run, resume, run, phase Running"
     )
     found = world.cluster.objects[PLACE]["status"]
-    assert found["goodput"] == {"percent": 97}
-    assert (found["progress"]["display"], found["operator"]["hangs"]) == ("30/1000", 2)
+    assert found["energy"] == {"joules": 97}
+    assert (found["progress"]["epoch"], found["operator"]["hangs"]) == ("30/1000", 2)
     assert [each.get("lostSteps") for each in found["attempts"]][:3] == [1, 2, None]
     assert pending(status) in found["conditions"]
 
 
 def pending(status: dict[str, Any]) -> dict[str, Any]:
     """Make a condition that this version doesn't have."""
-    return {**status["conditions"][0], "type": "PendingChanges", "reason": "Edited"}
+    return {**status["conditions"][0], "type": "GoodputLow", "reason": "Slow"}

@@ -1,4 +1,4 @@
-"""Test that each promise to users has its tests, and that one of them runs for every change."""
+"""Test that each promise to users, and each situation of a job, has its tests, and that one runs for every change."""
 
 import ast
 import re
@@ -12,6 +12,8 @@ ROW = re.compile(
 )
 PAGE = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
 ROWS = [match.groupdict() for match in ROW.finditer(PAGE)]
+SITUATIONS = (ROOT / "docs" / "operations" / "situations.md").read_text(encoding="utf-8")
+SITUATION = re.compile(r"^\| (.+?) \| .+ \| `(tests/[^`]+)` \|$", re.MULTILINE)
 
 
 def marks_in(nodes: list[ast.expr]) -> frozenset[str]:
@@ -68,3 +70,16 @@ def test_a_promise_has_its_tests(row: dict[str, str]) -> None:
     assert first is not None, f"no such test: {row['first']}"
     assert full is not None, f"no such test: {row['full']}"
     assert runs_for_every_change(*first), f"runs in `make test-all` only: {row['first']}"
+
+
+@pytest.mark.parametrize(("situation", "test"), SITUATION.findall(SITUATIONS))
+def test_a_situation_has_its_test(situation: str, test: str) -> None:
+    found = find(test)
+    assert found is not None, f"no such test: {test}"
+    assert runs_for_every_change(*found), situation
+
+
+def test_all_situations_are_read() -> None:
+    rows = [line for line in SITUATIONS.splitlines() if line.startswith("| ")]
+    headings = [line for line in rows if line.startswith(("| situation", "| ---"))]
+    assert len(SITUATION.findall(SITUATIONS)) == len(rows) - len(headings)

@@ -283,7 +283,7 @@ def test_all_parts_together_end_in_the_time_of_one_deadline(
     watch._parts = part(
         steps=part(decider=part(agreement=part(close=clock.use))),
         saver=part(close=clock.use, await_hooks=clock.use),
-        progress=part(send_latest_step=list),
+        progress=part(send_latest=list),
         companion=part(close=clock.use),
         rank_group=part(announce_leave=clock.use, abort=list, leave=clock.use),
     )

@@ -338,7 +338,7 @@ def test_a_metric_that_cannot_be_read_is_told_as_such_and_logged_once(
     with caplog.at_level(logging.WARNING):
         for step in (1, 2):
             progress.record_step(step, metrics)
-            progress.send_latest_step()
+            progress.send_latest()
     assert [state.step for state in told] == [1, 2]
     assert told[1].metrics == {"lost": "?", "lazy": "?", "meta": "?", "host": "0.5"}
     assert len(caplog.records) == 3

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from stepkeeper_operator.api.base import Count, StatusPart, Timestamp
+from stepkeeper_operator.api.base import BriefPart, Count, Timestamp
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 
 __all__ = [
@@ -55,13 +55,16 @@ class ConditionType(StrEnum):
     """The job's reports arrive. If False, the message names the likely reasons. It never restarts the job."""
 
     PROGRESSING = "Progressing"
-    """The training makes steps. If False, the message has the last step and its time. It never restarts the job."""
+    """The training makes steps. If False, the message has what hangs, or the last step and its time."""
 
     GRACE_SUFFICIENT = "GraceSufficient"
     """A save fits into the pods' grace period. Unknown until the first commit shows how long a save takes."""
 
     POD_STUCK = "PodStuck"
     """A terminating pod still exists long after its grace period. Only jobs that had one have this condition."""
+
+    PENDING_CHANGES = "PendingChanges"
+    """Edits of the spec wait for the next start of the pods. Only jobs that had such edits have this condition."""
 
     SUSPENDED = "Suspended"
     """Nothing of the job runs, because the user asked for it or because a limit was reached."""
@@ -86,7 +89,7 @@ class ConditionStatus(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class Condition(StatusPart):
+class Condition(BriefPart):
     type: Annotated[str, Field(min_length=1, max_length=64)]
     """Name of the condition, for example Accepted. Each kind has its own."""
 
@@ -103,7 +106,7 @@ class Condition(StatusPart):
     """Time of the last change of status."""
 
     observed_generation: Count | None = None
-    """Generation of the spec that the condition is about."""
+    """Generation of the spec that the condition is about. Absent: that of the whole status."""
 
 
 _STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
@@ -142,7 +145,7 @@ def merge_conditions(
     updates: Iterable[ConditionUpdate],
     kinds: type[StrEnum],
     *,
-    generation: int,
+    generation: int | None,
     now: float,
 ) -> tuple[Condition, ...]:
     """Merge `updates` into the conditions of an object.

@@ -54,9 +54,10 @@ class Reason(StrEnum):
     STEPS_ADVANCE = "StepsAdvance"
     ALL_STEPS_MADE = "AllStepsMade"
     NO_STEP_YET = "NoStepYet"
+    NOT_STARTED = "NotStarted"
     PARTIALLY_FINISHED = "PartiallyFinished"
     STALLED = "Stalled"
-    # GraceSufficient, PodStuck
+    # GraceSufficient, PodStuck, PendingChanges
     SAVE_FITS = "SaveFits"
     GRACE_TOO_SHORT = "GraceTooShort"
     NO_COMMIT_YET = "NoCommitYet"
@@ -65,11 +66,13 @@ class Reason(StrEnum):
     NODE_NOT_READY = "NodeNotReady"
     NODE_SILENT = "NodeSilent"
     STILL_TERMINATING = "StillTerminating"
+    AT_NEXT_START = "AtNextStart"
     # Suspended
     NOT_SUSPENDED = "NotSuspended"
     REQUESTED = "Requested"
     SUSPENDING = "Suspending"
     NO_NEW_CHECKPOINT = "NoNewCheckpoint"
+    START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
     NODES_JOIN_TIMEOUT = "NodesJoinTimeout"
     QUEUED_RESOURCE_DELETING = "QueuedResourceDeleting"
     QUEUED_RESOURCE_NOT_FOUND = "QueuedResourceNotFound"

@@ -27,6 +27,8 @@ __all__ = [
     "CheckpointedTrainingJob",
     "ContinuousIntervalSpec",
     "EveryIntervalSpec",
+    "HangAction",
+    "HangSpec",
     "HostsPlacement",
     "IntervalSpec",
     "PlacementSpec",
@@ -247,6 +249,33 @@ class RestartsSpec(SpecPart):
     each time, up to maxSeconds."""
 
 
+class HangAction(StrEnum):
+    """Reaction to a hang."""
+
+    REPORT = "Report"
+    RESTART = "Restart"
+
+
+class HangSpec(SpecPart):
+    """When a training that doesn't move hangs, and what follows. The operator's own settings apply to what is unset."""
+
+    after_seconds: PositiveInt | None = None
+    """Seconds without a step after which a training hangs. Unset: ten times the longest step of the attempt so far, and
+    at least 300."""
+
+    startup_seconds: PositiveInt | None = None
+    """Seconds after which a training hangs that starts, makes its first steps, restores, waits in a call of the
+    checkpoint manager, or is in a phase that it has marked without a limit. Each counts from its own beginning."""
+
+    action: HangAction | None = None
+    """Report: condition Progressing and an event name the hang. Restart: the attempt is ended, too, and the next one
+    resumes from the latest checkpoint."""
+
+    max_restarts: NonNegativeInt | None = None
+    """Restarts allowed after hangs. The next hang is only reported. A new checkpoint resets the count if
+    restarts.resetOnNewCheckpoint is true. They don't count towards restarts.maxFailures."""
+
+
 class TrainingJobSpec(SpecPart):
     # The fields that `template_hash` hashes: a JobSet that was built with another hash is replaced.
     compared: ClassVar = ("placement", "template")
@@ -260,6 +289,11 @@ class TrainingJobSpec(SpecPart):
     suspend: bool = False
     """True: the job saves, stops and releases its machines. False again: it resumes from its latest checkpoint."""
 
+    start_deadline_seconds: PositiveInt | None = None
+    """Time for all pods of a start to start their trainers, with pulls and init containers. After it the job is
+    suspended until its spec or the annotation stepkeeper.dev/restart is changed: condition Suspended, reason
+    StartDeadlineExceeded. Time in a queue doesn't count. Unset: no limit, but a warning after 300 seconds."""
+
     total_steps: Steps | None = None
     """Steps of the whole training, for status.progress.percent and etaSeconds. The last step is saved regardless of
     the interval. The job is complete when every pod exits 0."""
@@ -269,6 +303,9 @@ class TrainingJobSpec(SpecPart):
 
     restarts: RestartsSpec = RestartsSpec()
     """Limits on restarts, by the cause of the end."""
+
+    hang: HangSpec | None = None
+    """When the training hangs, and what follows."""
 
     ttl_seconds_after_finished: NonNegativeInt | None = None
     """Delete the job this many seconds after its end. Unset: keep the job."""

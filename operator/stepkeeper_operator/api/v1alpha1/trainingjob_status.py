@@ -7,17 +7,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stepkeeper_operator.api.base import BY_TYPE, Count, StatusPart, Timestamp
+from stepkeeper_operator.api.base import BY_TYPE, BriefPart, Count, StatusPart, Timestamp
 from stepkeeper_operator.api.v1alpha1.conditions import MAX_CONDITIONS, Condition, Phase
 
 __all__ = [
-    "MAX_ATTEMPTS",
     "MAX_NOTICE",
     "MAX_RECENT",
+    "SHOWN_ATTEMPTS",
     "Attempt",
     "CauseCount",
     "CheckpointStatus",
     "CommitStatus",
+    "GoodputStatus",
     "JobSetRef",
     "Metric",
     "OperatorState",
@@ -29,7 +30,8 @@ __all__ = [
     "TrainingJobStatus",
 ]
 
-MAX_ATTEMPTS = 10
+_MAX_ATTEMPTS = 10
+SHOWN_ATTEMPTS = 5
 MAX_NOTICE = 64
 _MAX_METRICS = 16
 MAX_RECENT = 10
@@ -108,7 +110,7 @@ class CheckpointStatus(StatusPart):
     """The commit that the current attempt resumed from. Unset: it started from scratch, or has not reported yet."""
 
     recent: Annotated[tuple[CommitStatus, ...], Field(max_length=MAX_RECENT)] = ()
-    """The newest reported commits, oldest first."""
+    """Of the ten newest reported commits, the one whose save took longest, unless it is the latest."""
 
     last_request: SaveRequest | None = None
     """The last save that the operator requested, before announced maintenance."""
@@ -165,8 +167,11 @@ class Attempt(StatusPart):
     decision: Annotated[str, Field(max_length=512)] | None = None
     """The decision of its pods about a save when they stopped, and the reason."""
 
+    stacks: Annotated[str, Field(max_length=253)] | None = None
+    """ConfigMap with the stacks of all hosts in its last hang. Those of the last three attempts that hung are kept."""
 
-class CauseCount(StatusPart):
+
+class CauseCount(BriefPart):
     cause: Annotated[str, Field(max_length=64)]
     """Cause of attempts that ended."""
 
@@ -175,7 +180,7 @@ class CauseCount(StatusPart):
 
     counted_towards_limit: Count = 0
     """Number of these restarts that currently count towards the limit of their kind. A new checkpoint can reset the
-    failures to 0. Always 0 if there is no limit."""
+    failures and hangs to 0. Always 0 if there is no limit."""
 
 
 class RestartsStatus(StatusPart):
@@ -184,6 +189,12 @@ class RestartsStatus(StatusPart):
 
     by_cause: Annotated[tuple[CauseCount, ...], Field(max_length=32)] = ()
     """The same restarts, by cause."""
+
+    last_cause: Annotated[str, Field(max_length=64)] | None = None
+    """Cause of the newest end of an attempt."""
+
+    last_node: Annotated[str, Field(max_length=253)] | None = None
+    """Node where that end began."""
 
 
 class Metric(StatusPart):
@@ -196,6 +207,12 @@ class Metric(StatusPart):
 
 class ProgressStatus(StatusPart):
     """Progress of the training; written at most once a minute."""
+
+    display: Annotated[str, Field(max_length=64)] | None = None
+    """The last finished step and totalSteps, such as 120/500."""
+
+    eta: Annotated[str, Field(max_length=32)] | None = None
+    """etaSeconds in days, hours and minutes, such as 3h05m."""
 
     step: Step | None = None
     """Last finished step."""
@@ -213,13 +230,51 @@ class ProgressStatus(StatusPart):
     """Time when a report, or the end of an attempt, last showed a higher step."""
 
     longest_step_millis: Count | None = None
-    """Longest reported time between two steps of the current attempt. Unset: too few steps were reported."""
+    """Not set any more: the pods themselves measure the steps."""
 
     slowest_rank: Count | None = None
     """The rank of the slowest host."""
 
     metrics: Annotated[tuple[Metric, ...], Field(max_length=_MAX_METRICS)] = ()
     """Values that the training code reports, e.g. the loss."""
+
+
+class GoodputStatus(StatusPart):
+    """The time of the job, as reported: what made steps that were kept (goodput), and what the rest was spent on.
+
+    Time in a queue and while the job is suspended isn't counted, nor are attempts whose image reports no times.
+    Categories without a second are absent.
+    """
+
+    productive_seconds: Count | None = None
+    """Time of the steps that were kept."""
+
+    percent: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Share of productiveSeconds in the whole time."""
+
+    init_seconds: Count | None = None
+    """From the start of the trainers to their restore: imports, devices, the process group."""
+
+    compile_seconds: Count | None = None
+    """The first two steps of each start."""
+
+    data_seconds: Count | None = None
+    """Waits for data, as far as the training reports them."""
+
+    save_seconds: Count | None = None
+    """Waits of the training for saves, including the last one."""
+
+    restore_seconds: Count | None = None
+    """Restores."""
+
+    wasted_seconds: Count | None = None
+    """Time of the steps that were made again, or have to be."""
+
+    infrastructure_seconds: Count | None = None
+    """The rest: ends that had to be noticed, back-off, new machines, pods that were created, scheduled and started."""
+
+    lost_steps: Count | None = None
+    """The steps of wastedSeconds."""
 
 
 class JobSetRef(StatusPart):
@@ -230,7 +285,7 @@ class JobSetRef(StatusPart):
     """Uid of the JobSet."""
 
 
-class ResourcesStatus(StatusPart):
+class ResourcesStatus(BriefPart):
     chips: Count = 0
     """TPU chips over all slices."""
 
@@ -244,7 +299,7 @@ class ResourcesStatus(StatusPart):
     """The QueuedResource whose machines the job runs on or waits for."""
 
 
-class OperatorState(StatusPart):
+class OperatorState(BriefPart):
     """State that the operator needs after its own restart. It is private: the fields change without notice."""
 
     job_sets: Count = 0
@@ -271,7 +326,13 @@ class OperatorState(StatusPart):
     """restarts.maxStartsWithoutCheckpoint when the newest start began. A later, lower value ends no running attempt."""
 
     started_template: Annotated[str, Field(max_length=64)] | None = None
-    """Hash of the template and placement of the newest start."""
+    """Hash of the template and placement of the newest start, and of the annotation stepkeeper.dev/restart then."""
+
+    accounted_attempts: Count = 0
+    """Number of the last attempt in `accounted`."""
+
+    accounted: Annotated[str, Field(max_length=512)] | None = None
+    """The time of all ended attempts, by category: JSON. The goodput has the last attempt's time too."""
 
 
 class TrainingJobStatus(StatusPart):
@@ -287,6 +348,9 @@ class TrainingJobStatus(StatusPart):
     stop. Suspended: nothing runs; condition Suspended has the reason. Complete: the training is done. Failed: the job
     has ended and is not restarted."""
 
+    why: Annotated[str, Field(max_length=128)] | None = None
+    """The reason of the phase in one word, or of what is wrong while the job runs. The conditions have the details."""
+
     conditions: Annotated[
         tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=BY_TYPE)
     ] = ()
@@ -295,14 +359,17 @@ class TrainingJobStatus(StatusPart):
     checkpoint: CheckpointStatus | None = None
     """Committed checkpoints, as last reported, and the save requested before maintenance."""
 
-    attempts: Annotated[tuple[Attempt, ...], Field(max_length=MAX_ATTEMPTS)] = ()
-    """The newest starts of the job, oldest first, with their times, causes of their ends, and first and last steps."""
+    attempts: Annotated[tuple[Attempt, ...], Field(max_length=_MAX_ATTEMPTS)] = ()
+    """The five newest starts of the job, oldest first: times, causes of their ends, first and last steps."""
 
     restarts: RestartsStatus = RestartsStatus()
     """Restarts of the job, by cause."""
 
     progress: ProgressStatus | None = None
     """Progress of the training."""
+
+    goodput: GoodputStatus | None = None
+    """The time that was spent on steps, and on what else."""
 
     next_start_time: Timestamp | None = None
     """Earliest time of the next start: the back-off after a failure, or after starts without a new checkpoint. Absent

@@ -3,6 +3,8 @@
 Restarts after application failures count towards maxFailures, and those after disruptions towards maxDisruptions.
 """
 
+from typing import Final
+
 from stepkeeper.contract import Cause, RestartLimits, is_disruption
 from stepkeeper_operator.api.v1alpha1.trainingjob import RestartsSpec
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import CauseCount, RestartsStatus
@@ -11,10 +13,15 @@ __all__ = [
     "add_restarts",
     "count_disruptions",
     "count_failures",
+    "count_hangs",
     "explain_exhausted_budget",
     "limits_of",
     "reset_failures",
 ]
+
+
+_COUNTED: Final = (Cause.APPLICATION_ERROR.value, Cause.HANG.value)
+"""Causes of restarts that a new commit resets: each has a limit of its own."""
 
 
 def limits_of(spec: RestartsSpec) -> RestartLimits:
@@ -33,9 +40,14 @@ def count_failures(restarts: RestartsStatus) -> int:
     return sum(entry.counted_towards_limit for entry in failures)
 
 
+def count_hangs(restarts: RestartsStatus) -> int:
+    """Count the restarts after hangs since the last commit that reset their count."""
+    return sum(entry.counted_towards_limit for entry in restarts.by_cause if entry.cause == Cause.HANG)
+
+
 def reset_failures(restarts: RestartsStatus) -> RestartsStatus:
-    """Set the count of failures to 0, after a new commit."""
-    return _count_towards_limit(restarts, {Cause.APPLICATION_ERROR.value: 0})
+    """Set the counts of failures and hangs to 0, after a new commit."""
+    return _count_towards_limit(restarts, dict.fromkeys(_COUNTED, 0))
 
 
 def count_disruptions(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsStatus:
@@ -77,7 +89,7 @@ def add_restarts(restarts: RestartsStatus, cause: str, difference: int) -> Resta
     """Change the number of restarts for `cause` by `difference`, negative to withdraw restarts that never ran."""
     counts = {entry.cause: entry for entry in restarts.by_cause}
     entry = counts.get(cause, CauseCount(cause=cause, count=0))
-    counted = difference if cause == Cause.APPLICATION_ERROR else 0
+    counted = difference if cause in _COUNTED else 0
     # Not below 0: a commit may have reset the count of a restart that is withdrawn now.
     counts[cause] = CauseCount(
         cause=cause,

@@ -5,22 +5,25 @@ from typing import Final
 from stepkeeper.contract import AttemptKind, Cause, Verdict
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import OperatorState
 from stepkeeper_operator.facts.jobset import JobSet
+from stepkeeper_operator.labels import RESTART_ANNOTATION
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import AttemptPods, find_new_pods, find_pods
 from stepkeeper_operator.training_jobs.attempts.evidence import gather_evidence
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.attempts.machines import explain_loss
 from stepkeeper_operator.training_jobs.attempts.verdict import judge
-from stepkeeper_operator.training_jobs.build.jobset import template_hash
+from stepkeeper_operator.training_jobs.build.jobset import restart_hash, template_hash
 from stepkeeper_operator.training_jobs.observed import View
 
 __all__ = [
     "DELETED",
     "EDITED",
     "NOT_ALLOWED",
+    "RESTARTED",
     "SUSPENDED",
     "close_as_judged",
     "close_as_stopped",
     "close_by",
+    "find_edit",
     "open_attempt",
     "open_if_started",
     "was_edited",
@@ -28,6 +31,7 @@ __all__ = [
 
 SUSPENDED: Final = "suspended"
 EDITED: Final = "spec.template or spec.placement was changed"
+RESTARTED: Final = f"annotation {RESTART_ANNOTATION} was changed"
 DELETED: Final = "its JobSet was deleted"
 NOT_ALLOWED: Final = "the job had no restart left"
 """JobSet had begun one more start before the operator saw the last end."""
@@ -36,7 +40,7 @@ NOT_ALLOWED: Final = "the job had no restart left"
 def open_attempt(history: JobHistory, view: View) -> JobHistory:
     """Add the next attempt, which begins with its first pod, or now if none was observed."""
     start = find_pods(history, view.observed).find_start(now=view.now)
-    return history.open(start=start, template_hash=None if view.jobset is None else view.jobset.template_hash)
+    return history.open(start=start, start_key=None if view.jobset is None else view.jobset.start_key)
 
 
 def close_as_judged(
@@ -110,13 +114,25 @@ def _was_resumed(history: JobHistory, jobset: JobSet) -> bool:
 
 
 def was_edited(view: View, operator: OperatorState) -> bool:
-    """Return True if template or placement have changed since the newest start, and the edit is accepted.
+    """Return True if an edit or the restart annotation asks for another start than the newest."""
+    return find_edit(view, operator.started_template) is not None
 
-    False also if that is unknown: without the job's machines, or with fields that only newer operators know.
+
+def find_edit(view: View, started: str | None) -> str | None:
+    """Describe what has changed since the start with that key; None if nothing has, or if it is unknown.
+
+    An edit that is not accepted is none. Whether template or placement differ is unknown without the job's machines, or
+    with fields that only newer operators know. The annotation asks also for a start of the kept JobSet. A removed one
+    asks for nothing.
     """
-    started = operator.started_template
-    if started is None or not view.observed.accepted or view.job.spec.hides_changes():
-        return False
-    if view.is_on_queued_resource and view.machines is None:
-        return False
-    return started != template_hash(view.job, view.machines)
+    if started is None or not view.observed.may_start:
+        return None
+    job, machines = view.job, view.machines
+    template, _, restart = started.partition(".")
+    unknown = job.spec.hides_changes() or (view.is_on_queued_resource and machines is None)
+    judged = view.observed.accepted and not unknown
+    # A JobSet of release 0.1.0 has the hash of the template as it was written.
+    same = (template == template_hash(job, machines, as_written=written) for written in (False, True))
+    if judged and not any(same):
+        return EDITED
+    return RESTARTED if restart_hash(job) not in {"", restart} else None

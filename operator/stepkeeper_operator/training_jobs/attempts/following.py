@@ -33,6 +33,7 @@ from stepkeeper_operator.training_jobs.attempts.restarts_in_place import (
     lost_before_full_start,
     record_restarts,
 )
+from stepkeeper_operator.training_jobs.attempts.start_deadline import find_hold
 from stepkeeper_operator.training_jobs.attempts.verdict import judge
 from stepkeeper_operator.training_jobs.observed import Observed, View
 
@@ -67,8 +68,8 @@ def _load_history(view: View, *, new_commit: bool) -> JobHistory:
     newest = max([*numbers, -1 if view.jobset is None else view.jobset.number])
     if newest >= known.job_sets:
         # The status was lost, or is older than this JobSet.
-        n_starts = known.starts_without_checkpoint
-        operator = OperatorState(job_sets=newest + 1, starts_without_checkpoint=n_starts)
+        kept = ("starts_without_checkpoint", "accounted_attempts", "accounted")
+        operator = OperatorState(job_sets=newest + 1, **{name: getattr(known, name) for name in kept})
         next_start_time = None
     history = JobHistory(
         attempts=status.attempts, restarts=restarts, operator=operator, next_start_time=next_start_time
@@ -123,17 +124,19 @@ def _has_left_queue(view: View) -> bool:
         queued = quota is not None and quota.reason != Reason.NOT_QUEUED
     else:
         queued = view.observed.is_queued and view.jobset.deleting
-    return queued and (view.job.spec.suspend or explain_loss(view) is not None)
+    return queued and (view.job.spec.suspend or explain_loss(view) is not None or find_hold(view) is not None)
 
 
 def _close_suspended(history: JobHistory, view: View) -> JobHistory:
-    """Close the running attempt as suspended: by its user, for a loss of its machines, or by Kueue."""
+    """Close the running attempt as suspended: by its user, for a loss of its machines, its deadline, or by Kueue."""
     if lost_before_full_start(history, view):
         return history.withdraw()
     loss = None if view.job.spec.suspend else explain_loss(view)
-    eviction = view.observed.find_eviction(view.job)
+    held, eviction = find_hold(view), view.observed.find_eviction(view.job)
     if loss is not None:
         cause, message = loss.cause, f"{SUSPENDED}: {loss.message}"
+    elif held is not None:
+        cause, message = Cause.REQUESTED, f"{SUSPENDED}: {held.message}"
     elif eviction is not None:
         # Kueue itself spaces and limits starts that never run all pods (waitForPodsReady).
         pods = find_pods(history, view.observed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stepkeeper.contract import AttemptKind, Verdict
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
-    MAX_ATTEMPTS,
+    SHOWN_ATTEMPTS,
     Attempt,
     OperatorState,
     RestartsStatus,
@@ -60,17 +60,17 @@ class JobHistory:
         """Return the history with changes in the operator's state."""
         return replace(self, operator=self.operator.model_copy(update=noted))
 
-    def open(self, *, start: float, template_hash: str | None) -> "JobHistory":
+    def open(self, *, start: float, start_key: str | None) -> "JobHistory":
         """Return the history with one more attempt, which starts at `start`, or at the end of the last one if later."""
         last, restarts = self.last_attempt, self.restarts
         if last is not None and last.cause is not None:
             restarts = add_restarts(restarts, last.cause, 1)
         earliest = 0 if last is None or last.end is None else last.end
         attempt = Attempt(number=1 if last is None else last.number + 1, start=max(earliest, int(start)))
-        attempts = (*self.attempts, attempt)[-MAX_ATTEMPTS:]
+        attempts = (*self.attempts, attempt)[-SHOWN_ATTEMPTS:]
         opened = replace(self, attempts=attempts, restarts=restarts, next_start_time=None)
         n_starts = self.operator.starts_without_checkpoint + 1
-        template = {} if template_hash is None else {"started_template": template_hash}
+        template = {} if start_key is None else {"started_template": start_key}
         return opened.note(started=True, starts_without_checkpoint=n_starts, **template)
 
     def close(self, verdict: Verdict, *, end: int, to_step: int | None, decision: str | None) -> "JobHistory":

@@ -66,7 +66,7 @@ def ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: floa
 
 def was_stopped(pod: Pod) -> bool:
     """Return True if the pod's trainer ended after the pod's deletion was requested, and nothing else ended it."""
-    if pod.deletion_requested_at is None or pod.disruption is not None or pod.hang:
+    if pod.deletion_requested_at is None or pod.disruption is not None or pod.hang is not None:
         return False
     return pod.finished_at is None or pod.finished_at >= pod.deletion_requested_at - _CLOCK_SKEW_S
 

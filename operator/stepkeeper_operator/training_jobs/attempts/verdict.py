@@ -100,8 +100,8 @@ def _fenced(evidence: Evidence) -> Verdict | None:
 
 def _hung(evidence: Evidence) -> Verdict | None:
     """Find a pod that was ended because it made no progress."""
-    pod = next((pod for pod in evidence.pods if pod.hang), None)
-    return None if pod is None else _blame(Cause.HANG, pod, f"pod {pod.name} made no progress")
+    pod = next((pod for pod in evidence.pods if pod.hang is not None), None)
+    return None if pod is None else _blame(Cause.HANG, pod, f"pod {pod.name} made no progress: {pod.hang}")
 
 
 def _disrupted(evidence: Evidence) -> Verdict | None:

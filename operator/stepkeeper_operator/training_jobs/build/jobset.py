@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.facts.quantities import normalize_quantities
 from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.labels import (
     JOBSET_NUMBER_LABEL,
     KUEUE_PREFIX,
     MACHINES_HASH_ANNOTATION,
     NODE_POOL_LABEL,
+    RESTART_ANNOTATION,
     SLICE_LABEL,
+    START_KEY_ANNOTATION,
     TEMPLATE_HASH_ANNOTATION,
     WORKER_JOB,
 )
@@ -24,7 +27,16 @@ from stepkeeper_operator.training_jobs.build.failure_policy import (
 from stepkeeper_operator.training_jobs.build.objects import job_labels, owner_reference
 from stepkeeper_operator.training_jobs.build.pod import build_pod_template
 
-__all__ = ["build_jobset", "keep_jobset", "machines_hash", "queue_labels", "restore_jobset", "template_hash"]
+__all__ = [
+    "build_jobset",
+    "keep_jobset",
+    "machines_hash",
+    "queue_labels",
+    "restart_hash",
+    "restore_jobset",
+    "start_key",
+    "template_hash",
+]
 
 _PROVISIONING_ANNOTATIONS: Final = "provreq.kueue.x-k8s.io/"
 """Parameters of the ProvisioningRequest that Kueue creates for the JobSet."""
@@ -85,9 +97,17 @@ def keep_jobset(job: CheckpointedTrainingJob, *, unreachable_s: int, machines: Q
     return json.dumps(manifest, sort_keys=True, separators=(",", ":"))
 
 
-def restore_jobset(kept: str, *, number: int, failures_left: int) -> dict[str, Any]:
-    """Return the kept manifest, for a JobSet with that number that restarts `failures_left` times after failures."""
+def restore_jobset(
+    kept: str, job: CheckpointedTrainingJob, *, number: int, failures_left: int
+) -> dict[str, Any]:
+    """Return the kept manifest, for a JobSet with that number that restarts `failures_left` times after failures.
+
+    Of the job, whose spec can't be read, it has the restart annotation: each value asks for one start only.
+    """
     manifest: dict[str, Any] = json.loads(kept.replace(_NUMBER, str(number)))
+    annotations = manifest["metadata"]["annotations"]
+    template, _, _ = annotations[START_KEY_ANNOTATION].partition(".")
+    annotations[START_KEY_ANNOTATION] = _join_key(template, job)
     manifest["spec"]["failurePolicy"]["maxRestarts"] = limit_restarts(failures_left)
     return manifest
 
@@ -96,7 +116,8 @@ def _build_annotations(job: CheckpointedTrainingJob, machines: QueuedMachines | 
     """Build the annotations for Kueue and JobSet, and the hashes that show later whether the JobSet is outdated."""
     return {
         **_pick(job.metadata.annotations, _PROVISIONING_ANNOTATIONS),
-        TEMPLATE_HASH_ANNOTATION: template_hash(job, machines),
+        TEMPLATE_HASH_ANNOTATION: template_hash(job, machines, as_written=True),
+        START_KEY_ANNOTATION: start_key(job, machines),
         **({} if machines is None else {MACHINES_HASH_ANNOTATION: machines_hash(machines)}),
         **_spread(job, machines),
     }
@@ -123,15 +144,34 @@ def queue_labels(job: CheckpointedTrainingJob) -> dict[str, str]:
     return _pick(job.metadata.labels, KUEUE_PREFIX)
 
 
-def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
+def template_hash(
+    job: CheckpointedTrainingJob, machines: QueuedMachines | None = None, *, as_written: bool = False
+) -> str:
     """Hash the user's template and placement, without the additions of the operator and the API server.
 
     So no upgrade of the operator or of the CRD restarts a job. The uid of the QueuedResource is part of the placement,
-    so a recreated resource with the same name differs.
+    so a recreated resource with the same name differs. The same quantity in another form doesn't, unless they are
+    hashed `as_written`, as release 0.1.0 does.
     """
+    template = job.spec.template if as_written else normalize_quantities(job.spec.template)
     uid = [] if machines is None else [machines.uid]
     placement = job.spec.placement.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return _digest([job.spec.template, placement, *uid])
+    return _digest([template, placement, *uid])
+
+
+def restart_hash(job: CheckpointedTrainingJob) -> str:
+    """Hash the restart annotation; empty if the job has none."""
+    value = job.metadata.annotations.get(RESTART_ANNOTATION)
+    return "" if value is None else _digest([value])[:16]
+
+
+def start_key(job: CheckpointedTrainingJob, machines: QueuedMachines | None = None) -> str:
+    """Return the key of a start: the template's hash and, after a dot, that of the restart annotation, if any."""
+    return _join_key(template_hash(job, machines), job)
+
+
+def _join_key(template: str, job: CheckpointedTrainingJob) -> str:
+    return ".".join(filter(None, (template, restart_hash(job))))
 
 
 def machines_hash(machines: QueuedMachines) -> str:

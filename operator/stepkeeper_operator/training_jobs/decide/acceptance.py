@@ -117,14 +117,20 @@ def _find_template_problem(job: CheckpointedTrainingJob) -> tuple[Reason, str] |
 
 def _find_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[Reason, str] | None:
     """Find another owner of a name or of the checkpoint root that the job needs."""
-    name, uid = job.metadata.name, job.metadata.uid
-    if observed.jobset is not None and observed.jobset.owner_uid != uid:
-        text = f"JobSet {name} exists and does not belong to this job: delete it, or rename the job"
-        return Reason.JOB_SET_NAME_TAKEN, text
-    if observed.config_map is not None and observed.config_map.owner_uid != uid:
-        text = f"ConfigMap {config_map_name(name)} exists and does not belong to this job: delete it, or rename the job"
-        return Reason.CONFIG_MAP_NAME_TAKEN, text
-    return _find_root_conflict(job, observed)
+    name, taken = job.metadata.name, dict[Reason, tuple[str, str]]()
+    if observed.jobset is not None and observed.jobset.owner_uid != job.metadata.uid:
+        taken[Reason.JOB_SET_NAME_TAKEN] = ("JobSet", name)
+    if observed.config_map is not None and observed.config_map.owner_uid != job.metadata.uid:
+        taken[Reason.CONFIG_MAP_NAME_TAKEN] = ("ConfigMap", config_map_name(name))
+    if not taken:
+        return _find_root_conflict(job, observed)
+    text = (
+        "names are taken by objects that do not belong to this job: "
+        f"{', '.join(f'{kind} {name}' for kind, name in taken.values())}. Rename the job, or delete them (their pods "
+        f"save and stop): kubectl -n {job.metadata.namespace} delete "
+        f"{' '.join(f'{kind.lower()}/{name}' for kind, name in taken.values())}"
+    )
+    return next(iter(taken)), text
 
 
 def _find_root_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[Reason, str] | None:
@@ -194,7 +200,7 @@ def add_refusals(accepted: ConditionUpdate, view: View) -> ConditionUpdate:
         return accepted
     before = find_condition(view.job.status.conditions, ConditionType.ACCEPTED)
     if not view.observed.has_acted and before is not None and is_refused(view.job.status):
-        if before.observed_generation != view.job.metadata.generation:
+        if view.job.status.observed_generation != view.job.metadata.generation:
             return accepted  # the edit of the spec may have fixed it
         return replace(accepted, status=False, reason=Reason(before.reason), message=before.message)
     if not view.observed.rejections:

@@ -17,13 +17,14 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus
 from stepkeeper_operator.facts.jobset import JobSet, Workload
 from stepkeeper_operator.kinds.decision import find_soonest
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.attempts.start_deadline import explain_hold, is_held
 from stepkeeper_operator.training_jobs.decide.acceptance import add_refusals
 from stepkeeper_operator.training_jobs.decide.progressing import UNJUDGED, derive_progressing
 from stepkeeper_operator.training_jobs.decide.running import derive_running
 from stepkeeper_operator.training_jobs.observed import View
 from stepkeeper_operator.training_jobs.policy.machines import find_wait
 from stepkeeper_operator.training_jobs.policy.plan import Plan
-from stepkeeper_operator.training_jobs.policy.starts import explain_limit, should_suspend
+from stepkeeper_operator.training_jobs.policy.starts import explain_limit, is_limit_reached
 
 __all__ = ["derive_conditions", "derive_phase"]
 
@@ -51,8 +52,11 @@ def derive_conditions(
     active = running.status is True or running.reason == Reason.FINISHING  # all pods run or have exited 0
     reporting, look_s = _derive_reporting(view, plan.history, running=active)
     received = reporting.status if active else None
-    progressing, step_s = derive_progressing(view, plan.history, progress, running=active, received=received)
-    updates = [add_refusals(accepted, view), running, _derive_suspended(view, plan)]
+    obstacle = None if active else running.message
+    progressing, step_s = derive_progressing(
+        view, plan.history, progress, obstacle=obstacle, received=received
+    )
+    updates = [add_refusals(accepted, view), running, _derive_suspended(view, plan, running.message)]
     updates += _derive_quota(view, plan.history)
     before = find_condition(view.job.status.conditions, ConditionType.REPORTING)
     # A restarted operator has no report yet: keep the condition that the last one set.
@@ -86,7 +90,7 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
     return Phase.PENDING if jobset is None else Phase.STARTING
 
 
-def _derive_suspended(view: View, plan: Plan) -> ConditionUpdate:
+def _derive_suspended(view: View, plan: Plan, obstacle: str) -> ConditionUpdate:
     jobset, n_alive = view.jobset, sum(not pod.terminal for pod in view.observed.pods)
     stopped = (jobset is None or jobset.suspended or jobset.is_finished) and n_alive == 0
     if plan.end is not None:
@@ -95,8 +99,11 @@ def _derive_suspended(view: View, plan: Plan) -> ConditionUpdate:
         left = f"; pods that have not ended yet: {n_alive}" if n_alive else ""
         text = f"spec.suspend is true: set it to false to resume from the latest checkpoint{left}"
         return _suspended(Reason.REQUESTED if stopped else Reason.SUSPENDING, text, status=stopped)
-    if should_suspend(view, plan.history):
+    if is_limit_reached(view, plan.history):
         return _suspended(Reason.NO_NEW_CHECKPOINT, explain_limit(view.job, plan.history), status=stopped)
+    if is_held(view, plan.history):
+        text = explain_hold(view, obstacle=obstacle)
+        return _suspended(Reason.START_DEADLINE_EXCEEDED, text, status=stopped)
     wait = find_wait(view)
     # Hosts that left for a moment stop no running pods.
     if wait is not None and (wait.stop or jobset is None or jobset.suspend):

@@ -11,13 +11,18 @@ from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 from stepkeeper_operator.kinds.decision import ObjectEvent
 from stepkeeper_operator.training_jobs.attempts.history import describe_end
-from stepkeeper_operator.training_jobs.decide.progressing import is_stalled
+from stepkeeper_operator.training_jobs.decide.progressing import is_stalled, is_start_overdue
 from stepkeeper_operator.training_jobs.decide.terminating_pods import is_pod_stuck
 
 __all__ = ["derive_events"]
 
 _BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
-_BAD_REASONS = {Reason.NODES_JOIN_TIMEOUT, Reason.NO_NEW_CHECKPOINT, Reason.TRAINING_DONE}
+_BAD_REASONS = {
+    Reason.NODES_JOIN_TIMEOUT,
+    Reason.NO_NEW_CHECKPOINT,
+    Reason.START_DEADLINE_EXCEEDED,
+    Reason.TRAINING_DONE,
+}
 """Reasons that make an event a warning. TrainingDone: the job is complete, but not every pod exited 0."""
 
 
@@ -101,19 +106,23 @@ def _derive_condition_events(before: TrainingJobStatus, after: TrainingJobStatus
             case ConditionType.RUNNING:
                 news = changed and reason == Reason.NO_PODS
             case ConditionType.PROGRESSING:
-                news = is_stalled(after) and not is_stalled(before)
+                found = (is_stalled, is_start_overdue)
+                news = any(is_so(after) and not is_so(before) for is_so in found)
             case ConditionType.POD_STUCK:
                 news = changed and is_pod_stuck(after)
+            case ConditionType.PENDING_CHANGES:
+                is_new = earlier is None or earlier.message != message
+                news = condition.status is ConditionStatus.TRUE and is_new
             case ConditionType.GRACE_SUFFICIENT:
                 was_short = earlier is not None and earlier.reason == Reason.GRACE_TOO_SHORT
                 news = was_short is not (reason == Reason.GRACE_TOO_SHORT)
             case _:
                 news = False
         if news:
-            quiet = {ConditionType.SUSPENDED, ConditionType.GRACE_SUFFICIENT}
+            quiet = {ConditionType.SUSPENDED, ConditionType.PENDING_CHANGES, ConditionType.GRACE_SUFFICIENT}
             bad = kind not in quiet or reason in {*_BAD_REASONS, Reason.GRACE_TOO_SHORT}
-            # The reason of a stuck pod is only the state of its node.
-            title = kind if kind == ConditionType.POD_STUCK else reason
+            # The reason of a stuck pod is only the state of its node, and that of a pending edit only its time.
+            title = kind if kind in {ConditionType.POD_STUCK, ConditionType.PENDING_CHANGES} else reason
             events.append(ObjectEvent(warning=bad, reason=title, message=message))
     return tuple(events)
 

@@ -22,6 +22,7 @@ from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.kinds.decision import compute_write_wait_s, find_soonest
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.attempts.following import update_history
+from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.build.jobset import keep_jobset
 from stepkeeper_operator.training_jobs.build.objects import KEPT_JOBSET, build_config_map
 from stepkeeper_operator.training_jobs.decide.acceptance import (
@@ -32,7 +33,10 @@ from stepkeeper_operator.training_jobs.decide.acceptance import (
 )
 from stepkeeper_operator.training_jobs.decide.conditions import derive_conditions, derive_phase
 from stepkeeper_operator.training_jobs.decide.events import derive_events
+from stepkeeper_operator.training_jobs.decide.goodput import derive_goodput
 from stepkeeper_operator.training_jobs.decide.grace import derive_grace
+from stepkeeper_operator.training_jobs.decide.hangs import follow_hang
+from stepkeeper_operator.training_jobs.decide.pending import derive_pending, find_started_settings
 from stepkeeper_operator.training_jobs.decide.running import compute_missing_s
 from stepkeeper_operator.training_jobs.decide.save_requests import update_request
 from stepkeeper_operator.training_jobs.decide.status import (
@@ -41,6 +45,7 @@ from stepkeeper_operator.training_jobs.decide.status import (
     mirror_storage,
     show_autocheckpoint,
 )
+from stepkeeper_operator.training_jobs.decide.summary import find_why, show_last_end
 from stepkeeper_operator.training_jobs.decide.terminating_pods import derive_stuck, find_lost_pods
 from stepkeeper_operator.training_jobs.decision import (
     RELYING_ON_STATUS,
@@ -86,18 +91,19 @@ def _decide_unfinished(view: View, accepted: ConditionUpdate) -> Decision:
     """
     jobset = view.jobset
     mirror = mirror_storage(view.job, view.observed, running=None if jobset is None else jobset.ordinal)
-    plan = plan_next(view, update_history(view, new_commit=mirror.new_commit))
+    plan = follow_hang(view, plan_next(view, update_history(view, new_commit=mirror.new_commit)))
     ends = plan.end is not None
     progress = derive_progress(view, plan.history)
     updates, look_s = derive_conditions(view, plan, accepted, progress=progress)
     grace = () if ends else derive_grace(view, plan.history, mirror.checkpoint)
     stuck, stuck_s = derive_stuck(view)
-    conditions = _update_conditions(view, (*updates, *grace, *stuck))
+    pending = derive_pending(view, plan.history, ends=ends)
+    conditions = _update_conditions(view, (*updates, *grace, *stuck, *pending))
     checkpoint = clear_previous_attempt(view, mirror.checkpoint, plan.history)
     checkpoint, request_s = update_request(view, checkpoint, plan.history)
     checkpoint = show_autocheckpoint(checkpoint, view.machines)
     lost, lost_s = find_lost_pods(view)
-    config = () if ends or not view.observed.may_start else _plan_config_map(view)
+    config = () if ends or not view.observed.may_start else _plan_config_map(view, plan.history)
     ending = stop_jobset(jobset, queued=view.observed.is_queued) if ends else ()
     recheck_s = None if ends or jobset is None else compute_recheck_s(view.job, jobset, now=view.now)
     missing_s = compute_missing_s(view, plan.history)
@@ -116,8 +122,8 @@ def _decide_unfinished(view: View, accepted: ConditionUpdate) -> Decision:
 
 
 def _update_conditions(view: View, updates: tuple[ConditionUpdate, ...]) -> tuple[Condition, ...]:
-    before, generation = view.job.status.conditions, view.job.metadata.generation
-    return merge_conditions(before, updates, ConditionType, generation=generation, now=view.now)
+    # All are of the generation that the status names.
+    return merge_conditions(view.job.status.conditions, updates, ConditionType, generation=None, now=view.now)
 
 
 def _compose_status(
@@ -137,33 +143,40 @@ def _compose_status(
     )
     if view.observed.unreadable and view.job.status.resources is not None:  # `placement` may be a stand-in
         resources = view.job.status.resources.model_copy(update={"job_set": plan.job_set})
+    goodput, operator = derive_goodput(view, plan.history, checkpoint)
+    phase, attempts = derive_phase(conditions, view.jobset, plan.history), plan.history.attempts
     return TrainingJobStatus(
         observed_generation=view.job.metadata.generation,
-        phase=derive_phase(conditions, view.jobset, plan.history),
+        phase=phase,
+        why=find_why(phase, conditions, attempts),
         conditions=conditions,
         checkpoint=checkpoint,
-        attempts=plan.history.attempts,
-        restarts=plan.history.restarts,
+        attempts=attempts,
+        restarts=show_last_end(plan.history.restarts, attempts),
         progress=progress,
+        goodput=goodput,
         resources=resources,
         next_start_time=plan.history.next_start_time,
-        operator=plan.history.operator,
+        operator=operator,
     )
 
 
-def _plan_config_map(view: View) -> tuple[ApplyConfigMap, ...]:
+def _plan_config_map(view: View, history: JobHistory) -> tuple[ApplyConfigMap, ...]:
     if view.observed.leftover is not None:
         return ()  # it may be a ConfigMap of another owner; no pod is created before it is gone
-    observed = view.observed
+    observed, started = view.observed, find_started_settings(view, history)
     known = {} if observed.config_map is None else observed.config_map.data
     jobset = known.get(KEPT_JOBSET)
     if observed.accepted and not (view.is_on_queued_resource and view.machines is None):
         unreachable_s = view.settings.unreachable_toleration_s
         jobset = keep_jobset(view.job, unreachable_s=unreachable_s, machines=view.machines)
-    manifest = build_config_map(view.job, view.settings, observed.ca_pem, jobset=jobset)
+    manifest = build_config_map(view.job, view.settings, observed.ca_pem, jobset=jobset, started=started)
     if not observed.accepted:
         manifest["data"] = {**known, CA_FILE_NAME: observed.ca_pem}
-    return () if known == manifest["data"] else (ApplyConfigMap(manifest=manifest),)
+    before = "" if observed.config_map is None else observed.config_map.started_settings
+    if (known, before) == (manifest["data"], started or ""):
+        return ()
+    return (ApplyConfigMap(manifest=manifest),)
 
 
 def _find_own_jobset(view: View) -> JobSet | None:
@@ -221,4 +234,5 @@ def _without_progress(status: TrainingJobStatus) -> TrainingJobStatus:
     attempts = status.attempts
     if attempts and attempts[-1].end is None:
         attempts = (*attempts[:-1], attempts[-1].model_copy(update={"to_step": None}))
-    return status.model_copy(update={"progress": None, "checkpoint": checkpoint, "attempts": attempts})
+    update = {"progress": None, "goodput": None, "checkpoint": checkpoint, "attempts": attempts}
+    return status.model_copy(update=update)

@@ -4,7 +4,6 @@ A root is one storage log, named by the nonce of its first entry. The log has nu
 a commit, `tail` the newest slot, and `head` the commit that the next attempt resumes.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,15 +84,11 @@ def show_autocheckpoint(
 def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
     """Derive the progress part of the status."""
     before, observed = view.job.status.progress, view.observed
-    if before is not None and not history.is_attempt_of(view.job.status):
-        before = before.model_copy(update={"longest_step_millis": None})
     if observed.report is None:
         return _show_last_step(view.job, before, history)
     # A field that the report lacks keeps its value.
     report, before = observed.report.report, before or ProgressStatus()
-    current, longest_ms = find_current_report(observed, history), before.longest_step_millis
-    if current is not None and current.longest_step_s is not None:
-        longest_ms = max(longest_ms or 0, math.ceil(current.longest_step_s * 1000))
+    current = find_current_report(observed, history)
     step, moved_at = before.step, before.last_progress_time
     if has_advanced(report.step, before.step):
         # The status is written less often than reports arrive: the newest one may show no change.
@@ -104,7 +99,6 @@ def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
         step = report.step
     reported = ProgressStatus(
         step_millis=report.step_millis or before.step_millis,
-        longest_step_millis=longest_ms,
         slowest_rank=report.ranks.slowest if report.ranks is not None else before.slowest_rank,
         metrics=_convert_metrics(report.metrics) or before.metrics,
     )
@@ -127,13 +121,23 @@ def _show_step(
     """Return the progress at `step`, with the share and the time that remain of `totalSteps`."""
     total, step_ms = job.spec.total_steps, progress.step_millis
     left = None if step is None or total is None else max(0, total - step)
+    eta_s = None if left is None or step_ms is None else min(_MAX_ETA_S, left * step_ms // 1000)
     update = {
         "step": step,
+        "display": None if step is None else f"{step}/{total}" if total else str(step),
         "percent": None if step is None or not total else min(100, 100 * step // total),
-        "eta_seconds": None if left is None or step_ms is None else min(_MAX_ETA_S, left * step_ms // 1000),
+        "eta_seconds": eta_s,
+        "eta": None if eta_s is None else _describe_duration(eta_s),
         "last_progress_time": moved_at,
     }
     return progress.model_copy(update=update)
+
+
+def _describe_duration(duration_s: int) -> str:
+    """Describe a duration in minutes and greater units, rounded up."""
+    days, minutes = divmod(-(-duration_s // 60), 1440)
+    hours, minutes = divmod(minutes, 60)
+    return f"{days}d{hours:02}h" if days else f"{hours}h{minutes:02}m" if hours else f"{minutes}m"
 
 
 def _mirror_report(status: CheckpointStatus, last: LastReport, *, current: bool) -> CheckpointStatus:
@@ -148,12 +152,19 @@ def _mirror_report(status: CheckpointStatus, last: LastReport, *, current: bool)
         update["tail"] = report.tail if new_root else max(report.tail, status.tail or 0)
         recent = {commit.sequence: commit for commit in (() if new_root else status.recent)}
         recent |= {commit.sequence: _convert_commit(commit) for commit in last.commits}
-        update["recent"] = tuple(recent[sequence] for sequence in sorted(recent)[-MAX_RECENT:])
+        newest = [recent[sequence] for sequence in sorted(recent)[-MAX_RECENT:]]
+        update["recent"] = _find_longest_save(newest, update.get("latest", status.latest))
     if current:
         update["in_flight_step"], update["restored"] = report.in_flight_step, None
         if (restored := report.restored) is not None:
             update["restored"] = RestoredStatus(sequence=restored.sequence, step=restored.step)
     return status.model_copy(update=update)
+
+
+def _find_longest_save(commits: list[CommitStatus], latest: object) -> tuple[CommitStatus, ...]:
+    """Return the commit whose save took longest, which `GraceSufficient` needs; nothing if it is the latest."""
+    longest = max(commits, key=lambda commit: (commit.duration_millis or 0, commit.sequence), default=None)
+    return () if longest is None or longest == latest else (longest,)
 
 
 def _find_latest(head: Head, last: LastReport) -> CommitStatus:

@@ -6,15 +6,16 @@ from typing import Any, Final
 from stepkeeper.contract import AttemptKind, Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import JobSetRef
 from stepkeeper_operator.facts.jobset import JobSet
+from stepkeeper_operator.kinds.decision import find_soonest
 from stepkeeper_operator.training_jobs.attempts.budgets import count_failures
-from stepkeeper_operator.training_jobs.attempts.ends import EDITED, NOT_ALLOWED, close_as_stopped
+from stepkeeper_operator.training_jobs.attempts.ends import NOT_ALLOWED, close_as_stopped, find_edit
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
+from stepkeeper_operator.training_jobs.attempts.start_deadline import compute_deadline_s
 from stepkeeper_operator.training_jobs.build.jobset import (
     build_jobset,
     machines_hash,
     queue_labels,
     restore_jobset,
-    template_hash,
 )
 from stepkeeper_operator.training_jobs.decision import CreateJobSet, DeleteJobSet
 from stepkeeper_operator.training_jobs.observed import View
@@ -43,7 +44,7 @@ from stepkeeper_operator.training_jobs.policy.starts import (
 __all__ = ["find_change", "plan_next", "plan_without_jobset"]
 
 _REQUEUED: Final = "the job's labels kueue.x-k8s.io/* were changed, so its JobSet is replaced"
-
+_MOVED: Final = "its QueuedResource has other machines"
 _LEFT_QUEUE: Final = "the job is suspended, and leaves the queue of Kueue"
 
 
@@ -81,29 +82,17 @@ def _plan_with_jobset(view: View, jobset: JobSet, plan: Plan) -> Plan:
 
 def find_change(view: View, jobset: JobSet, history: JobHistory) -> str | None:
     """Describe the change since the JobSet's creation that requires a new JobSet; None if there is none."""
+    if edit := find_edit(view, jobset.start_key):
+        return edit
     if not view.observed.accepted:
         return None  # no JobSet can be built from the spec
-    if _is_outdated(view, jobset):
-        return EDITED
+    machines = view.machines
+    moved = machines is not None and machines.ready and jobset.machines_hash != machines_hash(machines)
+    if moved and jobset.suspended:  # running pods continue on theirs
+        return _MOVED
     # Kueue accepts no other queue for running pods.
     idle = jobset.suspended and not history.is_running
     return _REQUEUED if idle and jobset.lacks_labels(queue_labels(view.job)) else None
-
-
-def _is_outdated(view: View, jobset: JobSet) -> bool:
-    """Return True if the JobSet was built from another template, or for other machines than the present ones.
-
-    This is unknown, so False, without the machines or while the spec hides changes. Running pods continue even if the
-    machines differ.
-    """
-    machines = view.machines
-    if view.is_on_queued_resource and machines is None:
-        return False
-    if not view.job.spec.hides_changes() and jobset.template_hash != template_hash(view.job, machines):
-        return True
-    if machines is None or not (machines.ready and jobset.suspended):
-        return False
-    return jobset.machines_hash != machines_hash(machines)
 
 
 def _plan_while_alive(view: View, jobset: JobSet, plan: Plan) -> Plan:
@@ -117,7 +106,8 @@ def _plan_while_alive(view: View, jobset: JobSet, plan: Plan) -> Plan:
     if may_end and (end := judge_last_end(view.job, history, restarted=history.is_running)):
         stopped = close_as_stopped(history, view, AttemptKind.STOPPED, NOT_ALLOWED)
         return replace(plan, end=end, history=stopped)
-    plan = replace(plan, look_again_s=compute_report_wait_s(view, history))
+    look_s = find_soonest(compute_report_wait_s(view, history), compute_deadline_s(view, history))
+    plan = replace(plan, look_again_s=look_s)
     wait = find_wait(view)
     if wait is not None and not (wait.stop or jobset.suspend):
         wait = None  # hosts that left for a moment stop no running pods
@@ -160,7 +150,7 @@ def plan_without_jobset(view: View, history: JobHistory) -> Plan:
 def _build_next(view: View, history: JobHistory) -> dict[str, Any]:
     number, failures_left = history.operator.job_sets - 1, _count_failures_left(view, history)
     if (kept := view.observed.kept_jobset) is not None:
-        return restore_jobset(kept, number=number, failures_left=failures_left)
+        return restore_jobset(kept, view.job, number=number, failures_left=failures_left)
     return build_jobset(
         view.job,
         number=number,

@@ -6,6 +6,7 @@ from typing import Final
 from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetRef
 from stepkeeper_operator.facts.jobset import JobSet
+from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_pods
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.decision import Action, DeleteJobSet, JobEnd, SetSuspend
@@ -69,7 +70,11 @@ def find_delay(view: View, history: JobHistory, *, wait_s: float) -> tuple[str, 
         return _REFUSED, refusal.at + REJECTION_RETRY_S - view.now
     if (leftover := observed.leftover) is not None:
         # Two sets of pods would compete for the storage, and two Jobs cannot share a name.
-        text = f"{leftover.origin} left {leftover.name}: wait until it is gone, or delete it"
+        name, namespace = view.job.metadata.name, view.job.metadata.namespace
+        text = (
+            f"{leftover.origin} left {leftover.name}: wait until it is gone, or delete everything that is left: "
+            f"kubectl -n {namespace} delete jobsets,jobs,pods -l {JOB_NAME_LABEL}={name}"
+        )
         return text, JOBSET_RECHECK_S
     return None
 

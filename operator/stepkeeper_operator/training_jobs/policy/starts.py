@@ -7,9 +7,11 @@ from typing import Final
 
 from stepkeeper.contract import STOPPED_KINDS
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.labels import RESTART_ANNOTATION
 from stepkeeper_operator.training_jobs.attempts.budgets import count_failures, limits_of
 from stepkeeper_operator.training_jobs.attempts.ends import was_edited
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory, describe_end
+from stepkeeper_operator.training_jobs.attempts.start_deadline import is_held
 from stepkeeper_operator.training_jobs.observed import View
 from stepkeeper_operator.training_jobs.policy.machines import find_wait
 
@@ -70,8 +72,8 @@ def explain_limit(job: CheckpointedTrainingJob, history: JobHistory) -> str:
     last = "" if ended is None else f" The last ended by {ended.cause}: {describe_end(ended)}."
     return (
         f"{starts} committed no new checkpoint; spec.restarts.maxStartsWithoutCheckpoint allows {allowed}.{last} "
-        "Fix the cause. To start the job again, change spec.template, set spec.suspend to true and back to false, or "
-        "raise maxStartsWithoutCheckpoint"
+        f"Fix the cause. To start the job again, change spec.template, annotation {RESTART_ANNOTATION} or spec.suspend "
+        "(to true and back to false), or raise maxStartsWithoutCheckpoint"
     )
 
 
@@ -95,8 +97,8 @@ def compute_next_start(view: View, history: JobHistory) -> float | None:
 
 
 def should_suspend(view: View, history: JobHistory) -> bool:
-    """Return True if the user suspends the job, or too many starts in a row ended without a commit."""
-    return view.job.spec.suspend or is_limit_reached(view, history)
+    """Return True if the user suspends the job, too many starts in a row committed nothing, or one took too long."""
+    return view.job.spec.suspend or is_limit_reached(view, history) or is_held(view, history)
 
 
 def leaves_queue(view: View, history: JobHistory) -> bool:
