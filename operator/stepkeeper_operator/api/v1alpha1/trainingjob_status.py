@@ -171,7 +171,7 @@ class Attempt(StatusPart):
     """ConfigMap with the stacks of all hosts in its last hang. Those of the last three attempts that hung are kept."""
 
 
-class CauseCount(BriefPart):
+class CauseCount(StatusPart):
     cause: Annotated[str, Field(max_length=64)]
     """Cause of attempts that ended."""
 
