@@ -140,7 +140,7 @@ def test_a_training_that_saves_when_its_probe_fails_goes_on_and_the_probe_is_nam
     status = job.finish()
     assert causes(status) == ["Hang", None]
     assert "Container trainer failed liveness probe" in status["attempts"][0]["message"]
-    assert status["restarts"]["byCause"] == [{"cause": "Hang", "count": 1, "countedTowardsLimit": 0}]
+    assert status["restarts"]["byCause"] == [{"cause": "Hang", "count": 1, "countedTowardsLimit": 1}]
 
 
 def test_an_edited_template_gets_new_pods_after_the_old_ones(jobs: dict[str, ShellJob]) -> None:

@@ -140,7 +140,7 @@ def test_bad_values_in_a_last_word_spoil_no_status(operator: Cluster, jobs: dict
     status = job.until_phase("Complete")
     expected: list[str | None] = ["Requested" for _ in BAD_WORDS]
     expected[2] = "Disruption"
-    assert causes(status) == [*expected, RUNS]
+    assert causes(status) == [*expected, RUNS][-5:], "status has the newest five"
     assert restarts(status) == {"Requested": (4, 0), "Disruption": (1, 0)}
     assert all("toStep" not in attempt for attempt in status["attempts"])
     assert refused_writes(operator) == []

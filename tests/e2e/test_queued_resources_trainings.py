@@ -193,10 +193,9 @@ def test_machines_come_are_taken_away_and_come_again_and_the_training_goes_on_ex
     assert saved <= resumed_from <= training.pods[before][-1]
     assert {step: {loss} for step, loss in losses.items()} == training.losses
     assert {attempt.get("cause") for attempt in status["attempts"][:-1]} == {"SpotPreemption"}
-    assert status["restarts"] == {
-        "total": 1,
-        "byCause": [{"cause": "SpotPreemption", "count": 1, "countedTowardsLimit": 0}],
-    }
+    restarts = status["restarts"]
+    assert restarts["byCause"] == [{"cause": "SpotPreemption", "count": 1, "countedTowardsLimit": 0}]
+    assert (restarts["total"], restarts["lastCause"]) == (1, "SpotPreemption")
     events = set(resource.events())
     assert {"WaitingForResources", "Provisioning", "Active"} <= events
     # By what the operator saw first: the node's state, or that of the whole resource a few seconds later.
