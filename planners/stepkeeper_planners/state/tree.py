@@ -100,8 +100,13 @@ def flatten_resolved(tree: Any) -> FlatState:
         names.append(fqn)
         tensors.append(leaf)
     ordinary = all(is_ordinary(tensor) and tensor.layout is torch.strided for tensor in tensors)
-    tied: dict[int, dict[str, int]] = {index: {name: index} for index, name in enumerate(names)}
-    for index, earlier in find_tied(tensors, ordinary=ordinary).items():
+    found = find_tied(tensors, ordinary=ordinary)
+    if not found:
+        flat.tensors.update(zip(names, tensors, strict=True))
+    tied: dict[int, dict[str, int]] = {
+        index: {name: index} for index, name in enumerate(names if found else ())
+    }
+    for index, earlier in found.items():
         tied[earlier] |= tied.pop(index)
     for named in tied.values():
         first = min(named)
