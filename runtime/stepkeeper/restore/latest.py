@@ -1,6 +1,7 @@
 """Restore one step, or claim a root and restore its latest commit. If that is torn, condemn it and take its parent."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from stepkeeper.restore.foreign.choosing import choose_foreign_step, choose_newe
 from stepkeeper.restore.listing import find_settled_step
 from stepkeeper.restore.restorer import WHOLE, Restorer
 from stepkeeper.time_limits import CLAIM_S
+from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 
@@ -60,7 +62,7 @@ class LatestRestore:
 
     def _restore(self, target: LoadTarget, rules: LoadRules) -> Restorable | None:
         choose_base = self._restorer.votes.choose_in_rank_0
-        base = choose_base(self._claim_and_choose)
+        base = choose_base(self._claim_and_choose, partial(_read_early, target))
         while base is not None:
             reason = self._restorer.load(base, target, rules)
             if reason is None:
@@ -149,6 +151,12 @@ class LatestRestore:
         claimed = self._companion.claimed_root
         assert claimed is not None
         return ForeignRecord(slot=claimed.claim.slot, step=base.step, folder=base.folder)
+
+
+def _read_early(target: LoadTarget) -> None:
+    """Read the state while the companion's process starts. What it raises is raised when it is compared."""
+    with suppress(Exception), without_collections():
+        _ = target.flat
 
 
 def restore_step(

@@ -8,6 +8,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 from typing import Final
@@ -119,5 +120,10 @@ class Region:
 
 def _view(whole: torch.Tensor, offset: int, sizes: Sequence[int]) -> torch.Tensor:
     """View a part of the region, which is given as elements of the part's dtype. One call: there may be thousands."""
-    strides = accumulate(reversed(sizes[1:]), mul, initial=1) if sizes else ()
-    return whole.as_strided(tuple(sizes), tuple(strides)[::-1], offset // whole.itemsize)
+    shape = tuple(sizes)
+    return whole.as_strided(shape, _strides(shape), offset // whole.itemsize)
+
+
+@lru_cache(maxsize=1024)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1] if shape else ()
