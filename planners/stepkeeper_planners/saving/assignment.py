@@ -128,7 +128,7 @@ def plan_save(layouts: Sequence[TensorLayout], value_bytes: Mapping[str, int], r
     """
     alone = one_copy_per_rank(1)
     if ranks.world_size == 1 and all(
-        len(layout.chunks) == 1 and layout.chunks[0].owners is alone for layout in layouts
+        len(layout.chunks) == 1 and layout.chunks[0].owners == alone for layout in layouts
     ):
         # There is nothing to divide. A single process may have tens of thousands of tensors.
         tensors = tuple(map(_write_whole, sorted(layouts, key=attrgetter("fqn"))))

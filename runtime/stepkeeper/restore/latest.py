@@ -62,7 +62,8 @@ class LatestRestore:
 
     def _restore(self, target: LoadTarget, rules: LoadRules) -> Restorable | None:
         choose_base = self._restorer.votes.choose_in_rank_0
-        base = choose_base(self._claim_and_choose, partial(_read_early, target))
+        alone = self._restorer.rank_group.world_size == 1
+        base = choose_base(self._claim_and_choose, partial(_read_early, target if alone else None))
         while base is not None:
             reason = self._restorer.load(base, target, rules)
             if reason is None:
@@ -153,10 +154,14 @@ class LatestRestore:
         return ForeignRecord(slot=claimed.claim.slot, step=base.step, folder=base.folder)
 
 
-def _read_early(target: LoadTarget) -> None:
-    """Read the state while the companion's process starts. What it raises is raised when it is compared."""
-    with suppress(Exception), without_collections():
-        _ = target.flat
+def _read_early(target: LoadTarget | None) -> None:
+    """Read the state while the companion's process starts. What it raises is raised when it is compared.
+
+    With several ranks there is none here: their state_dict() may exchange data, which can't be repeated by one alone.
+    """
+    if target is not None:
+        with suppress(Exception), without_collections():
+            _ = target.flat
 
 
 def restore_step(

@@ -55,7 +55,7 @@ class Votes:
         """Let rank 0 choose a checkpoint, and return its choice, or raise its error, in every rank.
 
         Rank 0 chooses only after all ranks have arrived, so that it writes nothing before they are all there.
-        Every rank calls `meanwhile`, which doesn't raise, while it chooses.
+        While it waits for `choose`, it calls `meanwhile`, which doesn't raise.
         """
         name = self.new_name()
         limits = self._rank_group.limits
@@ -69,8 +69,6 @@ class Votes:
             except Exception as error:  # raised below, once the others have been notified
                 failure = error
                 choice = {"error": encode_error(error)}
-        else:
-            meanwhile()
         choice = self._rank_group.broadcast(f"{name}/choice", choice, 2 * limits.apart_s + CLAIM_S)
         if failure is not None:
             raise failure

@@ -16,7 +16,7 @@ from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayou
 from stepkeeper_planners.loading.differences import Differences, Findings, intersect_unexpected
 from stepkeeper_planners.saving import planner as save_module
 from stepkeeper_planners.saving import proposals
-from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION, assign
+from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION, assign, plan_save
 from stepkeeper_planners.saving.fingerprints import digest_integer_tensor, digest_names, digest_value
 from stepkeeper_planners.saving.merged_state import (
     MergedState,
@@ -224,3 +224,17 @@ def test_whole_numbers_on_the_host_are_compared_whatever_their_size(dtype: torch
 def test_ranks_that_speak_of_different_tensors_are_named() -> None:
     with pytest.raises(LayoutError, match=r"w: its global_shape is \(4, 2\) on rank 0, \(6, 2\) on rank 3"):
         join_layouts({3: rows("w", (4, 2, (3,)), n_rows=6), 0: rows("w", (0, 4, (0,)))})
+
+
+def test_a_rank_alone_writes_what_the_division_among_ranks_gives_it() -> None:
+    ranks = Ranks(rank=0, world_size=1)
+    whole = [
+        whole_tensor(name, "float32", shape, ranks) for name, shape in (("b", (3, 4)), ("a", ()), ("c", (0,)))
+    ]
+    for layouts in (whole, [*whole, rows("d", (2, 2, (0,)), (0, 2, (0,)))]):
+        plan = plan_save(layouts, {"y": 1, "x": 9999}, ranks)
+        assert plan.tensors == assign(layouts, 1).list_writes(0)
+        assert plan.values == ("x", "y")
+    gap = [*whole, rows("d", (0, 2, (0,)))]
+    with pytest.raises(LayoutError, match="d: the chunks"):
+        plan_save(gap, {}, ranks)
