@@ -22,9 +22,10 @@ from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.startup import run_operator
 
 CHECK_UNINSTALL: Final = "check-uninstall"
-_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "settings"}
-_LIBRARY_PREFIXES: Final = ("k8s_",)
-"""kopf's own extras: whole object references, which its messages name already."""
+_OMITTED: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "settings"}
+"""Attributes of a record that aren't printed as extras: logging's own, and kopf's whole settings."""
+
+_KOPF_PREFIX: Final = "k8s_"  # of kopf's other extras: whole references to objects that its messages name
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -70,8 +71,8 @@ class KeyValueFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "event": record.getMessage(),
         }
-        extras = {key: value for key, value in vars(record).items() if key not in _STANDARD}
-        pairs |= {key: value for key, value in extras.items() if not key.startswith(_LIBRARY_PREFIXES)}
+        extras = {key: value for key, value in vars(record).items() if key not in _OMITTED}
+        pairs |= {key: value for key, value in extras.items() if not key.startswith(_KOPF_PREFIX)}
         line = " ".join(f"{key}={_quoted(value)}" for key, value in pairs.items())
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -86,6 +87,7 @@ def _set_up_logging(level: str) -> None:
 
 
 def _quoted(value: object) -> str:
+    """Render a value; as a JSON string if it is empty, or would look like several pairs."""
     text = str(value)
     return text if text and not set(text) & set(' "=\n\t') else json.dumps(text, ensure_ascii=False)
 

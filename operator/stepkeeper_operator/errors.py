@@ -46,9 +46,10 @@ class ApiError(OperatorError, OSError):
     @property
     def is_permanent(self) -> bool:
         """True if the same request fails until a person changes something: a permission or a webhook."""
-        passes = self.status in {HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS}
-        refused = HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR and not passes
-        return refused or "webhook" in str(self)
+        temporary = self.status in {HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS}
+        rejected = HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR and not temporary
+        # If a webhook can't be called, the status is 500.
+        return rejected or "webhook" in str(self)
 
 
 class AlreadyExistsError(ApiError):
@@ -84,12 +85,13 @@ def api_error(status: int, body: bytes, method: str, path: str) -> ApiError:
     try:
         answer = json.loads(body)
         reason, text = str(answer.get("reason", "")), str(answer.get("message", ""))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError):  # not JSON, or not an object: for example a proxy's page
         reason, text = "", body[:200].decode(errors="replace")
     message = " ".join(part for part in (f"{method} {path}: {status}", reason, text) if part)
     if status == 409:
         kind: type[ApiError] = AlreadyExistsError if reason == "AlreadyExists" else ConflictError
         return kind(status, message)
+    # A missing permission is a 403 too. Only the text of an admission webhook names admission.
     if status in {400, 422} or (status == 403 and "admission" in text):
         return InvalidObjectError(status, message)
     return ApiError(status, message)

@@ -88,10 +88,11 @@ class LeaseGuard:
                 self.waits_for = f"cannot list the Leases of other installations: {error}"
                 _log.warning("cannot look for other operators", extra={"error": str(error)})
             await asyncio.sleep(self._pause_s)
-            with contextlib.suppress(ApiError):
+            with contextlib.suppress(ApiError):  # the next renewal, or `keep_renewing`, notices a lost Lease
                 await self._renew()
 
     async def _acquire_own(self) -> None:
+        """Acquire the Lease of this installation once it has no holder, or hasn't changed for its duration."""
         seen, unchanged_since = None, time.monotonic()
         while True:
             try:
@@ -99,10 +100,8 @@ class LeaseGuard:
                 version = None if lease is None else lease["metadata"]["resourceVersion"]
                 if version != seen:
                     seen, unchanged_since = version, time.monotonic()
-                if (
-                    _holder(lease) in {"", self._identity}
-                    or time.monotonic() - unchanged_since > self._duration_s
-                ):
+                expired = time.monotonic() - unchanged_since > self._duration_s
+                if expired or _holder(lease) in {"", self._identity}:
                     await self._write(lease)
                     _log.info("acquired lease", extra={"lease": self._name, "identity": self._identity})
                     return
@@ -138,6 +137,7 @@ class LeaseGuard:
         """Release the Lease if it is held, so that the next operator need not wait."""
         if not self.held or self._lease is None:
             return
+        # From here on `held` is False: this operator writes nothing once another one can see the release.
         self._renewed_at, self._acting = float("-inf"), False
         try:
             body = self._body(self._lease, holder="")
@@ -158,31 +158,32 @@ class LeaseGuard:
             raise ApiError(0, f"no answer about lease {self._name} within {self._pause_s:.1f} s") from error
 
     async def _find_obstacle(self) -> _Rival | None:
-        """Find another installation that acts or takes precedence. If there is none, mark this one as acting."""
-        own = (self._namespace, self._name)
+        """Find another installation that acts, or whose place comes before this one's. If none, mark this as acting."""
+        own_place = (self._namespace, self._name)
         for rival in await self._list_rivals():
-            if rival.acting or rival.place < own:
+            if rival.acting or rival.place < own_place:
                 return rival
         self._acting = True
         await self._write(self._lease)
         other = next((rival for rival in await self._list_rivals() if rival.acting), None)
-        if other is not None:
+        if other is not None:  # it marked itself at the same time: both withdraw, and look again
             self._acting = False
             await self._write(self._lease)
         return other
 
     async def _list_rivals(self) -> list[_Rival]:
+        """List the other installations whose Lease has a holder that renews it."""
         found, now = [], time.monotonic()
         for lease in await self._ask(self._cluster.list_all(LEASES, f"{_OPERATOR_LABEL}=true")):
             meta, spec = lease["metadata"], lease.get("spec", {})
-            place = (meta["namespace"], meta["name"])
-            ours = _OPERATOR_LABEL in (meta.get("labels") or {})
-            if not ours or place == (self._namespace, self._name) or not _holder(lease):
+            place, version = (meta["namespace"], meta["name"]), str(meta["resourceVersion"])
+            if place == (self._namespace, self._name) or not _holder(lease):
                 continue
-            version = str(meta["resourceVersion"])
-            if self._seen.get(meta["uid"], ("", 0.0))[0] != version:
-                self._seen[meta["uid"]] = (version, now)
-            if now - self._seen[meta["uid"]][1] > spec.get("leaseDurationSeconds", self._duration_s):
+            seen, unchanged_since = self._seen.get(meta["uid"], ("", now))
+            if seen != version:
+                unchanged_since = now
+            self._seen[meta["uid"]] = (version, unchanged_since)
+            if now - unchanged_since > spec.get("leaseDurationSeconds", self._duration_s):
                 continue  # its holder is dead
             acting = (meta.get("annotations") or {}).get(_ACTING_ANNOTATION) == "true"
             found.append(_Rival(place, _holder(lease), acting))
@@ -201,7 +202,8 @@ class LeaseGuard:
         try:
             await self._write(self._lease)
         except ConflictError:
-            # Either the edit left us as the holder, and the next renewal uses its version, or another took over.
+            # Either somebody edited the Lease without taking it over, and the next renewal uses the new version, or
+            # another operator took over.
             lease = await self._ask(self._cluster.get(LEASES, self._namespace, self._name))
             if lease is not None and _holder(lease) not in {"", self._identity}:
                 self._renewed_at = float("-inf")
@@ -213,11 +215,9 @@ class LeaseGuard:
     async def _write(self, lease: RawObject | None) -> None:
         # Read the clock before the request: the renewal on the server can only be later.
         started = time.monotonic()
+        write = self._cluster.create if lease is None else self._cluster.replace
         body = self._body(lease, holder=self._identity)
-        if lease is None:
-            self._lease = await self._ask(self._cluster.create(LEASES, self._namespace, body))
-        else:
-            self._lease = await self._ask(self._cluster.replace(LEASES, self._namespace, body))
+        self._lease = await self._ask(write(LEASES, self._namespace, body))
         self._renewed_at = started
 
     def _body(self, lease: RawObject | None, *, holder: str) -> dict[str, Any]:
@@ -234,11 +234,7 @@ class LeaseGuard:
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
             "metadata": meta,
-            "spec": {
-                "holderIdentity": holder,
-                "leaseDurationSeconds": self._duration_s,
-                "renewTime": now,
-            },
+            "spec": {"holderIdentity": holder, "leaseDurationSeconds": self._duration_s, "renewTime": now},
         }
 
 

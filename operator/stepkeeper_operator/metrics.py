@@ -25,15 +25,10 @@ class QueuedResourceMetrics:
         self._recreations = of_one("recreations", "Times that a QueuedResource was recreated in the cloud.")
         text = "1 while the project's quota is insufficient for a QueuedResource."
         self._quota_exhausted = of_one("quota_exhausted", text)
-        self._requests = Counter(
-            "stepkeeper_cloud_tpu_requests",
-            "Requests to the Cloud TPU API, by method and by gRPC code.",
-            ["method", "code"],
-            registry=registry,
-        )
-        self._list_age_seconds = gauge(
-            "cloud_tpu_list_age_seconds", "Seconds since a project's zone was last listed.", place
-        )
+        text = "Requests to the Cloud TPU API, by method and by gRPC code."
+        self._requests = Counter("stepkeeper_cloud_tpu_requests", text, ["method", "code"], registry=registry)
+        text = "Seconds since a project's zone was last listed."
+        self._list_age_seconds = gauge("cloud_tpu_list_age_seconds", text, place)
         text = "Cloud resources of this cluster in a project's zone without a QueuedResource."
         self._orphans = gauge("queued_resource_orphans", text, place)
         self._states: dict[tuple[str, str], str] = {}
@@ -52,6 +47,7 @@ class QueuedResourceMetrics:
     ) -> None:
         """Record the metrics of one object. `hosts` is None while their number is unknown."""
         before = self._states.get((namespace, name))
+        # The state is a label: without this, the object would be in both states.
         if before is not None and before != state:
             self._state.remove(namespace, name, before)
         self._states[namespace, name] = state
@@ -108,15 +104,10 @@ class Metrics:
 
         job = ("namespace", "job")
         self.reports = counter("reports", "Reports from pods, by HTTP status.", "code")
-        self.reconciles = counter(
-            "reconciles", "Reconciles, by the object's kind and by result.", "kind", "result"
-        )
-        self.reconcile_seconds = Histogram(
-            "stepkeeper_reconcile_seconds",
-            "Duration of one reconcile, by the object's kind.",
-            ["kind"],
-            registry=registry,
-        )
+        text = "Reconciles, by the object's kind and by result."
+        self.reconciles = counter("reconciles", text, "kind", "result")
+        text = "Duration of one reconcile, by the object's kind."
+        self.reconcile_seconds = Histogram("stepkeeper_reconcile_seconds", text, ["kind"], registry=registry)
         text = "Writes to the API server, by the kind that they concern and by what was written."
         self.writes = counter("writes", text, "kind", "what")
         self.restarts = counter("restarts", "Ended attempts, by cause.", "cause")
@@ -142,7 +133,7 @@ class Metrics:
             gauge.remove_by_labels({"namespace": namespace, "job": job})
 
     def forget_judgements(self, namespace: str, job: str) -> None:
-        """Remove the gauges that show what is wrong with a job: it can't be judged now."""
+        """Remove the gauges that show what is wrong with a job, because it can't be judged now."""
         for gauge in (self.stalled, self.pod_stuck):
             gauge.remove_by_labels({"namespace": namespace, "job": job})
 

@@ -65,11 +65,12 @@ class Operator:
         }
         names = [kind.resource.kind for kind in self._kinds if kind.reconciled]
         self._queues = KindQueues({name: n_workers[name] for name in names})
-        self._reports = ReportCache(
-            silence_s=settings.silence_s, report_interval_s=settings.report_interval_s
-        )
+        interval_s = settings.report_interval_s
+        self._reports = ReportCache(silence_s=settings.silence_s, report_interval_s=interval_s)
         self._synced = asyncio.Event()
+        """Set by the watches once every kind is in the cache."""
         self._relisted = asyncio.Event()
+        """Set by the watches whenever a kind is listed again: they may have missed deletions."""
         self._stop = asyncio.Event()
         self._servers = Servers()
         self._certificate = ServingCertificate(
@@ -126,10 +127,10 @@ class Operator:
         registry = make_registry(
             self._cache, self._kinds, self._queues.add, synced=self._synced, relisted=self._relisted
         )
-        kopf_settings = make_kopf_settings(self._kinds)
-        watches = asyncio.create_task(
-            run_watches(registry, kopf_settings, stop=end_watches, started=self._handle_signals)
-        )
+        settings = make_kopf_settings(self._kinds)
+        # kopf installs its own signal handlers when it starts: replace them then.
+        watching = run_watches(registry, settings, stop=end_watches, started=self._handle_signals)
+        watches = asyncio.create_task(watching)
         parts = (
             self._stop.wait(),
             self._readiness.wait_until_lost(),
@@ -141,7 +142,7 @@ class Operator:
         try:
             done, _ = await asyncio.wait([watches, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()
+                task.result()  # raises its error
         finally:
             # Stop the watches last: kopf waits for every task that is younger than they are.
             for task in tasks:
@@ -192,8 +193,8 @@ class Operator:
         )
 
     async def _serve_health(self) -> None:
-        app = self._make_health_app()
-        await self._servers.start(app, host=self._settings.endpoint_host, port=self._settings.health_port)
+        host, port = self._settings.endpoint_host, self._settings.health_port
+        await self._servers.start(self._make_health_app(), host=host, port=port)
 
     def _make_health_app(self) -> web.Application:
         return make_health_app(
@@ -214,18 +215,17 @@ class Operator:
             metrics=self._metrics,
         )
         host, port = self._settings.endpoint_host, self._settings.endpoint_port
-        port = await self._servers.start(
-            endpoint.make_app(), host=host, port=port, tls=self._certificate.context
-        )
+        tls = self._certificate.context
+        port = await self._servers.start(endpoint.make_app(), host=host, port=port, tls=tls)
         _log.info("serving reports", extra={"port": port})
 
-    async def _run_unless_stopped(self, waiting: Coroutine[None, None, None]) -> bool:
-        """Run `waiting`. Return False if the operator was stopped before it ended."""
-        work, stop = asyncio.create_task(waiting), asyncio.create_task(self._stop.wait())
-        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+    async def _run_unless_stopped(self, work: Coroutine[None, None, None]) -> bool:
+        """Run `work`. Return False if the operator was stopped before it ended."""
+        task, stop = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
-        if work.done():
-            work.result()
+        if task.done():
+            task.result()  # raises its error
             return True
-        work.cancel()
+        task.cancel()
         return False

@@ -1,7 +1,4 @@
-"""Translate torch's dtypes to the names that layouts, manifests and plans use, and convert elements between dtypes.
-
-A name is "float32", not "torch.float32".
-"""
+"""Translate torch's dtypes to names, "float32" without "torch.", and convert elements between dtypes."""
 
 from functools import cache
 
@@ -43,12 +40,12 @@ def cast_elements(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch
     if elements.dtype == dtype:
         return elements
     cast = elements.to(dtype)
-    if elements.dtype.is_floating_point or elements.dtype.is_complex:
-        fits = bool((_finite(cast) | ~_finite(elements)).all()) and _in_range(elements, dtype)
+    if any(each.is_floating_point or each.is_complex for each in (elements.dtype, dtype)):
+        became_infinite = _finite(elements) & ~_finite(cast)
+        fits = not bool(became_infinite.any()) and _in_range(elements, dtype)
     else:
-        fits = (
-            dtype.is_floating_point or dtype.is_complex or bool((cast.to(elements.dtype) == elements).all())
-        )
+        # An integer that doesn't fit comes back as another one.
+        fits = bool((cast.to(elements.dtype) == elements).all())
     if not fits:
         raise CastError(
             f"{fqn}: an element stored as {elements.dtype} is out of the range of {dtype}. Load it as it was stored, "
@@ -60,14 +57,16 @@ def cast_elements(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch
 def _in_range(elements: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether the elements are in the range of an 8-bit float dtype; True for other dtypes.
 
-    torch 2.15 saturates most of these: numbers out of range become the largest one, and so does infinity in a dtype
-    without it. So the converted elements don't show that they were out of range.
+    torch 2.15 saturates most of these: numbers out of range become the largest one, and so does infinity if the dtype
+    has none. So the converted elements don't show that they were out of range.
     """
     if dtype.itemsize > 1 or elements.is_complex():
         return True
     limits, wide = torch.finfo(dtype), elements.float() if elements.dtype.itemsize == 1 else elements
+    # float8_e8m0fnu has only numbers above 0. Zero is rounded to the smallest, and isn't out of range.
     beyond = (wide > limits.max) | (wide < min(limits.min, 0.0))
-    if torch.tensor(torch.inf).to(dtype).float().isinf():
+    has_infinity = torch.tensor(torch.inf).to(dtype).float().isinf()
+    if has_infinity:
         beyond &= wide.isfinite()
     return not bool(beyond.any())
 

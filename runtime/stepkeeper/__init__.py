@@ -6,7 +6,7 @@ The import is cheap: each name is loaded at its first use, and only names that n
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-# Imported first, so that it decides last at the process's end: exit functions run in reverse order.
+# Exit functions run in reverse order. That of `fence` is registered first: it runs last, and chooses the exit code.
 import stepkeeper.ending.fence  # noqa: F401  # see above
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'stepkeeper' has no attribute {name!r}")
     home = _MODULES[name]
-    if home == "stepkeeper":
+    if home == "stepkeeper":  # a module of this package
         return importlib.import_module(f"stepkeeper.{name}")
     value = globals()[name] = getattr(importlib.import_module(home), name)
     return value

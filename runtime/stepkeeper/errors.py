@@ -330,6 +330,7 @@ def encode_error(error: BaseException, *, with_traceback: bool = False) -> dict[
 
 def decode_error(raw: dict[str, Any]) -> Exception:
     """Rebuild an error that another process encoded: one of this module's classes, else a CompanionError."""
+    # Another name, as of a builtin error, is no class of this module.
     kind = globals().get(raw["kind"])
     if isinstance(kind, type) and issubclass(kind, StepkeeperError):
         return kind(raw["message"])

@@ -3,6 +3,7 @@
 Following doesn't append to the log or claim the root, and doesn't disturb the training.
 """
 
+import math
 import os
 import socket
 import threading
@@ -41,7 +42,8 @@ class FollowedCommit:
     def __init__(self, store: Store, restorer: Restorer, record: CommitRecord, pin: HeldPin | None) -> None:
         self._restorer, self._record, self._pin = restorer, record, pin
         if pin is not None:
-            # This also covers objects that are never closed, after an exception or with a dropped generator.
+            # For objects that are never closed, after an exception or with a dropped generator. At the process's end
+            # `release_all_pins` does it.
             finalize(self, pin.request_release).atexit = False
         self.sequence: Final = record.slot
         """Slot in the log."""
@@ -88,7 +90,8 @@ class FollowedCommit:
         """
         check_target(state)
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        # A follower saves nothing, and an earlier load may have been into another state.
+        # Forget which names a failed load has left half filled: a follower saves nothing, and may load into another
+        # state each time.
         self._restorer.mixed_state.clear()
         self._restorer.restore(self._record, state, rules=rules, is_pinned=self._is_pinned)
 
@@ -121,13 +124,7 @@ class Follower:
     """
 
     def __init__(
-        self,
-        uri: str,
-        *,
-        poll_s: float,
-        timeout_s: float | None,
-        after: int | None,
-        every: bool,
+        self, uri: str, *, poll_s: float, timeout_s: float | None, after: int | None, every: bool
     ) -> None:
         if not poll_s > 0:
             raise ValueError(f"poll_s must be greater than 0, not {poll_s}")
@@ -135,6 +132,7 @@ class Follower:
         self._log = Log(self._store)
         self._restorer = Restorer(self._store, SoloRankGroup())
         self._poll_s, self._timeout_s, self._every = poll_s, timeout_s, every
+        # Slots begin at 0, so every commit is later than -1.
         self._seen = -1 if after is None else after
         self._current: FollowedCommit | None = None
         self._has_warned_of_empty_root = False
@@ -171,11 +169,10 @@ class Follower:
             found = self._pin_next()
             if found is not None:
                 return found
-            if self._timeout_s is not None and waited_s >= self._timeout_s:
+            left_s = math.inf if self._timeout_s is None else self._timeout_s - waited_s
+            if left_s <= 0:
                 break
-            pause_s = (
-                self._poll_s if self._timeout_s is None else min(self._poll_s, self._timeout_s - waited_s)
-            )
+            pause_s = min(self._poll_s, left_s)
             self._closed.wait(pause_s)
             waited_s += pause_s
         raise StopIteration
@@ -215,6 +212,7 @@ class Follower:
                 return None
             found = self._current = self._find_next()
         if found is not None and self._closed.is_set():
+            # A signal handler has called `close` in this thread meanwhile, and saw no pin yet.
             found.close()
             return None
         return found

@@ -55,7 +55,7 @@ class _Guard:
         self._forking.is_held = self._lock.acquire(timeout=_PATIENCE_S)
 
     def after_fork_in_parent(self) -> None:
-        # It is missing if this module was imported between the two.
+        # `is_held` is missing if this thread had begun to fork before this module was imported.
         if getattr(self._forking, "is_held", False):
             self._lock.release()
 

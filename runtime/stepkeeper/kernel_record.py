@@ -14,6 +14,7 @@ _STOPPED: Final = frozenset("Tt")
 """States in which the last field is the signal that stopped the process."""
 
 _SIGNAL_MASK: Final = 0x7F
+"""The bits of an exit status that hold the signal; 0 if none ended the process."""
 
 _GONE: Final = frozenset("ZX")
 """States of a process that has ended, including one that its parent hasn't reaped."""

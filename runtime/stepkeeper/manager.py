@@ -82,12 +82,7 @@ class CheckpointManager(ManagerInspection):
             All ranks call this with the same arguments.
         """
         arguments = build_arguments(
-            path,
-            save=save,
-            keep=keep,
-            total_steps=total_steps,
-            process_group=process_group,
-            options=options,
+            path, save=save, keep=keep, total_steps=total_steps, process_group=process_group, options=options
         )
         self._open(arguments)
 
@@ -201,8 +196,8 @@ class CheckpointManager(ManagerInspection):
 
     def _restore_latest(self, state: Mapping[str, object], rules: LoadRules) -> RestoreResult | None:
         parts = self._parts
-        saver = parts.saver
-        with parts.ending.notices.starting(lambda: saver.is_root_proven):
+        # Until all ranks have the root there is nothing to save: a notice ends these waits soon.
+        with parts.ending.notices.starting(lambda: parts.saver.is_root_proven):
             parts.ending.start()
             parts.saver.await_saves_and_prove_root()
             parts.ending.raise_failure()
@@ -211,12 +206,14 @@ class CheckpointManager(ManagerInspection):
             target = LoadTarget(state)
             record = parts.latest_restore.restore(target, rules=rules)
         parts.saver.mark_latest_restored(record, state, rules)
+        # The state is no longer that of the last finished step.
         parts.steps.last_step.forget()
         parts.prepare_saves(target, is_restored=record is not None)
         parts.save_hooks.log_restore(record, parts.store.uri, time.monotonic() - began_s)
         parts.progress.record_restore(
             None if record is None else CommitPoint(sequence=record.slot, step=record.step)
         )
+        # The interval to the next save begins here.
         parts.steps.decider.on_save_started()
         return None if record is None else self._describe(record)
 
@@ -319,11 +316,13 @@ class CheckpointManager(ManagerInspection):
     def _record_request(
         self, step: int, state: GivenState, metrics: Mapping[str, object] | None = None
     ) -> SaveRequest:
-        """Check and record a step outside of `step`. Raises the failure of an earlier save."""
+        """Check and record a request of another method than `step`. Raises the failure of an earlier save."""
         parts = self._parts
         parts.ending.check_open()
         request = build_request(step, state, metrics)
-        if not (parts.ending.should_stop_at(request.step) and parts.ending.saves_on_notice):
+        # At the agreed stop step, the last save is tried even if an earlier one has failed.
+        is_last = parts.ending.should_stop_at(request.step) and parts.ending.saves_on_notice
+        if not is_last:
             parts.ending.raise_failure()
         parts.steps.record(request)
         return request

@@ -69,9 +69,8 @@ class Options:
             raise TypeError(f"take_over must be a job's namespace/name, True or False, not {job!r}")
         if self.local_tier is not None:
             _check_path("local_tier must be the path of a folder", self.local_tier)
-        if (limit_s := self.stacks_after_s) is not None and (
-            not 0 < check_number("stacks_after_s", limit_s) < math.inf
-        ):
+        limit_s = self.stacks_after_s
+        if limit_s is not None and not 0 < check_number("stacks_after_s", limit_s) < math.inf:
             raise ValueError(f"stacks_after_s must be a number of seconds greater than 0, not {limit_s}")
         for name in ("unsafe_single_writer", "stop_on_notice"):
             if not isinstance(flag := getattr(self, name), bool):
@@ -119,6 +118,7 @@ def build_arguments(
     """Check and convert a manager's arguments, and add a job's settings; see `CheckpointManager`."""
     if not isinstance(options, Options):
         raise TypeError(f"options must be an Options value, not a value of type {type(options).__name__}")
+    # Without a policy of its own, a job's manager saves by the job's interval only.
     saves = [_convert_save(save)] if save is not None or environment is None else []
     if isinstance(keep, SupportsIndex):
         keep = LastN(check_whole("keep", keep, 1))
@@ -132,12 +132,10 @@ def build_arguments(
         # In a pod without the volume, a limit for the tier is no error.
         tier_bytes = None if tier is None else options.local_tier_bytes
         options = replace(options, local_tier=tier, local_tier_bytes=tier_bytes)
-    if len(keeps) > 1:
-        keeps = [KeepAnyOf(tuple(keeps))]
     return ManagerArguments(
         path=expand_home(_check_path("path must be a URI or the path of a folder", path)),
         save=saves[0] if len(saves) == 1 else AnyOf(tuple(saves)),
-        keep=keeps[0] if keeps else None,
+        keep=KeepAnyOf(tuple(keeps)) if len(keeps) > 1 else next(iter(keeps), None),
         total_steps=None if total_steps is None else check_whole("total_steps", total_steps, 1),
         process_group=process_group,
         options=options,

@@ -33,6 +33,7 @@ R = TypeVar("R")
 
 _log: Final = logger(__name__)
 _ADDRESS_S: Final = 300.0
+"""The time that ranks wait for rank 0's address."""
 
 
 class ManagerParts:
@@ -136,12 +137,11 @@ class ManagerParts:
         return ", ".join(summary)
 
     def prepare_saves(self, target: LoadTarget, *, is_restored: bool) -> None:
-        """Compile the programs that saves need, plan the first save, and mark the state from before the restore.
+        """Compile the programs that saves need, plan the first save, and note which optimizers have state already.
 
-        After a restore, another thread plans; where nothing was restored, this one does, so that errors come early.
-        This uses the state from before: another call of state_dict() could disturb the loaded state. The
-        compiled programs are the same. Raises UnsupportedValueError if a value can't be saved, and no restore
-        has replaced it.
+        This uses the state as it was before the restore: another call of state_dict() could disturb the loaded
+        state, and the compiled programs are the same. After a restore, another thread plans. Where nothing was
+        restored, this one does, so that errors come early: it raises UnsupportedValueError if a value can't be saved.
         """
         try:
             flat = target.flat
@@ -157,7 +157,8 @@ class ManagerParts:
         except (UnsupportedValueError, ValueError) as error:
             if isinstance(error, UnsupportedValueError) and not is_restored:
                 raise
-            # The restore, or the training's first step, may fix that. If not, the first save raises it.
+            # The restore may have replaced the value, or the first step may fill an empty state. If not, the first save
+            # raises it.
             _log.info("preparing saves failed, the first save retries: %s", error)
 
     def follow_directive(self, directive: Directive) -> None:

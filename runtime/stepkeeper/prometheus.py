@@ -43,6 +43,7 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
 
     registry = REGISTRY if registry is None else registry
     metrics = _SaveMetrics()
+    # If the registry refuses one metric, those before it are unregistered again.
     with ExitStack() as registered:
         for metric in metrics.all:
             registry.register(metric)

@@ -1,6 +1,7 @@
 """Decide how long a process waits for another one, by the amount of data and by how far apart ranks may be.
 
-All limits of a manager's waits come from here, except a notice's deadline, which ends every wait.
+All limits of a manager's waits come from here, except a notice's deadline, which ends every wait. A share is the part
+of a save that one rank writes. Silence is time without progress.
 """
 
 from typing import Final
@@ -11,14 +12,14 @@ GROUP_TIMEOUT_S: Final = 1800.0
 """torch's own default for process groups."""
 
 _STARTS_APART: Final = 2.0
-"""The factor on the process group's timeout by which ranks may be apart before they have met for the first time."""
+"""Before their first meeting, ranks may be apart by this multiple of the process group's timeout."""
 
 _LEAST_SILENCE_S: Final = 900.0
-"""Longer than any store's retries, so that a store that doesn't answer is reported by its own error."""
+"""The least limit on silence. It is longer than any store's retries, so that a store that doesn't answer is reported
+by its own error."""
 
 _STORE_ANSWER_S: Final = 300.0
-"""The ranks' store needs no Python thread, so a busy rank 0 still answers. One that doesn't hangs, or its host is gone.
-"""
+"""The time for an answer of the ranks' store, which needs no Python thread: even a busy rank 0 answers."""
 
 ENTRY_S: Final = _LEAST_SILENCE_S
 """Seconds that the companion has for an entry of the log."""
@@ -29,11 +30,10 @@ commits, such as many deletions.
 """
 
 _SLOWEST_BYTES_PER_S: Final = 20e6
-"""At a share's end a file system makes all of it durable, without visible progress."""
+"""The speed below which a share counts as stuck: at its end, a file system makes all of it durable in silence."""
 
 _OTHERS_SLOWER_BY: Final = 2.0
-"""The factor by which another rank's share may take longer without progress than this rank's. Each rank limits its
-own."""
+"""Another rank's share may be silent for this multiple of this rank's limit. Each rank limits its own share."""
 
 
 class TimeLimits:
@@ -53,8 +53,7 @@ class TimeLimits:
     def apart_s(self) -> float:
         """Seconds by which ranks may reach a meeting, such as a save, apart.
 
-        A rank in a save or a restore may be without a heartbeat for as long. Its writes may make no progress for
-        longer, since it limits them itself. But if all of its threads hang, so does its training.
+        In a save or a restore, a rank whose heartbeats stop for as long counts as lost: all of its threads hang.
         """
         return self._group_s if self._have_met else self.start_s
 
@@ -65,7 +64,7 @@ class TimeLimits:
 
     @property
     def silence_s(self) -> float:
-        """Seconds that a restore may take without progress on any rank."""
+        """Seconds after which a restore is given up if no rank makes progress."""
         return max(_LEAST_SILENCE_S, self._group_s)
 
     def share_silence_s(self, size_bytes: int) -> float:
@@ -73,7 +72,10 @@ class TimeLimits:
         return max(_LEAST_SILENCE_S, size_bytes / _SLOWEST_BYTES_PER_S)
 
     def vote_s(self, size_bytes: int) -> float:
-        """Return the seconds that a rank with a share of `size_bytes` waits for another rank's share."""
+        """Return the seconds of silence after which a rank with a share of `size_bytes` gives up another rank's vote.
+
+        A rank votes once its own share is written.
+        """
         return _OTHERS_SLOWER_BY * self.share_silence_s(size_bytes)
 
     def transfer_s(self, size_bytes: int) -> float:

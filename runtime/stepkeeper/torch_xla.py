@@ -199,6 +199,7 @@ class CheckpointManager(manager.CheckpointManager):
         except LoadMismatchError as error:
             if error.missing or error.mismatched:
                 raise
+            # Leave out the names that only the commit has. With strict=False, missing names would pass too.
             super().restore(state_dict, step, exclude=[*map(glob.escape, error.unexpected)])
 
     def all_steps(self) -> list[int]:

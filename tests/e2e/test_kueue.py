@@ -53,11 +53,6 @@ def quota_for_one() -> list[dict[str, Any]]:
     ]
 
 
-def queue_of(job: ShellJob) -> dict[str, Any]:
-    """The LocalQueue in the namespace of the job."""
-    return kueue_object("LocalQueue", "q", job.name, spec={"clusterQueue": "one"})
-
-
 @pytest.fixture(scope="module")
 def kueue(operator: Cluster) -> Iterator[Cluster]:
     """Kueue, which is installed after the operator: that finds it at its next resync."""
@@ -85,7 +80,9 @@ def namespaces_of(cluster: Cluster, *jobs: ShellJob) -> Iterator[None]:
     try:
         for job in jobs:
             job.kubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s")
-        apply(cluster, [queue_of(job) for job in jobs])
+        apply(
+            cluster, [kueue_object("LocalQueue", "q", job.name, spec={"clusterQueue": "one"}) for job in jobs]
+        )
         yield
     finally:
         delete_all(cluster, jobs)
@@ -109,12 +106,6 @@ def suspend(job: ShellJob, *, suspended: bool) -> None:
     job.kubectl("patch", "ctj", job.name, "--type=merge", "-p", patch)
 
 
-def finish(job: ShellJob) -> dict[str, Any]:
-    """Let the training end by itself."""
-    job.release()
-    return job.until_phase("Complete")
-
-
 def has_quota(wanted: str) -> Callable[[Mapping[str, Any]], bool]:
     return lambda status: condition(status, "QuotaReserved").get("status") == wanted
 
@@ -133,9 +124,9 @@ def test_a_more_important_job_preempts_one_that_saves_and_resumes_when_it_is_don
         assert status["checkpoint"]["latest"].items() >= {"sequence": 7, "step": 120}.items()
         assert has_quota("False")(status)
 
-        finish(high)
+        high.finish()
         low.until_phase("Running", attempt=2)
-        status = finish(low)
+        status = low.finish()
         assert causes(status) == ["QueuePreemption", None]
         assert status["restarts"]["byCause"] == [
             {"cause": "QueuePreemption", "count": 1, "countedTowardsLimit": 0}
@@ -166,9 +157,9 @@ def test_a_job_that_its_user_suspends_leaves_its_place_to_the_next_and_queues_ag
 
         suspend(left, suspended=False)
         left.until_phase("Queued")
-        finish(next_one)
+        next_one.finish()
         left.until_phase("Running", attempt=2)
-        assert causes(finish(left)) == ["Requested", None]
+        assert causes(left.finish()) == ["Requested", None]
         assert suspensions(kueue) == []
 
 

@@ -8,12 +8,12 @@ cloud maintains one.
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,16 +39,11 @@ def slice_of_four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
     """A cluster whose TPU nodes are the four hosts of a 4x4 slice of v5e, with the operator and all images."""
     archives = build_images(tmp_path_factory.mktemp("images"))
     with cluster_up(f"slice-{os.getpid()}", n_tpu_nodes=4, topology="4x4") as cluster:
-        with ThreadPoolExecutor() as executor:
-            loaded = executor.submit(load_images, cluster, archives)
+        with ThreadPoolExecutor(1) as executor:
+            loaded = executor.map(partial(cluster.load_image, nodes=cluster.tpu_nodes), archives)
             install_operator(cluster, reportIntervalSeconds=2, progressIntervalSeconds=2)
-            loaded.result()
+            list(loaded)
         yield cluster
-
-
-def load_images(cluster: Cluster, archives: Iterable[Path]) -> None:
-    for archive in archives:
-        cluster.load_image(archive, nodes=cluster.tpu_nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,21 +70,14 @@ def manifest(name: str) -> dict[str, object]:
     }
 
 
-def in_operator(cluster: Cluster, *command: str) -> str:
-    deployment = "deployment/stepkeeper-operator"
-    return cluster.kubectl("-n", NAMESPACE, "exec", deployment, "--", *command)
-
-
 def test_the_image_holds_the_wheel_and_no_torch(operator: Cluster) -> None:
     find = (
         "import importlib.util as u, stepkeeper_operator as o;"
         "print(o.__file__, u.find_spec('torch'), u.find_spec('torch_xla'))"
     )
-    assert in_operator(operator, "python", "-c", find).split() == [
-        "/opt/stepkeeper/stepkeeper_operator/__init__.py",
-        "None",
-        "None",
-    ]
+    command = ("exec", "deployment/stepkeeper-operator", "--", "python", "-c", find)
+    found = operator.kubectl("-n", NAMESPACE, *command).split()
+    assert found == ["/opt/stepkeeper/stepkeeper_operator/__init__.py", "None", "None"]
 
 
 @pytest.mark.timeout(LONG_QUIET_S + 1000)

@@ -36,8 +36,6 @@ exit 1
 """
 EXITS_0 = f"trap 'exit 0' TERM; {HOLD}"
 
-FEW_STARTS = {"maxFailures": 2, "maxStartsWithoutCheckpoint": 3}
-
 
 def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
     def job(name: str, script: str, *more: Mapping[str, Any], **fields: Any) -> ShellJob:
@@ -51,7 +49,7 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
     yield job("suspended", SAVES, n_hosts=2, **slow)
     yield job("edited", SAVES, n_hosts=2, **slow)
     yield job("again", SAVES, n_hosts=2, **slow)
-    yield job("always-75", "exit 75", restarts=FEW_STARTS)
+    yield job("always-75", "exit 75", restarts={"maxFailures": 2, "maxStartsWithoutCheckpoint": 3})
     yield job("late-secret", HOLD, trainer={"env": [token]}, pod=begins_late)
     yield job("exits-0", EXITS_0, max_failures=0, **slow)
     yield job("unwatched", HOLD, n_hosts=2)
@@ -81,12 +79,6 @@ def edit(job: ShellJob, **spec: Any) -> None:
     job.kubectl("patch", "ctj", job.name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
 
-def complete(job: ShellJob) -> dict[str, Any]:
-    """Let the training end by itself."""
-    job.release()
-    return job.until_phase("Complete")
-
-
 def warnings(job: ShellJob, reason: str) -> list[str]:
     options = ("--field-selector", f"type=Warning,reason={reason}")
     return [item["message"] for item in job.get("events", *options)["items"]]
@@ -110,7 +102,7 @@ def test_what_a_pod_waits_for_is_said_when_nothing_but_the_pod_has_changed(jobs:
     assert condition(status, "Running")["reason"] == "PodWaiting"
     job.kubectl("create", "secret", "generic", "late", "--from-literal=token=x")
     job.until_phase("Running")
-    complete(job)
+    job.finish()
 
 
 def test_a_suspended_job_runs_down_and_goes_on_when_it_is_resumed(jobs: dict[str, ShellJob]) -> None:
@@ -122,7 +114,7 @@ def test_a_suspended_job_runs_down_and_goes_on_when_it_is_resumed(jobs: dict[str
     assert not [pod for pod in job.pods() if pod["status"]["phase"] == "Running"]
     edit(job, suspend=False)
     job.until_phase("Running", attempt=2)
-    status = complete(job)
+    status = job.finish()
     assert causes(status) == ["Requested", None]
     assert status["restarts"]["byCause"] == [{"cause": "Requested", "count": 1, "countedTowardsLimit": 0}]
 
@@ -135,7 +127,7 @@ def test_an_edited_template_gets_new_pods_after_the_old_ones(jobs: dict[str, She
         changed = {**container("trainer", SAVES), "env": [{"name": "BATCH", "value": "2"}]}
         edit(job, template={"spec": {"containers": [changed]}})
         job.until_phase("Running", attempt=2)
-        status = complete(job)
+        status = job.finish()
     assert gangs.seen == [(0, 0), (1, 0)]
     assert gangs.together == []
     assert causes(status) == ["Requested", None]
@@ -155,7 +147,7 @@ def test_a_job_that_is_deleted_and_applied_at_once_starts_after_the_old_pods_hav
         job.until_phase("Running")
         assert time.monotonic() - began < 60
         assert gangs.together == []
-    status = complete(job)
+    status = job.finish()
     assert condition(status, "Accepted")["status"] == "True"
     assert causes(status) == [None]
 
@@ -174,7 +166,7 @@ def test_a_program_that_always_says_restart_me_is_suspended(jobs: dict[str, Shel
     assert len(warnings(job, "Suspended")) == 1
     edit(job, template={"spec": {"containers": [container("trainer", SAVES)]}})
     job.until_phase("Running", attempt=n_starts + 1)
-    complete(job)
+    job.finish()
 
 
 def test_a_program_that_exits_0_when_it_is_evicted_is_started_again(jobs: dict[str, ShellJob]) -> None:
@@ -186,7 +178,7 @@ def test_a_program_that_exits_0_when_it_is_evicted_is_started_again(jobs: dict[s
     path = f"/api/v1/namespaces/{job.name}/pods/{name}/eviction"
     job.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
     job.until_phase("Running", attempt=2)
-    status = complete(job)
+    status = job.finish()
     assert causes(status) == ["Eviction", None]
     assert status["attempts"][0]["message"].startswith("every pod exited 0 after it was asked to stop")
 

@@ -118,7 +118,6 @@ class Training:
         return pod["spec"]["terminationGracePeriodSeconds"], int(env["STEPKEEPER_GRACE_S"])
 
     def read_log(self) -> LogState:
-        """Return what its root has."""
         store = open_store(self.uri)
         try:
             return Log(store).open()

@@ -6,8 +6,6 @@ import pytest
 from fork_server import ForkServer
 from torch.utils import backend_registration
 
-TRAINING = Path(__file__).parent / "accelerator" / "training.py"
-
 
 @pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
@@ -16,5 +14,5 @@ TRAINING = Path(__file__).parent / "accelerator" / "training.py"
 def test_its_tensors_and_random_numbers_are_saved_and_restored(
     torch_server: ForkServer, tmp_path: Path
 ) -> None:
-    done = torch_server.run([TRAINING, tmp_path], timeout=250)
+    done = torch_server.run([Path(__file__).parent / "accelerator" / "training.py", tmp_path], timeout=250)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -11,7 +11,7 @@ import torch
 from fork_server import ForkServer
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
@@ -53,10 +53,6 @@ def check_state(found: dict[str, Any], fill: float) -> None:
     assert found["step"] == int(fill)
 
 
-def saver(whose: str) -> SavePlanner | None:
-    return SPMDSavePlanner() if whose == "ours" else None
-
-
 def loader(whose: str) -> LoadPlanner | None:
     return SPMDLoadPlanner() if whose == "ours" else None
 
@@ -69,7 +65,7 @@ def test_what_one_writes_the_other_reads(tmp_path: Path, writer: str, reader: st
     save(
         make_state(5.0),
         storage_writer=StorageWriter(folder) if writer == "ours" else FileSystemWriter(folder),
-        planner=saver(planner),
+        planner=SPMDSavePlanner() if planner == "ours" else None,
     )
     other = "theirs" if planner == "ours" else "ours"
     for load_planner in (loader(planner), loader(other)):

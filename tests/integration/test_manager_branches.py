@@ -5,17 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from stepkeeper.log import CommitRecord, Log, LogState
+from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper_testing.trainer import open_manager
-
-
-def opened(uri: str) -> LogState:
-    return Log(open_store(uri)).open()
-
-
-def steps_of(records: tuple[CommitRecord, ...]) -> list[int]:
-    return sorted(record.step for record in records)
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -55,4 +47,8 @@ def test_who_has_restored_a_part_goes_on_with_greater_steps_only(
     assert open_manager(uri).steps() == [2, 3]
     assert len(warned(caplog)) == is_a_part
     assert all("call restore(state) with this whole state before" in text for text in warned(caplog))
-    assert steps_of(opened(uri).live) == [2, 3, *([100_000, 100_001] if is_a_part else [])]
+    assert sorted(record.step for record in Log(open_store(uri)).open().live) == [
+        2,
+        3,
+        *([100_000, 100_001] if is_a_part else []),
+    ]

@@ -13,7 +13,7 @@ from stepkeeper.errors import LogFormatError, LogGapError, SaveError
 from stepkeeper.log import Log
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage import open_store
-from stepkeeper_testing.damage import flip
+from stepkeeper_testing.damage import contents, flip
 from stepkeeper_testing.trainer import open_manager
 
 
@@ -101,7 +101,3 @@ def test_a_damaged_log_is_named_and_nothing_is_done(whole: Path, tmp_path: Path,
         with suppress(SaveError):
             manager.wait()
     assert contents(root) == before
-
-
-def contents(root: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}

@@ -132,8 +132,6 @@ GIVEN: dict[str, Given] = {
 
 
 class Recorder:
-    """Record its calls."""
-
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.tensor = torch.ones(2)

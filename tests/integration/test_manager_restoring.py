@@ -195,7 +195,6 @@ LARGE = BLOCK_BYTES // 8 + 2
 
 
 def primed(step: int, n_elements: int = LARGE) -> dict[str, Any]:
-    """Make a state whose elements are all `step`."""
     model = Model(n_elements)
     optimizer = prime_optimizer(AdamW([model.b, model.a], lr=float(step)))
     with torch.no_grad():

@@ -20,8 +20,6 @@ from stepkeeper_testing.left_behind import head_of, last_word
 PATIENCE_S = 60.0
 """The loss of a rank is heard of within a second. Saves in flight, Python's end and a busy machine take longer."""
 
-GRACES: tuple[dict[str, int], ...] = ({"grace_s": GRACE_S}, {})
-
 
 @pytest.mark.parametrize(
     ("call", "knows"),
@@ -30,7 +28,7 @@ GRACES: tuple[dict[str, int], ...] = ({"grace_s": GRACE_S}, {})
 def test_a_call_that_waits_for_a_save_that_is_stuck_ends_with_the_notice(
     tmp_path: Path, ranks: Ranks, call: str, knows: bool
 ) -> None:
-    grace = GRACES[not knows]
+    grace = {"grace_s": GRACE_S} if knows else {}
     with ranks(f"wait-{call}", **grace) as (process,):
         companion = hear(process, "companion")["pid"]
         try:

@@ -95,23 +95,6 @@ async def desk() -> AsyncIterator[Desk]:
         yield made[0]
 
 
-async def test_an_open_request_for_a_save_is_in_every_answer(desk: Desk) -> None:
-    now = int(desk.world.now)
-    request = SaveRequest(
-        id="maintenance-7", attempt=1, maintenance_time=now + 100, time=now, reason="maintenance"
-    )
-    desk.world.reports.set_save_request(desk.world.job.metadata.uid, request)
-    for left_s in (100, 60):
-        desk.world.now = now + 100 - left_s
-        _, body = await desk.post(REPORT, token=desk.token())
-        told = Directive.from_json(body)
-        assert (told.checkpoint_now, told.save_reason) == ("maintenance-7", "maintenance")
-        assert told.save_within_s == left_s
-    desk.world.reports.set_save_request(desk.world.job.metadata.uid, None)
-    _, body = await desk.post(REPORT, token=desk.token())
-    assert Directive.from_json(body).checkpoint_now is None
-
-
 REPORT = Report(phase=ReportPhase.TRAINING, step=42).to_json()
 
 
@@ -124,9 +107,11 @@ async def test_a_report_of_a_running_pod_is_taken_and_answered_with_a_directive(
     assert last is not None
     assert (last.report.step, last.ordinal, last.received_at) == (42, (0, 0), desk.world.now)
     assert desk.enqueued == [job_key("default", "lm")]
-
-
-OTHER_JOB = "/v1/namespaces/default/jobs/other/report"
+    request = SaveRequest(id="maintenance-7", attempt=1, maintenance_time=0, time=0, reason="maintenance")
+    desk.world.reports.set_save_request(desk.world.job.metadata.uid, request)
+    _, body = await desk.post(REPORT, token=desk.token())
+    assert Directive.from_json(body) == desk.world.reports.get_directive(desk.world.job.metadata.uid)
+    assert Directive.from_json(body).checkpoint_now == "maintenance-7"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +119,7 @@ OTHER_JOB = "/v1/namespaces/default/jobs/other/report"
     [
         pytest.param(401, REPORT, None, PATH, True, id="no token"),
         pytest.param(401, REPORT, "another-uid", PATH, True, id="another job's token"),
-        pytest.param(404, REPORT, "", OTHER_JOB, True, id="an unknown job"),
+        pytest.param(404, REPORT, "", PATH.replace("lm", "other"), True, id="an unknown job"),
         pytest.param(413, b" " * (64 * 1024 + 1), "", PATH, True, id="more than 64 KB"),
         pytest.param(503, REPORT, "", PATH, False, id="an operator that doesn't act"),
         *(

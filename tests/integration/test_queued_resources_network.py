@@ -81,7 +81,7 @@ async def test_it_is_created_joined_and_deleted(make_site: MakeSite, tier: dict[
         == {"guaranteed": "On", "spot": "Off", "bestEffort": "Off"}[next(iter(tier))]
     )
     assert site.world.condition("Degraded") == ("False", "AsExpected")
-    assert await site.world.record_writes() == []
+    assert await site.world.record_writes(rounds=2) == []
     await site.vanish()
 
 

@@ -16,16 +16,10 @@ LARGE = 33 * 1024 * 1024
 """Sent in two requests, of which the second can be resumed."""
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder: Path = tmp_path_factory.mktemp("fake-gcs-server")
-    with fake_gcs_server(binaries.ensure()["fake-gcs-server"], folder) as found:
-        yield found
-
-
 @pytest.fixture
-def proxy(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    with faulty(address) as proxy:
+def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    program = binaries.ensure()["fake-gcs-server"]
+    with fake_gcs_server(program, tmp_path) as address, faulty(address) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.address)
         yield proxy
 

@@ -121,17 +121,14 @@ def _typed(text: str) -> Iterator[Command]:
     for line in text.splitlines():
         lines.append(line)
         command = "\n".join(lines)
-        if line.endswith("\\") or not _whole(command):
+        parsed = subprocess.run(["bash", "-n", "-c", command], capture_output=True, check=False)
+        if line.endswith("\\") or parsed.returncode:
             continue
         lines = []
         if command.strip() and not command.lstrip().startswith("#"):
             yield _command(command)
     if lines:
         raise ValueError(f"not a whole command: {lines}")
-
-
-def _whole(command: str) -> bool:
-    return subprocess.run(["bash", "-n", "-c", command], capture_output=True, check=False).returncode == 0
 
 
 def _command(text: str, prints: str | None = None) -> Command:

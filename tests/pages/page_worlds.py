@@ -64,10 +64,6 @@ def _saved(value: object) -> bytes:
     return stream.getvalue()
 
 
-def _model_file(reader: Reader) -> None:
-    torch.save({"model": torch.nn.Linear(8, 2).state_dict()}, reader.folder / "model.pt")
-
-
 def _hugging_face_folder(reader: Reader) -> None:
     from safetensors.torch import save_file
 
@@ -77,7 +73,7 @@ def _hugging_face_folder(reader: Reader) -> None:
 
 
 def _formats(reader: Reader) -> None:
-    _model_file(reader)
+    torch.save({"model": torch.nn.Linear(8, 2).state_dict()}, reader.folder / "model.pt")
     _hugging_face_folder(reader)
 
 
@@ -104,8 +100,9 @@ def _command_line(reader: Reader) -> None:
     lm.log.quarantine(lm.claim, bad.slot, "bad bytes")
     save(25, "2.31")
 
-    large = SmallRoot("gs://bucket/runs/large")
-    large.play(f"begin {' '.join(str(step) for step in range(10, 420, 10))}")
+    large = SmallRoot(
+        "gs://bucket/runs/large", words=f"begin {' '.join(str(step) for step in range(10, 420, 10))}"
+    )
     for slot, nonce, seen, pid, host in (
         (42, "9b1f6c0e5a7d4f2b8e3c1d0a9f8e7d6c", 48, 4711, 0),
         (17, "04d246d85cb69e4898c27a3330d44f0a", 19, 98, 1),

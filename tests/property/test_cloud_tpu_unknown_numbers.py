@@ -74,7 +74,6 @@ def put(message: Any, path: str, number: int) -> None:
 
 
 def list_numbers(value: Any) -> Iterator[int]:
-    """List all numbers in what was read."""
     if is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, int):

@@ -39,6 +39,7 @@ from stepkeeper_planners.formats.safetensors.source import open_safetensors
 from stepkeeper_planners.formats.torch_save.source import open_torch_save
 from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
 from stepkeeper_planners.state.values import decode_value, encode_value
+from stepkeeper_testing.damage import contents
 
 STATE: Final = {"a": torch.arange(4.0), "b": torch.ones(2, 3, dtype=torch.bfloat16), "c": torch.zeros(0, 2)}
 CHUNKS: Final = [ChunkStorageMetadata(torch.Size((start, 0)), torch.Size((2, 3))) for start in (0, 2)]
@@ -142,15 +143,6 @@ def changed_header(chosen: Changes) -> bytes:
     return len(header).to_bytes(8, "little") + header + data[n_header:]
 
 
-def torch_saved() -> bytes:
-    file = io.BytesIO()
-    torch.save({**STATE, "n": np.arange(3)}, file)
-    return file.getvalue()
-
-
-INDEX: Final = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(STATE, "x.safetensors")}
-
-
 @QUICK
 @given(changes(WORDS))
 def test_a_file_of_another_program_changed_anywhere(chosen: Changes) -> None:
@@ -161,10 +153,12 @@ def test_a_file_of_another_program_changed_anywhere(chosen: Changes) -> None:
             with suppress(SourceError):
                 read_whole(open_safetensors(folder / "x.safetensors"))
         (folder / "x.safetensors").write_bytes(save(STATE))
-        (folder / "x.safetensors.index.json").write_bytes(changed(json.dumps(INDEX).encode(), chosen))
+        index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(STATE, "x.safetensors")}
+        (folder / "x.safetensors.index.json").write_bytes(changed(json.dumps(index).encode(), chosen))
         with suppress(SourceError):
             assert open_safetensors(folder).keys() == STATE.keys()
-        (folder / "x.pt").write_bytes(changed(torch_saved(), chosen))
+        torch.save({**STATE, "n": np.arange(3)}, folder / "x.pt")
+        (folder / "x.pt").write_bytes(changed((folder / "x.pt").read_bytes(), chosen))
         with suppress(SourceError):
             read_whole(open_torch_save(folder / "x.pt"))
 
@@ -174,7 +168,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """A small one's files."""
     folder = tmp_path_factory.mktemp("checkpoint")
     dcp_save({**STATE, "n": [1]}, storage_writer=FileSystemWriter(folder), no_dist=True)
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return contents(folder)
 
 
 @QUICK

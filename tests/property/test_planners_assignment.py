@@ -12,7 +12,7 @@ from thoroughness import scaled
 from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout
-from stepkeeper_planners.saving.assignment import Assignment, assign, plan_save
+from stepkeeper_planners.saving.assignment import assign, plan_save
 
 GRAIN_BYTES = 8
 """Small enough that the tensors drawn here are cut."""
@@ -53,10 +53,6 @@ def layouts(draw: st.DrawFn, fqn: str, world_size: int) -> TensorLayout:
 def states(draw: st.DrawFn) -> tuple[list[TensorLayout], int]:
     world_size = draw(st.integers(1, 5))
     return [draw(layouts(f"t{n}", world_size)) for n in range(draw(st.integers(0, 6)))], world_size
-
-
-def loads(assignment: Assignment, world_size: int) -> list[int]:
-    return [sum(write.size_bytes for write in assignment.list_writes(rank)) for rank in range(world_size)]
 
 
 def least_heaviest_bytes(bound: Sequence[tuple[frozenset[int], int]], world_size: int) -> int:
@@ -148,7 +144,8 @@ def check_even(layouts: Sequence[TensorLayout], world_size: int) -> None:
     optimum = least_heaviest_bytes(held(layouts), world_size)
     total = sum(size for _, size in held(layouts))
     grain = grain_bytes(layouts, max(GRAIN_BYTES, -(-total // world_size) // 64))
-    found = loads(assign(layouts, world_size, min_slice_bytes=GRAIN_BYTES), world_size)
+    made = assign(layouts, world_size, min_slice_bytes=GRAIN_BYTES)
+    found = [sum(write.size_bytes for write in made.list_writes(rank)) for rank in range(world_size)]
     assert max(found) <= 1.02 * optimum + 2 * grain
     if optimum == -(-total // world_size):
         assert min(found) >= 0.98 * optimum - 2 * grain - world_size

@@ -17,7 +17,7 @@ from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.errors import DamagedEntryError, FencedError, LogGapError
 from stepkeeper.log import CommitRecord, ForeignBase, Log, LogState
 from stepkeeper.log.entries import VoidEntry
-from stepkeeper.log.replay import apply, entry_for
+from stepkeeper.log.replay import apply_entry, entry_for
 from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.repairing import Plan, carry_out, plan_repair
 from stepkeeper.retention.garbage import Garbage, gc, sweep
@@ -121,7 +121,7 @@ def bytes_of_next(state: LogState, number: int) -> tuple[LogState, bytes]:
     entry = entry_for(
         state, VoidEntry(folder=f"x{number}", reason=""), claim=state.claim, nonce=f"{number:032x}"
     )
-    return apply(state, state.tail + 1, entry), entry.to_json()
+    return apply_entry(state, state.tail + 1, entry), entry.to_json()
 
 
 @settings(max_examples=scaled(30), phases=[Phase.generate])
@@ -146,8 +146,6 @@ def test_from_any_index_a_log_opens_as_if_all_was_read(seed: int, interval: int)
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Damage to one slot."""
-
     place: float
     """Where in the log, from 0 to 1."""
 

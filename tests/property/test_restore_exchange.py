@@ -32,9 +32,6 @@ def covers(shape: tuple[int, ...]) -> st.SearchStrategy[list[Box]]:
     return boxes_of(shape) if shape else st.just([Box.whole(shape)])
 
 
-DTYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.complex128]
-
-
 class Objects:
     """The written objects, and how often each byte of them was read."""
 
@@ -62,7 +59,7 @@ def stored(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], Objects, Manifest]
     objects, records, tensors = Objects(), [], {}
     for number in range(draw(st.integers(1, 4))):
         shape = draw(st.lists(st.integers(1, 9), max_size=3).map(tuple))
-        dtype = draw(st.sampled_from(DTYPES))
+        dtype = draw(st.sampled_from([torch.uint8, torch.bfloat16, torch.float32, torch.complex128]))
         whole = random_elements(shape, dtype, draw(st.integers(0, 999)))
         chunks = []
         for box in draw(covers(shape)):

@@ -74,7 +74,6 @@ def bad_objects(objects: Mapping[str, bytes]) -> set[str]:
 
 
 def read_all(objects: Mapping[str, bytes]) -> None:
-    """Read all as a restore does."""
     store, latest = newest(objects)
     manifests = read_manifests(store, latest, patience=IMPATIENT)
     reader = BlockReader(store, manifests, patience=IMPATIENT)

@@ -214,13 +214,13 @@ def replay(machine: Machine, folder: Path) -> int:
 def check(left: Contents, answered: dict[str, bytes], folder: Path) -> None:
     for path, data in answered.items():
         assert left.get(f"{ROOT}/{path}") == data, f"{path} was answered and is gone, or has other bytes"
-    slots = [int(Path(path).stem) for path, data in answered.items() if is_commit(path, data)]
+    slots = [
+        int(Path(path).stem)
+        for path, data in answered.items()
+        if path.startswith(LOG_PREFIX) and json.loads(data)["kind"] == "commit"
+    ]
     write_out(left, folder)
     check_root(PosixStore(folder / ROOT), committed=max(slots, default=-1))
-
-
-def is_commit(path: str, data: bytes) -> bool:
-    return path.startswith(LOG_PREFIX) and json.loads(data)["kind"] == "commit"
 
 
 @pytest.fixture

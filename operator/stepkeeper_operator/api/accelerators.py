@@ -67,9 +67,8 @@ _USUAL_HOST: Final = 4
 
 def topology_rules(at: str) -> tuple[CelRule, ...]:
     """Return the rules that the topology of the object at `at` exists for its accelerator."""
-    flat, solid = (
-        tuple(kind.value for kind, facts in ACCELERATORS.items() if facts.dimensions == n) for n in (2, 3)
-    )
+    flat = tuple(kind.value for kind, facts in ACCELERATORS.items() if facts.dimensions == 2)
+    solid = tuple(kind.value for kind, facts in ACCELERATORS.items() if facts.dimensions == 3)
     return (
         CelRule(
             at=at,
@@ -91,11 +90,11 @@ def count_chips(topology: str) -> int:
     return math.prod(int(side) for side in topology.split("x"))
 
 
-def choose_chips_per_host(topology: str, asked: int | None) -> int:
-    """Return the chips per host that the user set. Default: 4, which every generation has, or 1 for a single chip."""
-    return asked if asked is not None else min(_USUAL_HOST, count_chips(topology))
+def choose_chips_per_host(topology: str, setting: int | None) -> int:
+    """Return the user's setting, or the default: 4 chips, which every generation has, or 1 for a single chip."""
+    return setting if setting is not None else min(_USUAL_HOST, count_chips(topology))
 
 
-def count_hosts(topology: str, asked: int | None) -> int:
-    """Count the hosts of one slice."""
-    return max(1, count_chips(topology) // choose_chips_per_host(topology, asked))
+def count_hosts(topology: str, setting: int | None) -> int:
+    """Count the hosts of one slice: at least 1, also if chipsPerHost breaks its rule."""
+    return max(1, count_chips(topology) // choose_chips_per_host(topology, setting))

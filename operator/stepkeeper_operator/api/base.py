@@ -25,7 +25,6 @@ _CONFIG: Final = ConfigDict(
     frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
 )
 
-
 SET: Final[dict[str, JsonValue]] = {"x-kubernetes-list-type": "set"}
 """Schema of a list without duplicates."""
 
@@ -52,34 +51,28 @@ class SpecPart(ApiModel):
     model_config = _CONFIG | ConfigDict(extra="allow")
 
     union: ClassVar[tuple[str, ...]] = ()
-    """Fields of which one is required. Without one that this version knows, the part is unreadable."""
+    """Fields of which one has to be set. If none that this version knows is set, the part is unreadable."""
 
     several: ClassVar[bool] = False
-    """True if more than one field of `union` may be given."""
+    """True if more than one field of `union` may be set."""
 
     compared: ClassVar[tuple[str, ...]] = ()
-    """Fields of a whole spec whose hash shows whether the objects made from it are out of date."""
+    """The fields of a whole spec that are hashed. Another hash means that the objects made from it are out of date."""
 
     @model_validator(mode="after")
     def _check_union(self) -> Self:
         given = [name for name in self.union if getattr(self, to_snake(name)) is not None]
         if len(given) > 1 and not self.several:
             raise PydanticCustomError("members", "only one of {members}", {"members": ", ".join(given)})
-        absent = not given
-        if self.union and absent and self.needs_member():
+        if self.union and not given and self.needs_member():
             unknown = ", ".join(self.model_extra or ())
-            raise PydanticCustomError(
-                "no_member",
-                "none of {members} is given{unknown}",
-                {
-                    "members": ", ".join(self.union),
-                    "unknown": unknown and f", and this operator doesn't know {unknown}",
-                },
-            )
+            why = f", and this operator doesn't know {unknown}" if unknown else ""
+            context = {"members": ", ".join(self.union), "why": why}
+            raise PydanticCustomError("no_member", "none of {members} is given{why}", context)
         return self
 
     def needs_member(self) -> bool:
-        """Return True if one of the fields of `union` has to be given here."""
+        """Return True if one of the fields of `union` has to be set here."""
         return True
 
     @model_serializer(mode="wrap")

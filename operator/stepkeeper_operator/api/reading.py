@@ -12,8 +12,8 @@ from stepkeeper_operator.api.base import ApiModel
 
 __all__ = ["Reading", "describe_problems", "read_object"]
 
-_ROUNDS: Final = 16
-"""Leaving out a part can make the enclosing part unreadable."""
+_MAX_READS: Final = 16
+"""Most reads of one object. Without a part that was left out, the part around it can be unreadable at the next read."""
 
 T = TypeVar("T", bound=ApiModel)
 
@@ -38,25 +38,27 @@ def describe_problems(problems: Sequence[str]) -> str:
 def read_object(kind: type[T], raw: object) -> Reading[T]:
     """Read the object. Problems in its status are not reported: a newer operator may have written it."""
     problems: dict[str, str] = {}
-    known = raw
-    for _ in range(_ROUNDS):
+    rest = raw
+    for _ in range(_MAX_READS):
         try:
-            return Reading(value=kind.model_validate(known), problems=tuple(problems.values()))
+            return Reading(value=kind.model_validate(rest), problems=tuple(problems.values()))
         except ValidationError as error:
-            known = copy.deepcopy(known)
+            rest = copy.deepcopy(rest)
             # In reverse order, so that the indices of the other items of a list stay correct.
             for detail in reversed(error.errors(include_url=False)):
                 path = _render(detail["loc"])
-                # A part that was left out can make the enclosing part unreadable too.
-                if not path.startswith("status") and not any(each.startswith(path) for each in problems):
+                # A part around a reported one is unreadable only because that one was left out.
+                around_reported = any(each.startswith(path) for each in problems)
+                if not path.startswith("status") and not around_reported:
                     problems[path] = f"{path}: {_describe(detail)}"
-                if not _leave_out(known, detail):
+                if not _leave_out(rest, detail):
                     return Reading(value=None, problems=tuple(problems.values()))
     return Reading(value=None, problems=tuple(problems.values()))
 
 
 def _leave_out(raw: Any, detail: ErrorDetails) -> bool:
-    """Remove the part from `raw`. Return False if every object needs it."""
+    """Remove the unreadable part from `raw`. Return False for a top-level part, without which nothing can be read."""
+    # A part that lacks a required field is removed as a whole.
     path = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]
     if len(path) < 2:
         return False

@@ -1,4 +1,7 @@
-"""Keep the last known objects of the cluster, and find the jobs and QueuedResources that a change concerns."""
+"""Keep the last known objects of the cluster, and find the jobs and QueuedResources that a change concerns.
+
+A job here is a CheckpointedTrainingJob; a batch Job is one of the Kubernetes Jobs that its JobSet makes.
+"""
 
 import time
 from collections import defaultdict
@@ -76,15 +79,16 @@ class Cache:
         """Unix time of the latest event from any watch."""
 
     def record(self, resource: Resource, raw: RawObject, *, deleted: bool = False) -> tuple[ObjectKey, ...]:
-        """Record an object of any kind that the cache keeps.
+        """Record an object of any kind that the cache keeps. Return the keys that the change concerns.
 
-        A job or QueuedResource is ignored if a newer version of that name is known: the answer to an own write can
-        arrive before or after the watch event.
+        A job or QueuedResource is ignored if a newer version is known: this operator records the answers to its own
+        writes, and a watch may report earlier versions after that.
         """
         objects = self._get_objects(resource.kind)
         meta = raw["metadata"]
         # A late answer may be about a deleted job whose name another one has taken.
         known = objects.find(meta["uid"]) or objects.get(meta.get("namespace"), meta["name"])
+        # Only jobs and QueuedResources are kept as mappings, with their versions.
         if not deleted and isinstance(known, Mapping) and _version(known) > _version(raw):
             return ()
         return tuple(dict.fromkeys(objects.record(raw, deleted=deleted)))
@@ -129,14 +133,8 @@ class Cache:
         own = None if raw is None else self._roots.get(raw["metadata"]["uid"])
         if own is None:
             return ()
-        place = own.place
-        found = [
-            root
-            for root in self._roots.values()
-            if root is not own
-            and (root.place[: len(place)] == place or place[: len(root.place)] == root.place)
-        ]
-        return tuple(sorted(found, key=lambda root: (root.namespace, root.name)))
+        rivals = [root for root in self._roots.values() if root is not own and root.overlaps(own)]
+        return tuple(sorted(rivals, key=lambda root: (root.namespace, root.name)))
 
     def get_jobset(self, key: ObjectKey) -> JobSet | None:
         return self._jobsets.get(key.namespace, key.name)
@@ -153,8 +151,8 @@ class Cache:
 
     def list_pods(self, job_uid: str) -> tuple[Pod, ...]:
         """List the job's own pods. A label alone proves nothing: any user can set it."""
-        key, known = self._find_key(job_uid), map(self._pods.find, self._pods_of.get(job_uid, ()))
-        own = [pod for pod in known if pod is not None and key is not None and _is_of_job(pod, key)]
+        key = self._find_key(job_uid)
+        own = [] if key is None else [pod for pod in self._list_labeled(job_uid) if _is_of_job(pod, key)]
         return tuple(sorted(own, key=lambda pod: pod.name))
 
     def list_evidence(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
@@ -190,6 +188,10 @@ class Cache:
         except KeyError:
             raise ValueError(f"the cache keeps no objects of kind {kind}") from None
 
+    def _list_labeled(self, job_uid: str) -> list[Pod]:
+        pods = map(self._pods.find, self._pods_of.get(job_uid, ()))
+        return [pod for pod in pods if pod is not None]
+
     def _find_key(self, job_uid: str) -> ObjectKey | None:
         raw = self._training_jobs.find(job_uid)
         return None if raw is None else _key_of(TRAINING_JOBS.kind, raw)
@@ -206,8 +208,8 @@ class Cache:
         if change.deleted:
             self._evidence.forget_job(uid)
         elif change.before is None:
-            found = [*self._batch_jobs, *filter(None, map(self._pods.find, self._pods_of.get(uid, ())))]
-            for item in found:
+            # Its batch Jobs and pods may be known already: until now they belonged to no known job.
+            for item in (*self._batch_jobs, *self._list_labeled(uid)):
                 self._keep_evidence(item)
         yield _key_of(TRAINING_JOBS.kind, change.item)
 
@@ -234,18 +236,18 @@ class Cache:
         return self._find_job(change.item)
 
     def _note_pod(self, change: Change[Pod]) -> Iterable[ObjectKey]:
-        pod, own = change.item, self._pods_of[change.item.job_uid]
-        own.add(pod.uid)
+        pod, uids = change.item, self._pods_of[change.item.job_uid]
+        uids.add(pod.uid)
         if change.deleted:
-            own.discard(pod.uid)
-        if not own:
+            uids.discard(pod.uid)
+        if not uids:
             del self._pods_of[pod.job_uid]
         self._keep_evidence(pod)
         unchanged = change.before == pod and not change.deleted
         return () if unchanged else self._find_job(pod)
 
     def _keep_evidence(self, item: BatchJob | Pod) -> None:
-        """Keep the state of a known job's own Job or pod. Any user can set a label, and evidence is limited."""
+        """Keep the state of a known job's own batch Job or pod. Any user can set a label, and evidence is limited."""
         key = self._find_key(item.job_uid)
         if key is not None and _is_of_job(item, key):
             self._evidence.add(item)
@@ -257,21 +259,24 @@ class Cache:
         self._gone_nodes = {gone.name: gone for gone in kept if (gone.gone_since or limit) >= limit}
         if change.deleted:
             node = self._gone_nodes[node.name] = replace(node, gone_since=self._clock())
-        uids = {each.queued_resource_uid for each in (before, node) if each is not None and before != node}
-        for raw in filter(None, (self._queued_resources.find(uid or "") for uid in uids)):
-            yield _key_of(QUEUED_RESOURCES.kind, raw)
-        if node.lost if before is None else _judged(before) != _judged(node):
+        if node != before:
+            uids = {each.queued_resource_uid for each in (before, node) if each is not None}
+            found = [self._queued_resources.find(uid) for uid in uids if uid is not None]
+            yield from (_key_of(QUEUED_RESOURCES.kind, raw) for raw in found if raw is not None)
+        concerns_jobs = node.lost if before is None else _judged(before) != _judged(node)
+        if concerns_jobs:
             yield from {key for pod in self._pods if pod.node == node.name for key in self._find_job(pod)}
 
 
 def _slim(raw: RawObject) -> RawObject:
+    """Leave out managedFields, which are long and which nothing reads."""
     meta = {name: value for name, value in raw["metadata"].items() if name != "managedFields"}
     return {**raw, "metadata": meta}
 
 
 def _version(raw: RawObject) -> int:
     text = raw["metadata"].get("resourceVersion", "")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() else 0  # other versions have no known order
 
 
 def _key_of(kind: str, raw: RawObject) -> ObjectKey:
@@ -279,7 +284,7 @@ def _key_of(kind: str, raw: RawObject) -> ObjectKey:
 
 
 def _is_of_job(item: BatchJob | Pod, key: ObjectKey) -> bool:
-    """Return True for a Job that is named as the job's JobSet names them, or for a pod of such a Job."""
+    """Return True for a batch Job that the job's JobSet can have made, <job>-w-<number>, or for a pod of such a one."""
     name = item.name if isinstance(item, BatchJob) else item.owner_name or ""
     number = name.removeprefix(f"{key.name}-{WORKER_JOB}-")
     return item.namespace == key.namespace and number != name and number.isdecimal()

@@ -40,29 +40,27 @@ class EvidenceCache:
         """Keep the last state of one of a job's own Jobs or pods, also after its deletion."""
         if item.ordinal is None or not item.job_uid:
             return
-        record = self._record(item.job_uid, item.ordinal)
+        record = self._get_record(item.job_uid, item.ordinal)
         if isinstance(item, Pod):
             pod = record.pods.get(item.uid)
             record.pods[item.uid] = item if pod is None else _merge_pod(pod, item)
             return
         known = record.batch_jobs.get(item.uid)
-        if known is None or known.failure_reason is None or item.failure_reason is not None:
+        loses_failure = known is not None and known.failure_reason is not None and item.failure_reason is None
+        if not loses_failure:
             record.batch_jobs[item.uid] = item
 
     def list_attempts(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
         """List the evidence of a job, oldest attempt first."""
         found = []
         for ordinal, record in sorted(self._records.get(job_uid, {}).items()):
-            pods = sorted(record.pods.values(), key=lambda pod: (pod.rank, pod.uid))
+            pods = tuple(sorted(record.pods.values(), key=lambda pod: (pod.rank, pod.uid)))
             batch_jobs = list(record.batch_jobs.values())
             failed = tuple(batch_job for batch_job in batch_jobs if batch_job.failure_reason is not None)
-            # A recreated Job has the name of the previous one, and comes later.
-            n_succeeded = {batch_job.name: batch_job.n_succeeded for batch_job in batch_jobs}
+            # A recreated Job has the name of the previous one, comes later, and replaces its count.
+            succeeded = {batch_job.name: batch_job.n_succeeded for batch_job in batch_jobs}
             evidence = AttemptEvidence(
-                ordinal=ordinal,
-                pods=tuple(pods),
-                failed_batch_jobs=failed,
-                n_succeeded=sum(n_succeeded.values()),
+                ordinal=ordinal, pods=pods, failed_batch_jobs=failed, n_succeeded=sum(succeeded.values())
             )
             found.append(evidence)
         return tuple(found)
@@ -71,7 +69,7 @@ class EvidenceCache:
         """Drop the evidence of a job that is gone."""
         self._records.pop(job_uid, None)
 
-    def _record(self, job_uid: str, ordinal: Ordinal) -> _Record:
+    def _get_record(self, job_uid: str, ordinal: Ordinal) -> _Record:
         records = self._records.setdefault(job_uid, {})
         record = records.setdefault(ordinal, _Record())
         while len(records) > _KEPT_ATTEMPTS:
@@ -80,7 +78,7 @@ class EvidenceCache:
 
 
 def _merge_pod(known: Pod, seen: Pod) -> Pod:
-    """Return `seen` with what only `known` shows of its end: Kubernetes resets conditions, and loses exit codes."""
+    """Return the newer `seen`, with facts about its end that only `known` has: Kubernetes can reset and lose them."""
     if known.exit_code is not None and seen.exit_code is None:
         return known
     if known.terminal and known.deadline is None:

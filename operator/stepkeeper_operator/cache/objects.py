@@ -44,7 +44,9 @@ class Objects(Generic[T]):
         if deleted:
             self._drop(uid)
         else:
-            yield from self.forget({self._uids.get(name, uid)} - {uid})
+            named = self._uids.get(name, uid)
+            if named != uid:  # an earlier object, whose deletion no watch has reported
+                yield from self.forget([named])
             self._items[uid], self._names[uid], self._uids[name] = item, name, uid
         yield from self._note(Change(before, item, deleted))
 

@@ -16,11 +16,11 @@ _KEPT_COMMITS = 32
 class LastReport:
     report: Report
     ordinal: tuple[int, int]
-    """Ordinal of the attempt that the token's pod belongs to."""
+    """Ordinal of the attempt of the pod that sent it."""
 
     received_at: float
     pod_uid: str
-    """Uid of the token's pod."""
+    """Uid of that pod, from its bearer token."""
 
     reported_at: Mapping[str, float] = field(default_factory=dict)
     """When each pod of the attempt last reported, by its uid."""
@@ -45,8 +45,8 @@ class LastReport:
 class ReportCache:
     """Keep reports and their answers for the operator's lifetime.
 
-    A pod without a report for `silence_s` is silent. A pod repeats a report until it is answered, and the next one
-    names the HEAD.
+    Nothing is stored: pods repeat a report until it is answered, and later ones name HEAD, the job's latest commit.
+    A pod without a report for `silence_s` is silent.
     """
 
     def __init__(
@@ -62,12 +62,13 @@ class ReportCache:
     def add_report(self, job_uid: str, last: LastReport) -> None:
         """Keep the report as the job's newest, and add its commits to those of earlier reports."""
         known = self._last.get(job_uid)
+        # Commits of another root are in another log, with sequences of its own.
         earlier = () if known is None or known.report.root != last.report.root else known.commits
-        same = None if known is None or known.ordinal != last.ordinal else known
-        last = _update_liveness(same, last, silence_s=self._silence_s)
-        if not {commit.sequence for commit in last.report.commits} <= {commit.sequence for commit in earlier}:
-            last = replace(last, committed_at=last.received_at)
+        of_attempt = None if known is None or known.ordinal != last.ordinal else known
+        last = _update_liveness(of_attempt, last, silence_s=self._silence_s)
         merged = {commit.sequence: commit for commit in (*earlier, *last.report.commits)}
+        if len(merged) > len(earlier):
+            last = replace(last, committed_at=last.received_at)
         commits = tuple(merged[sequence] for sequence in sorted(merged)[-_KEPT_COMMITS:])
         self._last[job_uid] = replace(last, commits=commits)
 
@@ -99,7 +100,7 @@ class ReportCache:
 
 
 def _update_liveness(known: LastReport | None, last: LastReport, *, silence_s: float) -> LastReport:
-    """Return `last` with the times of the pods' reports, steps and commits, merged with the attempt's earlier ones."""
+    """Return `last` with times of earlier reports, steps and commits from `known`, the attempt's previous report."""
     reported_at = {last.pod_uid: last.received_at}
     if known is None:
         return replace(last, reported_at=reported_at)
@@ -111,7 +112,7 @@ def _update_liveness(known: LastReport | None, last: LastReport, *, silence_s: f
         committed_at=known.committed_at,
     )
     if known.pod_uid != last.pod_uid:
-        return last
+        return last  # a pace needs two reports of one pod
     if last.received_at - known.received_at >= silence_s:
         # The number of steps during the silence is unknown: keep the known length, and measure again.
         return replace(last, longest_step_s=known.longest_step_s)

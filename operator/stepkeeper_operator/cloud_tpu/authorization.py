@@ -44,7 +44,8 @@ class Authorization:
         self._credentials: Any = None
         self._headers: Headers = ()
         self._file: tuple[object, ...] | None = None
-        self._refusal: tuple[float, CloudTPUError] | None = None
+        """The version of the credentials file that was last seen."""
+        self._failure: tuple[float, CloudTPUError] | None = None
         """Monotonic time of the last failure to get a token, and the error."""
 
     def provide_headers(
@@ -62,15 +63,16 @@ class Authorization:
         async with self._lock:
             file = _find_file()
             if file != self._file:
-                self._file, self._refusal, self._credentials = file, None, None
+                self._file, self._failure, self._credentials = file, None, None
             if self._get_state() is _State.FRESH:
                 return
-            if self._refusal is None or time.monotonic() - self._refusal[0] >= _RETRY_S:
+            if self._failure is None or time.monotonic() - self._failure[0] >= _RETRY_S:
                 # It reads files and sends requests, and has no asynchronous form.
                 error = await asyncio.to_thread(self._get_token)
-                self._refusal = None if error is None else (time.monotonic(), error)
-            if self._refusal is not None and self._get_state() is _State.INVALID:
-                raise self._refusal[1]
+                self._failure = None if error is None else (time.monotonic(), error)
+            # A token that expires soon (STALE) is still valid: the request is sent with it.
+            if self._failure is not None and self._get_state() is _State.INVALID:
+                raise self._failure[1]
 
     def _get_state(self) -> _State:
         state: _State = _State.INVALID if self._credentials is None else self._credentials.token_state
@@ -84,9 +86,9 @@ class Authorization:
                 self._credentials = _load_credentials(request)
             self._credentials.before_request(request, "POST", self._service_url, headers)
         except TOKEN_ERRORS as error:
-            refusal = explain_token_error(error, url=request.url, status=request.status)
-            _log.warning("no token for the Cloud TPU API", extra={"error": str(refusal)})
-            return refusal
+            explained = explain_token_error(error, url=request.url, status=request.status)
+            _log.warning("no token for the Cloud TPU API", extra={"error": str(explained)})
+            return explained
         self._headers = tuple(headers.items())
         return None
 
@@ -120,7 +122,7 @@ def _find_file() -> tuple[object, ...] | None:
 
 
 def _load_credentials(request: _TokenRequest) -> Any:
-    # With scopes, it would request the unneeded project name from another API.
+    # Called with the scopes, `default` would also ask another API for the project's name, which isn't needed.
     found, _ = google.auth.default(request=request)
     credentials = google.auth.credentials.with_scopes_if_required(found, _SCOPES)
     if isinstance(credentials, service_account.Credentials):  # such a key can sign its own tokens

@@ -44,15 +44,13 @@ _VERSIONS: Final[dict[ApiVersion, Any]] = {ApiVersion.V2: tpu_v2, ApiVersion.V2A
 
 
 class GoogleCloudTPU:
-    """Implement `CloudTPU` with google-cloud-tpu. The client of each version is made at its first request."""
+    """Implement `CloudTPU` with google-cloud-tpu. The client of each version is made at its first request.
+
+    `endpoint` is host or host:port of the API; None: Google's own. With `insecure`, requests to a test server are sent
+    in plaintext, without credentials.
+    """
 
     def __init__(self, *, endpoint: str | None, insecure: bool) -> None:
-        """Prepare to connect.
-
-        Args:
-            endpoint: host or host:port of the API; None: Google's own.
-            insecure: Send plaintext without credentials, to a test server.
-        """
         self._endpoint = endpoint or _HOST
         self._authorization = None if insecure else Authorization(self._endpoint)
         self._clients: dict[ApiVersion, Any] = {}
@@ -142,7 +140,7 @@ class GoogleCloudTPU:
         if missing:
             text = f"the list of {place.parent} is incomplete; unreachable: {', '.join(missing)}"
             raise CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", text)
-        return [type(page).pb(page) for page in pages]
+        return [type(page).pb(page) for page in pages]  # `pb` unwraps the protobuf message
 
     async def _connect(self, version: ApiVersion) -> tuple[Any, Any]:
         """Return the client of that version and the module of its types. Raises CloudTPUError if there is no token."""

@@ -25,7 +25,6 @@ __all__ = [
     "to_camel_case",
 ]
 
-
 _STATES: Final = {
     state.value: state
     for state in QueuedResourceState
@@ -34,10 +33,7 @@ _STATES: Final = {
 
 
 def to_camel_case(name: str) -> str:
-    """Convert a name of the API to CamelCase: UNHEALTHY_MAINTENANCE to UnhealthyMaintenance.
-
-    UNKNOWN(77) stays unchanged.
-    """
+    """Convert an API's name to CamelCase: UNHEALTHY_MAINTENANCE to UnhealthyMaintenance. UNKNOWN(77) is unchanged."""
     return name if "(" in name else "".join(part.capitalize() for part in name.split("_"))
 
 

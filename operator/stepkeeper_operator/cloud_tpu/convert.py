@@ -90,22 +90,20 @@ def read_node(message: Any, version: ApiVersion) -> CloudNode:
 
 def _to_dict(message: Any) -> dict[str, Any]:
     raw: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
-    return _name_numbers(raw, message.DESCRIPTOR)
+    return _name_enums(raw, message.DESCRIPTOR)
 
 
-def _name_numbers(raw: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-    """Write UNKNOWN(77) for each enum number that Google's package doesn't know and leaves as a number."""
-    return {
-        name: _name_number(value, kind.fields_by_name[name]) if name in kind.fields_by_name else value
-        for name, value in raw.items()
-    }
+def _name_enums(raw: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Write UNKNOWN(77) for each enum value that Google's package doesn't know and leaves as a number."""
+    fields = kind.fields_by_name  # the keys of a map aren't names of fields
+    return {name: _name_enum(value, fields[name]) if name in fields else value for name, value in raw.items()}
 
 
-def _name_number(value: Any, field: Any) -> Any:
+def _name_enum(value: Any, field: Any) -> Any:
     if isinstance(value, list):
-        return [_name_number(each, field) for each in value]
+        return [_name_enum(each, field) for each in value]
     if isinstance(value, dict) and field.message_type is not None:
-        return _name_numbers(value, field.message_type)
+        return _name_enums(value, field.message_type)
     return f"UNKNOWN({value})" if field.enum_type is not None and isinstance(value, int) else value
 
 
@@ -124,11 +122,11 @@ def _read_node_of_request(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _list_node_ids(spec: Mapping[str, Any], queued_resource_id: str) -> tuple[str, ...]:
-    many = next((spec[name] for name in _MULTI_NODE.values() if name in spec), None)
-    if many is None:
+    several = next((spec[name] for name in _MULTI_NODE.values() if name in spec), None)
+    if several is None:
         return (spec["node_id"],) if "node_id" in spec else ()
-    prefix = many.get("node_id_prefix") or queued_resource_id
-    return tuple(f"{prefix}-{number}" for number in range(many.get("node_count", 0)))
+    prefix = several.get("node_id_prefix") or queued_resource_id
+    return tuple(f"{prefix}-{number}" for number in range(several.get("node_count", 0)))
 
 
 def _describe_symptoms(symptoms: list[Mapping[str, Any]]) -> tuple[str, ...]:

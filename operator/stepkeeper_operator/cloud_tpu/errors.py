@@ -13,11 +13,7 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudTPUError, ErrorKind
 
 __all__ = ["EXPECTED", "TOKEN_ERRORS", "explain_error", "explain_status", "explain_token_error"]
 
-EXPECTED: Final[tuple[type[Exception], ...]] = (
-    api_exceptions.GoogleAPIError,
-    grpc.RpcError,
-    TimeoutError,
-)
+EXPECTED: Final[tuple[type[Exception], ...]] = (api_exceptions.GoogleAPIError, grpc.RpcError, TimeoutError)
 """Errors that a request of the client can raise. Any other is a bug in the operator."""
 
 TOKEN_ERRORS: Final[tuple[type[Exception], ...]] = (auth_exceptions.GoogleAuthError, OSError, ValueError)
@@ -38,10 +34,10 @@ _KINDS: Final = {
 """Every other code is transient: the request itself may be valid."""
 
 _RATE_LIMIT: Final = "RATE_LIMIT_EXCEEDED"
-"""The reason for too many requests. Too many machines have the same code, RESOURCE_EXHAUSTED."""
+"""The reason for too many requests. A lack of machines has the same code, RESOURCE_EXHAUSTED, but another reason."""
 
 _NO_ANSWER: Final = "UNAVAILABLE"
-_PASSING: Final = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
+_TEMPORARY: Final = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 
 
 def explain_error(error: Exception) -> CloudTPUError:
@@ -69,10 +65,10 @@ def explain_token_error(error: Exception, *, url: str, status: int | None) -> Cl
     message = _find_message(error)
     if isinstance(error, auth_exceptions.DefaultCredentialsError):
         return CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", message)
-    if url and status is None:  # its message contains memory addresses: it would differ each time
+    if url and status is None:  # leave out its message: it contains memory addresses, and differs each time
         text = f"no answer from {url} to a request for a token"
         return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, text)
-    transient = status is not None and (status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING)
+    transient = status is not None and (status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _TEMPORARY)
     if transient or getattr(error, "retryable", False):
         return CloudTPUError(ErrorKind.TRANSIENT, _NO_ANSWER, f"no token from {url}: {message}")
     return CloudTPUError(ErrorKind.CREDENTIALS, "UNAUTHENTICATED", message)

@@ -111,10 +111,11 @@ def make_node_labels(meta: ObjectMeta) -> dict[str, str]:
 
 
 def _make_base(namespace: str, name: str) -> str:
+    """Make a cloud id without its number. A long one is cut, and ends with a digest of the whole name."""
     base = f"{namespace}-{name}"
     if not base[0].isalpha():  # a namespace may begin with a digit, a cloud id may not
         base = f"n{base}"
     if len(base) <= _MAX_BASE:
         return base
-    digest = hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:8]
-    return f"{base[: _MAX_BASE - 9].rstrip('-')}-{digest}"
+    suffix = f"-{hashlib.sha256(f'{namespace}/{name}'.encode()).hexdigest()[:8]}"
+    return base[: _MAX_BASE - len(suffix)].rstrip("-") + suffix

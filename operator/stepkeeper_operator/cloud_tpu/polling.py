@@ -44,21 +44,19 @@ class Listing:
     """Code of the error with which v2alpha1 refused the list; empty: it didn't."""
 
     resources: dict[str, CloudQueuedResource] = field(default_factory=dict)
-    """Queued resources by id."""
-
     nodes: dict[str, CloudNode] = field(default_factory=dict)
-    """Nodes by id."""
+    """Both are by id."""
 
 
 @dataclass(slots=True)
 class _Lists:
-    """The lists of a place."""
+    """The last listing of a place, or errors of the last requests for one, each with its Unix time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     listing: Listing | None = None
     failed: tuple[float, CloudTPUError] | None = None
     refused: tuple[float, CloudTPUError] | None = None
-    """Time and error of the last refusal by v2alpha1."""
+    """The last refusal by v2alpha1."""
 
 
 class Poller:
@@ -82,6 +80,7 @@ class Poller:
             if lists.listing is not None and lists.listing.asked_at > newer_than:
                 return lists.listing
             now = self._clock()
+            # 0 <=: the clock may have been set back.
             if lists.failed is not None and 0 <= now - lists.failed[0] < _ERROR_KEPT_S:
                 raise lists.failed[1]
             try:
@@ -98,7 +97,8 @@ class Poller:
 
     async def _list_by_best(self, lists: _Lists, place: Place, now: float) -> Listing:
         """List with v2alpha1, or with v2 after a recent refusal."""
-        refused = known = lists.refused
+        refused, is_logged = lists.refused, lists.refused is not None
+        # It is set again only if v2 answers. If v2 fails too, the refusal shows nothing about v2alpha1 alone.
         lists.refused = None
         if refused is None or now - refused[0] >= _REFUSAL_KEPT_S:
             try:
@@ -107,9 +107,8 @@ class Poller:
                 if error.kind not in _REFUSALS:
                     raise
                 refused = (now, error)
-        # A refusal by both versions is no evidence about v2alpha1 alone.
         listing = await self._list(place, ApiVersion.V2, now, refusal=refused[1].code)
-        if known is None:
+        if not is_logged:
             extra = {"place": place.parent, "error": str(refused[1])}
             _log.warning("cannot list with v2alpha1, using v2", extra=extra)
         lists.refused = refused

@@ -70,16 +70,16 @@ def place_of(spec: QueuedResourceSpec) -> Place:
 def hash_spec(spec: QueuedResourceSpec) -> str:
     """Hash the fields that the cloud can't change on an existing resource, in the form of the request.
 
-    In this form a default is the same whether written out or not, and a new field of the operator changes no hash.
+    In this form, a default has the same hash whether it is written out or not, and so has a new field that isn't set.
     """
     slices, script = spec.slices, spec.slices.startup_script_secret_ref
-    asked = [
+    fields = [
         _build_node(spec),
         [slices.labels, slices.metadata, slices.count, slices.name_prefix],
         None if script is None else [script.name, script.key],
         [_build_tier(spec.tier), _build_queueing(spec.queueing), build_reservation_name(spec)],
     ]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def was_changed(spec: QueuedResourceSpec, made_with: str) -> bool:
@@ -108,9 +108,8 @@ def build_request(
     }
     tier, queueing = _build_tier(spec.tier), _build_queueing(spec.queueing)
     reservation = build_reservation_name(spec)
-    digest = hashlib.sha256(
-        json.dumps([node, tier, queueing, reservation, node_ids], sort_keys=True).encode()
-    ).hexdigest()
+    text = json.dumps([node, tier, queueing, reservation, node_ids], sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
     return CloudRequest(
         place=place_of(spec),
         id=cloud_id,
@@ -132,34 +131,30 @@ def choose_api_version(spec: QueuedResourceSpec) -> ApiVersion:
     return ApiVersion.V2ALPHA1 if needs_alpha else ApiVersion.V2
 
 
-def _build_node(wanted: QueuedResourceSpec) -> dict[str, Any]:
-    """Return the fields of Node, the API's slice, without labels and metadata."""
-    spec = wanted.slices
-    kind = _GENERATIONS[spec.accelerator].config_type
-    node: dict[str, Any] = {
-        "runtime_version": spec.image,
-        "accelerator_config": {"type": kind, "topology": spec.topology},
-    }
-    if spec.network is not None and (network := _build_network(spec.network)):
+def _build_node(spec: QueuedResourceSpec) -> dict[str, Any]:
+    """Return the fields of Node (the API's slice), without labels, metadata, and fields at their defaults."""
+    slices = spec.slices
+    kind = _GENERATIONS[slices.accelerator].config_type
+    config = {"type": kind, "topology": slices.topology}
+    node: dict[str, Any] = {"runtime_version": slices.image, "accelerator_config": config}
+    if slices.network is not None and (network := _build_network(slices.network)):
         node["network_config"] = network
-    if spec.service_account is not None:
-        account = spec.service_account
+    if slices.service_account is not None:
+        account = slices.service_account
         node["service_account"] = {"email": account.email, "scope": sorted(account.scopes)}
-    if spec.tags:
-        node["tags"] = sorted(spec.tags)
-    if spec.data_disks:
-        node["data_disks"] = [
-            {"source_disk": disk.source_disk, "mode": _DISK_MODES[disk.mode]} for disk in spec.data_disks
-        ]
-    if spec.secure_boot:
+    if slices.tags:
+        node["tags"] = sorted(slices.tags)
+    if slices.data_disks:
+        disks = slices.data_disks
+        node["data_disks"] = [{"source_disk": d.source_disk, "mode": _DISK_MODES[d.mode]} for d in disks]
+    if slices.secure_boot:
         node["shielded_instance_config"] = {"enable_secure_boot": True}
-    if wanted.autocheckpoint:
+    if spec.autocheckpoint:
         node["autocheckpoint_enabled"] = True
     return node
 
 
 def _build_tier(tier: TierSpec) -> dict[str, Any]:
-    """Return the tier and its fields."""
     if tier.spot is not None:
         return {"spot": {}}
     if tier.best_effort is not None:
@@ -173,7 +168,6 @@ def _build_tier(tier: TierSpec) -> dict[str, Any]:
 
 
 def _build_queueing(spec: QueueingSpec | None) -> dict[str, Any]:
-    """Return the fields of QueueingPolicy."""
     if spec is None:
         return {}
     until_s, until, after = spec.valid_until_seconds, spec.valid_until_time, spec.valid_after_time

@@ -11,18 +11,14 @@ from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
 from stepkeeper_operator.cluster.resources import NODES, PODS, Resource
-from stepkeeper_operator.errors import (
-    ApiError,
-    ConflictError,
-    InvalidObjectError,
-    api_error,
-)
+from stepkeeper_operator.errors import ApiError, ConflictError, InvalidObjectError, api_error
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import FIELD_OWNER
 
 __all__ = ["KubernetesCluster", "connect"]
 
 _TIMEOUT_S = 15
+_OWNER = {"fieldManager": FIELD_OWNER}
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
@@ -56,25 +52,22 @@ class KubernetesCluster:
         return tuple(await self._list(PODS, {"fieldSelector": f"spec.nodeName={node_name}"}))
 
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
-        return await self._answer(
-            "POST", resource.path(namespace), body=body, query={"fieldManager": FIELD_OWNER}
-        )
+        return await self._answer("POST", resource.path(namespace), body=body, query=_OWNER)
 
     async def replace(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
         path = resource.path(namespace, body["metadata"]["name"])
-        return await self._answer("PUT", path, body=body, query={"fieldManager": FIELD_OWNER})
+        return await self._answer("PUT", path, body=body, query=_OWNER)
 
     async def apply(
         self, resource: Resource, namespace: str, body: RawObject, *, subresource: str | None = None
     ) -> RawObject:
         path = resource.path(namespace, body["metadata"]["name"], subresource)
-        query = {"fieldManager": FIELD_OWNER, "force": "true"}
+        query = _OWNER | {"force": "true"}  # take over fields of other owners instead of failing
         return await self._answer("PATCH", path, body=body, query=query, content_type=_APPLY)
 
     async def patch_pod_status(self, namespace: str, name: str, body: RawObject) -> None:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"
-        query = {"fieldManager": FIELD_OWNER}
-        await self._answer("PATCH", path, body=body, query=query, content_type=_STRATEGIC)
+        await self._answer("PATCH", path, body=body, query=_OWNER, content_type=_STRATEGIC)
 
     async def set_finalizers(
         self,
@@ -160,10 +153,10 @@ class KubernetesCluster:
             query |= {"continue": token}
 
     async def _merge(self, path: str, body: RawObject) -> RawObject | None:
-        query = {"fieldManager": FIELD_OWNER}
-        return await self._ask("PATCH", path, body=body, query=query, content_type=_MERGE, none_for_404=True)
+        return await self._ask("PATCH", path, body=body, query=_OWNER, content_type=_MERGE, none_for_404=True)
 
     async def _answer(self, method: str, path: str, **request: Any) -> RawObject:
+        """Send a request that has an answer, and return it. Raises ApiError, also for a missing object."""
         answer = await self._ask(method, path, **request)
         assert answer is not None  # only none_for_404 gives None
         return answer

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Cluster(Protocol):
-    """All requests that the operator sends to an API server. Every method raises ApiError for other errors."""
+    """All requests to an API server. Each raises ApiError or a named subclass. Reads begin with get or list."""
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
         """Read the object. Return None if there is none."""
@@ -92,7 +92,7 @@ class Cluster(Protocol):
 
 
 def guard_writes(api: T, *, acting: Callable[[], bool]) -> T:
-    """Return the cluster's or the cloud's API with a check of the Lease before each write. It raises LeaseLostError.
+    """Return the API of the cluster or the cloud. It raises LeaseLostError before a write if `acting` returns False.
 
     Seconds can pass between two writes of one reconcile, and another operator may take over in that time.
     """
@@ -111,9 +111,8 @@ class _Guarded:
 
         async def send(*place: Any, **options: Any) -> Any:
             if not self._acting():
-                raise LeaseLostError(
-                    "the lease has expired: another operator may act, and this one writes nothing more"
-                )
+                text = "the lease has expired: another operator may act, and this one writes nothing more"
+                raise LeaseLostError(text)
             return await request(*place, **options)
 
         return send

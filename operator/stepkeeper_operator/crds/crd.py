@@ -1,4 +1,4 @@
-"""Define the input of a generated CRD, and build the CRD of one kind."""
+"""Build the CRD of one kind from its definition."""
 
 import hashlib
 import json
@@ -64,7 +64,7 @@ class ResourceDefinition:
 
 
 def build_crd(definition: ResourceDefinition) -> dict[str, Any]:
-    """Build the CustomResourceDefinition for the API server. Each call returns the same."""
+    """Build the CustomResourceDefinition for the API server. The same definition always gives the same one."""
     names = {
         "kind": definition.kind,
         "listKind": f"{definition.kind}List",

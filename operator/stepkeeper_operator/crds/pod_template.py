@@ -70,7 +70,9 @@ def _slim(node: Any, keys: Collection[str] = ()) -> Any:
     if "items" in node:
         slim["items"] = _slim(node["items"], node.get("x-kubernetes-list-map-keys", ()))
     if "properties" in node:
+        # Its keys are names of fields: a field may be named description or default.
         slim["properties"] = {name: _slim(field) for name, field in node["properties"].items()}
+    # The schema of a list is invalid if one of its keys is neither required nor has a default.
     for name in keys:
         if "default" in node["properties"][name]:
             slim["properties"][name]["default"] = node["properties"][name]["default"]

@@ -39,9 +39,11 @@ def _escaped(text: str) -> str:
 
 
 def _rows(schema: Mapping[str, Any], path: str, opaque: frozenset[str]) -> Iterator[str]:
+    """Yield a row for each field at or below `path`. A schema that isn't an object's has no properties."""
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}"
+        # The operator writes the status: which of its fields are required is of no use to readers.
         default = "required" if name in required and path.startswith("spec") else _default(field)
         yield f"| `{here}` | {_type(field)} | {default} | {_escaped(field.get('description', ''))} |"
         if here not in opaque:
@@ -61,6 +63,6 @@ def _type(field: Mapping[str, Any]) -> str:
 
 def _default(field: Mapping[str, Any]) -> str:
     value = field.get("default")
-    if value in (None, []) or isinstance(value, Mapping):
+    if value in (None, []) or isinstance(value, Mapping):  # an object's fields have their own rows
         return ""
     return f"`{str(value).lower()}`" if isinstance(value, bool) else f"`{value}`"

@@ -81,25 +81,25 @@ def _convert_object(node: Mapping[str, Any], defs: Mapping[str, Any], path: str,
         result["properties"] = {name: _convert(p, defs, f"{path}.{name}") for name, p in properties.items()}
     if "default" in result:
         # Write out the fields' defaults: the API server checks the rules on this default before it adds them.
-        fields = result.get("properties", {})
+        fields = result.get("properties", {})  # absent for an object without fields
         result["default"] = {name: field["default"] for name, field in fields.items() if "default" in field}
 
 
 def _resolve(node: Mapping[str, Any], defs: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """Replace a reference, or a union with null, by the type itself. The node's own keywords win."""
-    own = {key: value for key, value in node.items() if key not in ("$ref", "anyOf")}
-    if own.get("default", ...) is None:
-        del own["default"]
+    """Replace a reference, or a union with null, by the type itself. Keywords beside it take precedence."""
+    beside = {key: value for key, value in node.items() if key not in ("$ref", "anyOf")}
+    if beside.get("default", ...) is None:  # the default of an optional field
+        del beside["default"]
     if "$ref" in node:
-        return _resolve({**defs[node["$ref"].rpartition("/")[2]], **own}, defs, path)
+        return _resolve({**defs[node["$ref"].rpartition("/")[2]], **beside}, defs, path)
     if "anyOf" not in node:
-        return own
+        return beside
     options = [option for option in node["anyOf"] if option.get("type") != "null"]
     if len(options) != 1:
         raise GenerationError(
             f"{path}: a union of {len(options)} types has no structural schema; use one type"
         )
-    return _resolve({**options[0], **own}, defs, path)
+    return _resolve({**options[0], **beside}, defs, path)
 
 
 def without_defaults(schema: Schema) -> Schema:
@@ -131,7 +131,7 @@ def replace_at(schema: Schema, path: str, new: Schema) -> Schema:
         kept = {"description": schema["description"]} if "description" in schema else {}
         return kept | new
     head, _, rest = path.partition(".")
-    properties = schema.get("properties", {})
+    properties = schema.get("properties", {})  # absent if nothing can be below this field
     if head not in properties:
         raise GenerationError(f"no field {head!r} in the schema; known: {', '.join(properties)}")
     return {**schema, "properties": {**properties, head: replace_at(properties[head], rest, new)}}
@@ -142,7 +142,7 @@ def add_rules(schema: Schema, rules: Iterable[CelRule]) -> Schema:
     for rule in rules:
         found = schema
         for name in rule.at.split(".") if rule.at else ():
-            found = found.get("properties", {}).get(name, {})
+            found = found.get("properties", {}).get(name, {})  # if it is absent, `replace_at` raises
         entry = {"rule": rule.cel, "message": rule.message}
         with_rule = {**found, "x-kubernetes-validations": [*found.get("x-kubernetes-validations", []), entry]}
         schema = replace_at(schema, rule.at, with_rule)

@@ -57,14 +57,14 @@ class ReportAuthenticator:
     def _find_job_uid(self, key: ObjectKey) -> str:
         raw = self._cache.get_object(key)
         if raw is None:
-            # The operator has made the job's JobSet, so the job is in the cache. Anyone can send other names.
+            # Not 503: a job whose pods run is in the cache, because the operator has made its JobSet from there.
             raise ReportRefusedError(404, f"there is no CheckpointedTrainingJob {key.namespace}/{key.name}")
         return str(raw["metadata"]["uid"])
 
     def _find_pod(self, bound: TokenPod) -> Pod:
         pod = self._cache.get_pod(bound.namespace, bound.name)
         if pod is None or pod.uid != bound.uid:
-            # A token expires with its pod: this one is cached, or the watch lags.
+            # A token expires with its pod. So its review is cached (`tokens`), or the watch of pods is late.
             raise ReportRefusedError(
                 503, f"pod {bound.name} with uid {bound.uid} is deleted or not known yet: report again later"
             )
@@ -93,7 +93,7 @@ def _not_of_this_job() -> ReportRefusedError:
 def _check_attempt(pod: Pod, jobset: JobSet) -> tuple[int, int]:
     if pod.ordinal is None:
         raise ReportRefusedError(403, f"pod {pod.name} lacks the labels of an attempt")
-    # A greater ordinal means that the JobSet's watch lags.
+    # A greater ordinal means that the JobSet's watch is late.
     if pod.ordinal < jobset.ordinal:
         raise ReportRefusedError(
             409, f"pod {pod.name} belongs to attempt {pod.ordinal}, {jobset.ordinal} runs now: stop reporting"

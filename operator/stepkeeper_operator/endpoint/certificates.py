@@ -18,6 +18,7 @@ _CA_LIFE: Final = timedelta(days=3650)
 _SERVING_LIFE: Final = timedelta(days=90)
 _RENEW_BEFORE: Final = timedelta(days=30)
 _CLOCK_SKEW: Final = timedelta(hours=1)
+"""Certificates are valid from that much earlier: a pod's clock may be slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +90,8 @@ def _make_ca(now: datetime) -> KeyPair:
 def _make_serving(ca: KeyPair, names: tuple[str, ...], now: datetime) -> KeyPair:
     ca_certificate = _load(ca.certificate_pem)
     ca_key = serialization.load_pem_private_key(ca.key_pem, password=None)
-    assert isinstance(
-        ca_key, ec.EllipticCurvePrivateKey
-    )  # _make_ca makes this kind only, and read_secret accepts no other
+    # _make_ca makes this kind only, and read_secret accepts no other.
+    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stepkeeper operator")])
     issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())

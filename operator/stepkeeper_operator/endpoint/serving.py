@@ -82,7 +82,7 @@ class Servers:
             logger=_log,
             shutdown_timeout=_SHUTDOWN_S,
             keepalive_timeout=_IDLE_S,
-            auto_decompress=False,
+            auto_decompress=False,  # a small compressed body could fill the memory
             max_headers=_MAX_HEADERS,
         )
         await runner.setup()

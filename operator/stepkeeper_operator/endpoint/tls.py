@@ -71,7 +71,7 @@ class ServingCertificate:
         load_certificate(self.context, tls.serving)
 
     async def keep_renewing(self) -> None:
-        """Renew in time until cancelled: a month before the end, or else every hour from then on."""
+        """Replace certificates that expire soon. Check every hour until cancelled, also after an error."""
         while True:
             await asyncio.sleep(_CHECK_S)
             try:
@@ -83,7 +83,7 @@ class ServingCertificate:
         body = dict(secret_manifest(tls, namespace=self._namespace, name=self._secret_name))
         if version is None:
             await self._cluster.create(SECRETS, self._namespace, body)
-        else:
+        else:  # with its version: a Secret that was changed since the read isn't overwritten
             body["metadata"] = body["metadata"] | {"resourceVersion": version}
             await self._cluster.replace(SECRETS, self._namespace, body)
 

@@ -44,7 +44,7 @@ class TokenVerifier(Protocol):
 class KubernetesTokens:
     """Verify tokens with a TokenReview, and cache the answers for a short time.
 
-    Anyone can send anything here, so only a token that claims to be for the audience is reviewed.
+    Only a token that claims to be for the audience is reviewed: anyone can send any number of others.
     """
 
     def __init__(self, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,13 +53,13 @@ class KubernetesTokens:
         self._cache: dict[bytes, tuple[float, TokenPod | None]] = {}
 
     def claims(self, token: str, audience: str) -> bool:
-        # The API server checks the signature.
+        # A JWT is header.payload.signature, in base64 without padding. The API server checks the signature.
         _, _, rest = token.partition(".")
         payload, _, signature = rest.partition(".")
+        padding = "=" * (-len(payload) % 4)
         try:
-            claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-            audiences = claims["aud"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            audiences = json.loads(base64.urlsafe_b64decode(payload + padding))["aud"]
+        except (ValueError, KeyError, TypeError, RecursionError):  # anyone can send anything
             return False
         return bool(signature) and audience in (audiences if isinstance(audiences, list) else [audiences])
 
@@ -72,8 +72,9 @@ class KubernetesTokens:
             return pod
         pod = await self._review(token, audience)
         if len(self._cache) >= _MAX_CACHED:
-            self._cache.clear()
-        self._cache[digest] = (self._clock() + (_ACCEPTED_S if pod is not None else _REFUSED_S), pod)
+            self._cache.clear()  # live tokens are reviewed again
+        kept_s = _REFUSED_S if pod is None else _ACCEPTED_S
+        self._cache[digest] = (self._clock() + kept_s, pod)
         return pod
 
     async def _review(self, token: str, audience: str) -> TokenPod | None:

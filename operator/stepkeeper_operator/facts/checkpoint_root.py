@@ -32,9 +32,14 @@ class JobRoot:
     inactive: bool
     """True if it has ended or is suspended."""
 
+    def overlaps(self, other: "JobRoot") -> bool:
+        """Return True if the roots are the same, or one is inside the other."""
+        depth = min(len(self.place), len(other.place))
+        return self.place[:depth] == other.place[:depth]
+
 
 def read_job_root(raw: RawObject) -> JobRoot | None:
-    """Read the root of a job, even if other parts of it are unreadable. None: no other job can see its root."""
+    """Read the root of a job, even if other parts of it are unreadable. None: it has none that another job can see."""
     meta, spec = raw["metadata"], raw.get("spec")
     uri = get_nested(spec, "checkpoint", "uri")
     place = _find_place(uri, spec, meta["namespace"]) if isinstance(uri, str) else None
@@ -69,22 +74,23 @@ def _find_place(uri: str, spec: object, namespace: str) -> CheckpointRoot | None
 
 
 def _find_on_volume(path: str, pod: Mapping[str, Any], namespace: str) -> CheckpointRoot | None:
-    """Find the folder on the volume that the trainer mounts there. None: no other pod sees it."""
+    """Find the volume that the trainer mounts at the path, and the folder on it. None: no other pod sees it."""
     trainers = [c for c in _list_in(pod, "containers") if c.get("name") == CONTAINER_NAME]
-    mounts = [m for trainer in trainers for m in _list_in(trainer, "volumeMounts")]
+    mounts = [(_split(m.get("mountPath")), m) for t in trainers for m in _list_in(t, "volumeMounts")]
     folders = _split(path)
-    holding = [m for m in mounts if folders[: len(_split(m.get("mountPath")))] == _split(m.get("mountPath"))]
-    if not holding:
+    around = [(at, mount) for at, mount in mounts if folders[: len(at)] == at]
+    if not around:
         return None
-    mount = max(holding, key=lambda m: len(_split(m.get("mountPath"))))
+    at, mount = max(around, key=lambda each: len(each[0]))  # the innermost mount hides the others
     volumes = [v for v in _list_in(pod, "volumes") if v.get("name") == mount.get("name")]
     source = _find_source(volumes[0], namespace) if volumes else None
-    if source is None or mount.get("subPathExpr"):
+    if source is None or mount.get("subPathExpr"):  # such an expression depends on the pod's environment
         return None
-    return (*source, *_split(mount.get("subPath")), *folders[len(_split(mount.get("mountPath"))) :])
+    return (*source, *_split(mount.get("subPath")), *folders[len(at) :])
 
 
 def _find_source(volume: Mapping[str, Any], namespace: str) -> CheckpointRoot | None:
+    """Find a volume that several pods can mount. None: each pod has its own, or the kind of volume is unknown."""
     claim = get_nested(volume, "persistentVolumeClaim", "claimName")
     if isinstance(claim, str):
         return ("claim", namespace, claim)

@@ -58,9 +58,9 @@ class JobSet:
     """True if its spec asks for suspension."""
 
     created_suspended: bool
-    """True if it was created with suspend: true. The operator never does that, so another controller holds it.
+    """True if its first generation has suspend: true, which the operator never sets: another controller did.
 
-    A later generation no longer shows this: `observe` remembers it."""
+    Later generations don't show this, so it is False for them: `observe` remembers it."""
 
     suspended: bool
     """True if it is suspended."""
@@ -104,7 +104,7 @@ class JobSet:
         return self.completed or self.failure_reason is not None
 
     def lacks_labels(self, wanted: Mapping[str, str]) -> bool:
-        """Return True if it has none of the wanted labels for Kueue, or other values of them."""
+        """Return True if a wanted label for Kueue is absent, or has another value."""
         return any(self.queue_labels.get(key) != value for key, value in wanted.items())
 
 
@@ -160,6 +160,8 @@ class BatchJob:
     """Uid of the JobSet that controls it."""
 
     ordinal: tuple[int, int] | None
+    """The attempt that its labels name; see `ordinal_of`."""
+
     failure_reason: str | None
     """Set as soon as condition FailureTarget is True, before the last pod has ended."""
 
@@ -171,10 +173,8 @@ class BatchJob:
 def read_batch_job(raw: RawObject) -> BatchJob:
     """Read the facts of a batch Job object."""
     meta = raw["metadata"]
-    failure = next(
-        (c for kind in ("Failed", "FailureTarget") if (c := condition_of(raw, kind)).get("status") == "True"),
-        {},
-    )
+    failures = (condition_of(raw, kind) for kind in ("Failed", "FailureTarget"))
+    failure = next((condition for condition in failures if condition.get("status") == "True"), {})
     return BatchJob(
         namespace=meta["namespace"],
         name=meta["name"],

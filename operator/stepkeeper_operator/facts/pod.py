@@ -7,12 +7,7 @@ from typing import Any, Final
 
 from stepkeeper.contract import CONTAINER_NAME, ContractError, ExitCode, Termination
 from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_of, ordinal_of, parse_time
-from stepkeeper_operator.labels import (
-    COMPLETION_INDEX_LABEL,
-    HANG_CONDITION,
-    JOB_INDEX_LABEL,
-    JOB_UID_LABEL,
-)
+from stepkeeper_operator.labels import COMPLETION_INDEX_LABEL, HANG_CONDITION, JOB_INDEX_LABEL, JOB_UID_LABEL
 
 __all__ = ["ContainerEnd", "Pod", "read_pod", "summarize_log"]
 
@@ -20,12 +15,11 @@ _MESSAGE_LIMIT: Final = 300
 _DELETING_DISRUPTIONS: Final = {"EvictionByEvictionAPI", "PreemptionByScheduler"}
 """Reasons of disruptions that delete the pod themselves. Others are reported when a lost machine is noticed."""
 
-_CLOCK_SKEW_S: Final = 1
+_CLOCK_SKEW_S: Final = 1  # between the API server and the controller that reports the disruption
+_LOG_LIMIT: Final = 500
+"""Characters that are kept of a log."""
 
-_LIMIT: Final = 500
-"""Characters that are kept of a log: a thousand jobs of sixteen pods have to fit in memory."""
-
-_N_LINES: Final = 3
+_N_LOG_LINES: Final = 3
 _RANK: Final = re.compile(r"^(\[[A-Za-z]*\d+\]:\s?)+")
 """The prefix that torch and torchrun put before each line of a rank."""
 
@@ -63,6 +57,8 @@ class Pod:
     """Name of that Job."""
 
     ordinal: tuple[int, int] | None
+    """The attempt that its labels name; see `ordinal_of`."""
+
     rank: tuple[int, int]
     """Index of the slice, and of the host within the slice."""
 
@@ -82,7 +78,7 @@ class Pod:
     """Unix time when its deletion is due: deletionTimestamp, which includes the grace period."""
 
     grace_s: int
-    """Grace period of its deletion once it is being deleted, else of its template."""
+    """Grace period: of its deletion once that is requested, before that of its template."""
 
     disruption: str | None
     """Reason of a true DisruptionTarget condition."""
@@ -111,15 +107,20 @@ class Pod:
         return self.phase in {"Failed", "Succeeded"}
 
     @property
-    def code(self) -> int | None:
-        """The exit code that the process intended: the termination message takes precedence over the exit code.
+    def deletion_requested_at(self) -> float | None:
+        """Unix time of the request for its deletion; None if there was none."""
+        return None if self.deadline is None else self.deadline - self.grace_s
 
-        If the message reports that the training is done, the exit code counts: an export after it can still fail.
+    @property
+    def code(self) -> int | None:
+        """The exit code that the process intended. A launcher or shell can end with another one.
+
+        So the code in the termination message counts, except DONE: an export after the training can still fail.
         """
         if self.termination is None:
             return self.exit_code
-        fails_later = self.termination.code == ExitCode.DONE and self.exit_code is not None
-        return self.exit_code if fails_later else self.termination.code
+        is_done = self.termination.code == ExitCode.DONE
+        return self.exit_code if is_done and self.exit_code is not None else self.termination.code
 
 
 def read_pod(raw: RawObject) -> Pod:
@@ -162,15 +163,15 @@ def read_pod(raw: RawObject) -> Pod:
 
 
 def _disruption(raw: RawObject) -> str | None:
-    """Read the reason of its disruption. Ignore one that came after the pod was already being deleted."""
+    """Read the reason of its disruption; not of one that came after the request to delete the pod."""
     meta, condition = raw["metadata"], condition_of(raw, "DisruptionTarget")
     deadline = parse_time(meta.get("deletionTimestamp"))
     disrupted_at = parse_time(condition.get("lastTransitionTime"))
     reason: str | None = condition.get("reason") if condition.get("status") == "True" else None
     if reason not in _DELETING_DISRUPTIONS or deadline is None or disrupted_at is None:
         return reason
-    deleted_at = deadline - (meta.get("deletionGracePeriodSeconds") or 0)
-    return None if disrupted_at > deleted_at + _CLOCK_SKEW_S else reason
+    requested_at = deadline - (meta.get("deletionGracePeriodSeconds") or 0)
+    return None if disrupted_at > requested_at + _CLOCK_SKEW_S else reason
 
 
 def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -230,14 +231,14 @@ def _waiting(raw: RawObject, trainer: Mapping[str, Any]) -> str | None:
 
 
 def summarize_log(text: str) -> str:
-    """Return the last line of the last traceback, then the last lines of the log. Empty if there are none."""
+    """Return the last line of the last traceback, or else of the log, then the log's last lines. Empty: no lines."""
     lines = [_RANK.sub("", line).rstrip() for line in text.splitlines()]
     lines = [line for line in lines if line.strip()]
     if not lines:
         return ""
     error = _find_error(lines) or lines[-1].strip()
-    rest = [line.strip() for line in lines[-_N_LINES:] if line.strip() != error]
-    return (f"{error} (its log ends with: {' | '.join(rest)})" if rest else error)[:_LIMIT]
+    rest = [line.strip() for line in lines[-_N_LOG_LINES:] if line.strip() != error]
+    return (f"{error} (its log ends with: {' | '.join(rest)})" if rest else error)[:_LOG_LIMIT]
 
 
 def _find_error(lines: list[str]) -> str | None:
@@ -245,9 +246,11 @@ def _find_error(lines: list[str]) -> str | None:
     errors: list[str] = []
     within = False
     for line in lines:
+        # The lines of a traceback are indented; those of an exception group begin with "|" as well.
+        belongs_to_traceback = line[0].isspace() or line.startswith("|")
         if line.strip().endswith(_TRACEBACK):
             within = True
-        elif within and not line[0].isspace() and not line.lstrip().startswith("|"):
+        elif within and not belongs_to_traceback:
             errors.append(line.strip())
             within = False
     own = [error for error in errors if _LAUNCHER not in error]

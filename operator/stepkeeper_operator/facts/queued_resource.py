@@ -103,7 +103,7 @@ def _read_windows(status: Mapping[str, Any]) -> tuple[MaintenanceWindow, ...]:
     announced = [
         each["upcomingMaintenance"] for each in status.get("slices") or () if "upcomingMaintenance" in each
     ]
-    # The status lists a limited number of slices; the earliest time covers all of them.
+    # The status lists a limited number of slices, but its earliest time covers all of them.
     announced.append({"windowStart": status.get("nextMaintenanceTime")})
     windows: dict[float, MaintenanceWindow] = {}
     for item in announced:
@@ -121,17 +121,18 @@ def _find_join_deadline(spec: Mapping[str, Any], status: Mapping[str, Any]) -> f
     return None if since is None else since + spec.get("joinTimeoutSeconds", default)
 
 
-def _find_autocheckpoint(read_back: str, slices: Mapping[str, Any], tier: Mapping[str, Any]) -> str:
+def _find_autocheckpoint(reported: str, slices: Mapping[str, Any], tier: Mapping[str, Any]) -> str:
     """Find the setting of its slices. Until the cloud reports it, the spec counts."""
-    if read_back:
-        return read_back
-    asked = choose_autocheckpoint(slices.get("autocheckpointEnabled"), guaranteed="guaranteed" in tier)
-    return "On" if asked else "Off"
+    if reported:
+        return reported
+    requested = choose_autocheckpoint(slices.get("autocheckpointEnabled"), guaranteed="guaranteed" in tier)
+    return "On" if requested else "Off"
 
 
 def _find_obstacle(raw: RawObject, active: Mapping[str, Any], joined: Mapping[str, Any]) -> str:
-    """Find the message of the first bad condition. For an unanswered request, condition Active has the message."""
+    """Find the message of the condition that best explains why jobs can't start: the first that applies."""
     accepted, quota = condition_of(raw, "Accepted"), condition_of(raw, "QuotaExhausted")
+    # While the cloud hasn't answered, the message of condition Active says more.
     undecided = accepted.get("status") == "Unknown" and accepted.get("reason") != Reason.NOT_ANSWERED
     inactive = active.get("status") != "True"
     found = (

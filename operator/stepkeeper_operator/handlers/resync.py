@@ -20,12 +20,15 @@ __all__ = ["Resync", "forget_deleted_objects"]
 _log = logging.getLogger(__name__)
 
 _RELIST_BURST_S: Final = 2.0
-"""Listed objects arrive one by one, and one kind after the other."""
+"""Seconds in which the objects of a relist arrive: one by one, and one kind after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resync:
-    """Queue all objects once per period, and look for deleted ones after each relist."""
+    """Queue all objects once per period, and sweep after each relist.
+
+    A watch relists its kind after an interruption. A sweep lists kinds too, and forgets objects that are gone.
+    """
 
     cluster: Cluster
     cache: Cache
@@ -55,11 +58,11 @@ class Resync:
             await asyncio.sleep(_RELIST_BURST_S)
             self.relisted.clear()
             failed, pause_s = await self.sweep(), _RELIST_BURST_S
-            while failed and not self.relisted.is_set():
+            while failed:
                 pause_s *= 2
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.relisted.wait(), pause_s)
-                    break
+                    break  # the next sweep covers all kinds
                 failed = await self.sweep(failed)
 
     async def sweep(self, kinds: Iterable[WatchedKind] | None = None) -> tuple[WatchedKind, ...]:
@@ -90,5 +93,5 @@ async def forget_deleted_objects(cluster: Cluster, cache: Cache, kind: WatchedKi
     except ApiError as error:
         if error.status != HTTPStatus.NOT_FOUND or not kind.removable:
             raise
-        present = frozenset()
+        present = frozenset()  # the kind's CRD was removed, and its objects with it
     return cache.forget_objects(known - present)

@@ -18,6 +18,7 @@ from stepkeeper_operator.cluster.resources import Resource
 
 __all__ = ["make_kopf_settings", "make_registry", "run_watches"]
 
+# A watch has to end from time to time: a broken connection reports nothing. The server ends it first.
 _SERVER_TIMEOUT_S = 240
 _CLIENT_TIMEOUT_S = 270
 _CONNECT_TIMEOUT_S = 10
@@ -33,8 +34,8 @@ def make_registry(
 ) -> Any:
     """Register handlers for these kinds. `synced` is set once every kind has been listed into the cache.
 
-    `relisted` is set whenever a kind is listed: after an interruption, a watch doesn't report the deletions that it
-    missed.
+    `relisted` is set whenever a watch lists its kind. It does so after an interruption, and then does not report the
+    deletions that it missed.
     """
     registry = kopf.OperatorRegistry()
     for kind in kinds:
@@ -101,7 +102,7 @@ def _register_watch(
     async def changed(event: Any, **_: Any) -> None:
         cache.record_watch_event()
         synced.set()
-        if event["type"] is None:
+        if event["type"] is None:  # the object comes from a list
             relisted.set()
         for key in cache.record(resource, event["object"], deleted=event["type"] == "DELETED"):
             enqueue(key, kind.delay_s)

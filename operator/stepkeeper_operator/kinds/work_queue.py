@@ -1,4 +1,4 @@
-"""Queue the keys to reconcile: coalescing, serial per key, delayed requeue with jitter, back-off, a queue per kind."""
+"""Queue the keys of objects that are due to be reconciled, and run the workers: a queue and workers for each kind."""
 
 import asyncio
 import random
@@ -24,9 +24,9 @@ _JITTER = 0.1
 
 
 class WorkQueue(Generic[K]):
-    """Queue keys that are due. A key is queued at most once, and no two workers hold the same key.
+    """Queue keys that are due, at once or later. A key is queued at most once, and no two workers have the same key.
 
-    Call all methods from the event loop that runs `run`.
+    A failed key is retried with growing delays. Call all methods from the event loop that runs `run`.
     """
 
     def __init__(self, jitter: Callable[[], float] = random.random) -> None:
@@ -34,9 +34,9 @@ class WorkQueue(Generic[K]):
         self._due: asyncio.Queue[K] = asyncio.Queue()
         self._waiting: set[K] = set()
         """The keys in `_due`."""
-        self._held: set[K] = set()
+        self._in_work: set[K] = set()
         self._again: set[K] = set()
-        """Keys added while a worker held them: due as soon as the worker is done."""
+        """Keys that were added while a worker had them: due as soon as it is done."""
         self._later: dict[K, asyncio.TimerHandle] = {}
         """The delays of keys that wait for one."""
         self._failures: dict[K, int] = {}
@@ -44,10 +44,10 @@ class WorkQueue(Generic[K]):
     def add(self, key: K) -> None:
         """Queue the key now, unless it is queued already; this ends its delay.
 
-        If a worker holds the key, it is reconciled once more afterwards.
+        If a worker has the key, it is reconciled once more afterwards.
         """
         self._end_delay(key)
-        if key in self._held:
+        if key in self._in_work:
             self._again.add(key)
         elif key not in self._waiting:
             self._waiting.add(key)
@@ -84,7 +84,7 @@ class WorkQueue(Generic[K]):
             key = await self._due.get()
             self._waiting.discard(key)
             self._end_delay(key)
-            self._held.add(key)
+            self._in_work.add(key)
             try:
                 delay_s = await work(key)
             except Exception:  # an error of one object must not stop the others
@@ -93,7 +93,7 @@ class WorkQueue(Generic[K]):
             else:
                 self._failures.pop(key, None)
             finally:
-                self._held.discard(key)
+                self._in_work.discard(key)
             if delay_s is not None:
                 self.add_after(key, delay_s)
             if key in self._again:

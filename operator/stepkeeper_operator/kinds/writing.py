@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from stepkeeper_operator.api.base import ObjectMeta
 from stepkeeper_operator.api.reading import describe_problems, read_object
@@ -78,9 +77,7 @@ class ObjectWriter:
         """Create a Kubernetes event regarding the object, and log it."""
         fields = self._key_of(meta).log_fields
         _log.info(event.message, extra={**fields, "reason": event.reason})
-        body = _event_manifest(
-            self.resource, meta, event, identity=self.shared.identity, now=self.shared.clock()
-        )
+        body = _event_manifest(self.resource, meta, event, self.shared)
         try:
             await self.shared.cluster.create(EVENTS, meta.namespace, body)
         except ApiError as error:
@@ -135,28 +132,26 @@ class ObjectWriter:
 
 
 def renew_condition(known: RawObject, update: ConditionUpdate, *, generation: int, now: float) -> RawObject:
-    """Return the new condition, or `known` itself if it is equal, also in the form of another version."""
+    """Return the new condition; `known` itself if they differ at most in observedGeneration, or in unknown fields."""
     before = read_object(Condition, known).value
     after = update.apply_to(before, generation=generation, now=now)
     same = before is not None and before.model_copy(update={"observed_generation": generation}) == after
     return known if same else after.to_raw()
 
 
-def _event_manifest(
-    resource: Resource, meta: ObjectMeta, event: ObjectEvent, *, identity: str, now: float
-) -> dict[str, Any]:
-    """Build an event regarding the object, with a name of its own."""
+def _event_manifest(resource: Resource, meta: ObjectMeta, event: ObjectEvent, shared: Shared) -> RawObject:
+    """Build an event regarding the object, with a random name."""
     return {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
         "metadata": {"name": f"{meta.name}.{uuid.uuid4().hex[:16]}", "namespace": meta.namespace},
-        "eventTime": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "eventTime": datetime.fromtimestamp(shared.clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": "stepkeeper.dev/operator",
-        "reportingInstance": identity,
+        "reportingInstance": shared.identity,
         "action": "Reconcile",
         "type": "Warning" if event.warning else "Normal",
         "reason": event.reason,
-        # A character that is cut in two is left out.
+        # A character that the limit cuts in two is left out.
         "note": event.message.encode()[:_EVENT_LIMIT].decode(errors="ignore"),
         "regarding": {
             "apiVersion": resource.api_version,

@@ -36,31 +36,30 @@ _CLOUD_ID: Final = re.compile(r"[a-z][a-z0-9-]*")
 async def complete_listing(
     cloud: CloudTPU, listing: Listing, subject: Subject, members: Iterable[Node], place: Place
 ) -> Listing:
-    """Return the listing, completed with an object's missing resources and nodes, read with the same API version.
+    """Return the listing with the object's resources and nodes that it lacks, read by name. Raises CloudTPUError.
 
-    These are the current resource, the one being adopted, and their nodes once they have some. If the current one
-    doesn't exist, they are the cloud nodes that the cluster's nodes name. Raises CloudTPUError.
+    The resources are the current one and the one being adopted. The nodes are theirs; if there is no current one, also
+    the cloud nodes that the cluster's nodes name.
     """
     meta, operator = subject.meta, subject.status.operator
-    known = operator.created and not operator.adopting
+    owned = operator.created and not operator.adopting
     hosts = {each.slice_id for each in members if _CLOUD_ID.fullmatch(each.slice_id)}
-    expected = known or operator.adopting or subject.status.removing or meta.deletion_timestamp is not None
-    if not (expected or hosts):  # with hosts, the status may have been emptied
+    ends = bool(subject.status.removing) or meta.deletion_timestamp is not None
+    # If there are hosts, there may be a resource whose object's status has been emptied.
+    if not (owned or operator.adopting or ends or hosts):
         return listing
-    present = make_cloud_id(meta.namespace, meta.name, operator.number)
-    ids = {present, operator.identity.partition("@")[0] if operator.adopting else ""} - {""}
+    current = make_cloud_id(meta.namespace, meta.name, operator.number)
+    ids = {current, operator.identity.partition("@")[0] if operator.adopting else ""} - {""}
     resources = listing.resources | await _get_all(
         ids - listing.resources.keys(), lambda name: cloud.get_queued_resource(place, name, listing.version)
     )
     had_nodes = subject.status.active_since is not None
-    found = [resources[name] for name in ids & resources.keys()]
-    names = {
-        name
-        for each in found
-        if not known or (had_nodes and each.phase is QueuedResourceState.ACTIVE)
-        for name in each.node_ids
-    }
-    if present not in resources:
+    names = set[str]()
+    for found in (resources[name] for name in ids & resources.keys()):
+        # The labels of nodes show the owner. If that is known, only an active resource must have all its nodes.
+        if not owned or (had_nodes and found.phase is QueuedResourceState.ACTIVE):
+            names.update(found.node_ids)
+    if current not in resources:
         names |= hosts
     nodes = listing.nodes | await _get_all(
         names - listing.nodes.keys(), lambda name: cloud.get_node(place, name, listing.version)

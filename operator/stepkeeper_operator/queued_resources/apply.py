@@ -75,7 +75,7 @@ class Applier:
         except InvalidObjectError as error:
             if subject.resource is not None:
                 raise
-            # Its spec is invalid, and the API server rejects each status with it. Its removal continues.
+            # The API server rejects each status of an object with an invalid spec. The removal continues without it.
             _log.warning("cannot write status of unreadable object", extra={"error": str(error)})
             memory.unwritten = decision.status
         else:
@@ -100,8 +100,7 @@ class Applier:
             case Relabel():
                 await self._change(action.member, labels=make_node_labels(meta))
             case EvictPod(pod=pod):
-                # Also evict the other pods if a disruption budget or a webhook refuses this one. It is retried, and
-                # the time for the drain is bounded.
+                # A refusal doesn't stop the other evictions. The eviction is retried until the drain's time is over.
                 eviction = self.shared.cluster.evict_pod(pod.namespace, pod.name, uid=pod.uid)
                 await _try(eviction, "evict pod", f"{pod.namespace}/{pod.name}")
             case DeleteNode():
@@ -113,14 +112,12 @@ class Applier:
         memory, at = self.memory.get(meta.uid), self.shared.clock()
         memory.last_cloud_write_at = at
         try:
-            operation = await request
+            memory.outcome = Outcome(verb=verb, at=at, operation=await request or "")
         except CloudTPUError as error:
             memory.outcome = Outcome(verb=verb, at=at, error=error)
-        else:
-            memory.outcome = Outcome(verb=verb, at=at, operation=operation or "")
         finally:
             memory.last_cloud_write_at = self.shared.clock()
-            memory.operation_read_at = 0.0
+            memory.operation_read_at = 0.0  # read a new operation at once
 
     async def _delete(self, meta: ObjectMeta, action: DeleteCloudResource) -> str | None:
         """Delete it after another check: another object may have taken it over since the list."""
@@ -154,8 +151,8 @@ class Applier:
     async def _cordon_for_removal(self, meta: ObjectMeta, member: Node) -> None:
         """Cordon a node. A refusal doesn't block the removal, since machines cost money. Retry after a minute."""
         memory, now = self.memory.get(meta.uid), self.shared.clock()
-        known = memory.cordon_refused_at is not None and now < memory.cordon_refused_at + CORDON_RETRY_S
-        level = logging.DEBUG if known else logging.INFO  # one message for hundreds of nodes is enough
+        is_logged = memory.cordon_refused_at is not None and now < memory.cordon_refused_at + CORDON_RETRY_S
+        level = logging.DEBUG if is_logged else logging.INFO  # one message for hundreds of nodes is enough
         if not await _try(self._cordon(member, by=meta.uid), "cordon node", member.name, level=level):
             memory.cordon_refused_at = now
 

@@ -34,8 +34,8 @@ class CloudView:
     nodes: tuple[CloudNode, ...] = ()
     """Nodes of `resource`."""
 
-    unlabelled: tuple[CloudNode, ...] = ()
-    """Those `nodes` without the object's label, if it has adopted the resource."""
+    unlabeled: tuple[CloudNode, ...] = ()
+    """Those of `nodes` that don't have the object's label yet, if it has adopted the resource."""
 
     leftovers: tuple[CloudNode, ...] = ()
     """Other own nodes."""
@@ -44,11 +44,11 @@ class CloudView:
     """Own resources under other ids: results of requests that were considered lost."""
 
     others: tuple[CloudQueuedResource, ...] = ()
-    """First `foreign`, then the resources labeled for other objects of this cluster, namespace and name."""
+    """First `foreign`, then resources whose labels have the same cluster, namespace and name, but another uid."""
 
     @property
     def absent(self) -> bool:
-        """True if there is certainly nothing under the current id."""
+        """True if there is certainly no resource under the current id."""
         return self.known and self.resource is None and self.foreign is None
 
 
@@ -73,14 +73,14 @@ def classify(observed: Observed, meta: ObjectMeta, operator: ResourceOperatorSta
     foreign = found if resource is None else None
     live = () if found is None else list_live(found, listing)
     nodes = listing.nodes.values()
-    # Its nodes are those that it lists, and those that name it.
+    # The nodes of the resource under the current id are those that it lists, and those that name it.
     present = (*live, *(n for n in nodes if _id_of(n.queued_resource) == cloud_id and n not in live))
     shown = present if foreign is None else ()
     return CloudView(
         resource=resource,
         foreign=foreign,
         nodes=shown,
-        unlabelled=tuple(n for n in shown if operator.adopted and _uid_of(n.labels) != meta.uid),
+        unlabeled=tuple(n for n in shown if operator.adopted and _uid_of(n.labels) != meta.uid),
         leftovers=tuple(n for n in nodes if _uid_of(n.labels) == meta.uid and n not in present),
         duplicates=tuple(ours.values()),
         others=_list_others(listing, meta, observed.cluster_id, foreign),
@@ -94,7 +94,7 @@ def find_labels(found: CloudQueuedResource, listing: Listing) -> Mapping[str, st
     first labeled node count; without such a node, those in the request.
     """
     live = (node.labels for node in list_live(found, listing) if _uid_of(node.labels))
-    return next(live, _labels_of(found))
+    return next(live, found.node.get("labels", {}))
 
 
 def list_live(found: CloudQueuedResource, listing: Listing) -> tuple[CloudNode, ...]:
@@ -113,7 +113,7 @@ def is_ours(
 ) -> bool:
     """Return True if the resource has the object's label.
 
-    Without nodes, a resource doesn't show an adoption. Then `operator`, the private status, has the answer.
+    An adoption labels only nodes. So for a resource without nodes, `operator`, the private status, has the answer.
     """
     if identify(found) == operator.identity and not list_live(found, listing):
         return operator.adopted
@@ -138,8 +138,3 @@ def _uid_of(labels: Mapping[str, str]) -> str:
 
 def _id_of(name: str) -> str:
     return name.rpartition("/")[2]
-
-
-def _labels_of(resource: CloudQueuedResource) -> Mapping[str, str]:
-    labels: Mapping[str, str] = resource.node.get("labels", {})
-    return labels

@@ -1,7 +1,7 @@
 """Define the decision about one QueuedResource, as values. `apply` carries it out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -54,7 +54,7 @@ class DeleteCloudResource:
     cloud_id: str
     request_id: str
     version: ApiVersion
-    operator: ResourceOperatorState = field(compare=False)
+    operator: ResourceOperatorState
     """The object's private status, by which `apply` checks again that the resource is still the object's own."""
 
 

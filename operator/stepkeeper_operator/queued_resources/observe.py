@@ -75,13 +75,14 @@ class Observer:
         place = memory.place = _find_place(subject)
         if place is None:
             return observed
-        now, operation = self._clock(), await self._read_operation(subject.status, memory)
+        operation, now = await self._read_operation(subject.status, memory), self._clock()
         fresh_s = _FRESH_SHARE * self._settings.compute_poll_s(subject.status)
-        # The result of an operation is judged by a list that was requested after its end.
+        # A listing from before our last write to the cloud, or before its operation's end, doesn't show the result.
         ended = operation is not None and operation.done
-        after = max(memory.last_cloud_write_at, now if ended else 0.0)
+        newer_than = max(now - fresh_s, memory.last_cloud_write_at, now if ended else 0.0)
         try:
-            listing = await self._poller.list_place(place, newer_than=max(now - fresh_s, after))
+            listing = await self._poller.list_place(place, newer_than=newer_than)
+            # A listing may lack an existing object: before that counts as absent, it is read by its name.
             complete = await complete_listing(self._cloud, listing, subject, observed.members, place)
         except CloudTPUError as error:
             self._metrics.record_list(place.project, place.zone, memory.listed_at)
@@ -98,17 +99,16 @@ class Observer:
         )
 
     def _find_previous_nodes(self, subject: Subject) -> tuple[Node, ...]:
-        """Find the cluster's nodes of deleted objects: some may belong to machines that this one has adopted."""
+        """Find nodes that name a deleted QueuedResource: this one may have adopted (taken over) its machines."""
         if not subject.status.operator.adopted:
             return ()
         uids = self._cache.list_uids(QUEUED_RESOURCES)
-        nodes = self._cache.list_queued_nodes()
-        return tuple(node for node in nodes if node.queued_resource_uid not in uids)
+        return tuple(n for n in self._cache.list_queued_nodes() if n.queued_resource_uid not in uids)
 
     async def _read_operation(
         self, status: QueuedResourceStatus, memory: ResourceMemory
     ) -> CloudOperationState | None:
-        """Read the operation that the status names. One that the API no longer knows is done."""
+        """Read the operation that the status names, not more often than the cloud is polled. An unknown one is done."""
         now, rest_s = self._clock(), _FRESH_SHARE * self._settings.poll_fast_s
         if status.operation is None or now - memory.operation_read_at < rest_s:
             return None
@@ -122,9 +122,8 @@ class Observer:
 
     async def _find_pods(self, members: tuple[Node, ...]) -> tuple[MemberPod, ...]:
         """Find the pods that have to end before the machines are removed. Pods on a silent node can't end."""
-        lists = await asyncio.gather(
-            *(self._cluster.list_pods_on(node.name) for node in members if node.ready)
-        )
+        requests = (self._cluster.list_pods_on(node.name) for node in members if node.ready)
+        lists = await asyncio.gather(*requests)
         return tuple(_read_pod(raw) for pods in lists for raw in pods if _blocks_removal(raw))
 
     async def _read_script(self, subject: Subject, observed: Observed) -> Observed:
@@ -147,7 +146,6 @@ class Observer:
             return replace(observed, script_error=f"{what} has no text under key {reference.key}")
 
     async def _find_cluster_id(self) -> str:
-        """Find the unique id of this cluster."""
         if not self._memory.cluster_id:
             raw = await self._cluster.get(NAMESPACES, None, "kube-system")
             if raw is None:
@@ -161,6 +159,7 @@ def _needs_no_cloud(subject: Subject) -> bool:
     """Return True if the decision doesn't need the cloud, so that it is made even if the cloud doesn't answer."""
     if subject.meta.deletion_timestamp is None:
         return False
+    # Without a generation, the status may have been emptied: then only the cloud can show that there is nothing.
     nothing = has_no_cloud_resource(subject.status) and subject.status.observed_generation is not None
     return FINALIZER not in subject.meta.finalizers or subject.retain or nothing
 
@@ -183,7 +182,6 @@ def _blocks_removal(pod: RawObject) -> bool:
 
 
 def _read_pod(raw: RawObject) -> MemberPod:
-    """Read a pod on a host."""
     meta = raw["metadata"]
     return MemberPod(
         namespace=meta["namespace"],

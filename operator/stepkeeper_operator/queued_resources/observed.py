@@ -1,7 +1,4 @@
-"""Define the input of a decision about one QueuedResource, and this process's memory about it.
-
-The memory may be lost in a restart.
-"""
+"""Define the input of a decision about one QueuedResource, and this process's memory, which is lost in a restart."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -96,20 +93,16 @@ class Observed:
 
 @dataclass(slots=True)
 class ResourceMemory:
-    """The memory of one object. Times are Unix seconds."""
+    """The memory of one object. Fields that `Observed` has too have the same meaning. Times are Unix seconds."""
 
     listed_at: float
     place: Place | None = None
     outcome: Outcome | None = None
-    """The answer to the last request that isn't in the status yet."""
-
     last_cloud_write_at: float = 0.0
     """Earlier lists are out of date."""
 
     operation_read_at: float = 0.0
     refusals: dict[str, str] = field(default_factory=dict)
-    """Errors of the deletions of Node objects, by their uids."""
-
     cordon_refused_at: float | None = None
     unwritten: QueuedResourceStatus | None = None
     """A status that the API server rejects because the object's spec is invalid."""

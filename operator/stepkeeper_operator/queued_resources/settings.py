@@ -73,6 +73,7 @@ class CloudSettings:
             return self.poll_fast_s
         if status.state in _WAITING:
             return self.poll_waiting_s
+        # The retry after an error has a time of its own.
         idle = status.state is QueuedResourceState.ACTIVE or status.error is not None
         return self.poll_active_s if idle else self.poll_fast_s
 

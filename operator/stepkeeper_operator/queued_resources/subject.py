@@ -47,14 +47,14 @@ def read_subject(raw: RawObject) -> Subject:
     status = raw.get("status") or {}
     if status.get("state") not in (None, *QueuedResourceState):  # without a state it would look new
         raw = {**raw, "status": {**status, "state": QueuedResourceState.UNKNOWN.value}}
-    reading, unfindable = read_object(QueuedResource, raw), _find_status_problems(status)
-    resource, problems = reading.value, (*reading.problems, *unfindable)
+    reading, status_problems = read_object(QueuedResource, raw), _find_status_problems(status)
+    resource, problems = reading.value, (*reading.problems, *status_problems)
     if resource is not None and not problems:
         return Subject(meta=meta, status=resource.status, resource=resource, retain=retain)
     remnant = read_object(_Remnant, raw).value
     known = QueuedResourceStatus() if remnant is None else remnant.status
-    # A spec without its unreadable parts would mean another resource. A deletion needs no spec.
-    reported = problems if unfindable or meta.deletion_timestamp is None else ()
+    # A spec without its unreadable parts would mean another resource. A deletion needs no spec, but it needs `_NEEDED`.
+    reported = problems if status_problems or meta.deletion_timestamp is None else ()
     return Subject(meta=meta, status=known, resource=None, retain=retain, problems=reported)
 
 
@@ -67,6 +67,7 @@ def has_no_cloud_resource(status: QueuedResourceStatus) -> bool:
 
 
 def _find_status_problems(status: RawObject) -> tuple[str, ...]:
+    """Describe the unreadable fields among `_NEEDED`. `read_object` doesn't report problems of a status."""
     needed: dict[str, Any] = {name: status[name] for name in _NEEDED if name in status}
     try:
         QueuedResourceStatus.model_validate(needed)

@@ -69,30 +69,35 @@ class Applier:
 
         Raises ConflictError or ApiError if the job has changed or is gone; then nothing is done.
         """
-        memory = self.memory.get_job(job.metadata.uid)
+        memory, creation = self.memory.get_job(job.metadata.uid), CreateJobSet.__name__
         before, unwritten = memory.rejections, await self._write_status(job, decision)
-        failures, refused = ([] if unwritten is None else [unwritten]), dict[str, Rejection]()
-        held: tuple[type[Action], ...] = () if unwritten is None else RELYING_ON_STATUS
-        resources = decision.status.resources
-        made = resources is not None and resources.job_set is not None
-        kept = None if made else before.get(CreateJobSet.__name__)  # it is retried only from time to time
-        may_start = True
+        failures = [] if unwritten is None else [unwritten]
+        blocked: tuple[type[Action], ...] = () if unwritten is None else RELYING_ON_STATUS
+        resources, refused = decision.status.resources, dict[str, Rejection]()
+        if creation in before and (resources is None or resources.job_set is None):
+            # The creation is retried only from time to time: until then its refusal counts.
+            refused[creation] = before[creation]
+        config_failed = False
         for action in decision.actions:
-            if isinstance(action, held) or (not may_start and _starts_pods(action)):
-                continue
-            name, creates = type(action).__name__, isinstance(action, CreateJobSet)
-            kept = None if creates else kept
+            name = type(action).__name__
+            starts_pods = name == creation or (isinstance(action, SetSuspend) and not action.suspend)
+            if isinstance(action, blocked) or (config_failed and starts_pods):
+                continue  # pods read the ConfigMap when they start
+            if name == creation:
+                refused.pop(creation, None)
             error = await self._try_action(key, job, action)
-            rejection = None if error is None else self._describe_refusal(job, before.get(name), error)
+            if error is None:
+                continue
+            rejection = self._describe_refusal(job, before.get(name), error)
             if rejection is not None:
                 refused[name] = rejection
-            if error is None or (creates and rejection is not None and rejection.reportable):
-                continue  # the decision sets when to retry the JobSet
+            if name == creation and rejection is not None and rejection.reportable:
+                continue  # the decision sets when to retry it
             failures.append(error)
-            if isinstance(action, ApplyConfigMap):
-                may_start = False
-        memory.rejections = refused if kept is None else {CreateJobSet.__name__: kept, **refused}
-        settled = memory.rejections == before and (memory.has_acted or not is_refused(decision.status))
+            config_failed = config_failed or isinstance(action, ApplyConfigMap)
+        memory.rejections = refused
+        # A status that shows the refusals of an earlier process is derived again once this one has tried the writes.
+        settled = refused == before and (memory.has_acted or not is_refused(decision.status))
         memory.has_acted = True
         return Outcome(status_written=unwritten is None, failures=tuple(failures), settled=settled)
 
@@ -119,9 +124,10 @@ class Applier:
         except ApiError as error:
             if isinstance(error, ConflictError) or error.status == HTTPStatus.NOT_FOUND:
                 raise  # the job has changed or is gone
-            known = memory.unwritten
-            refusal = memory.unwritten = self._describe_refusal(job, known, error)
-            if refusal is not None and refusal.reportable and (known is None or not known.reportable):
+            earlier = memory.unwritten
+            refusal = memory.unwritten = self._describe_refusal(job, earlier, error)
+            reported = earlier is not None and earlier.reportable
+            if refusal is not None and refusal.reportable and not reported:
                 text = f"cannot write the status; nothing starts or stops until it is written: {error}"
                 event = ObjectEvent(warning=True, reason="StatusNotWritten", message=text)
                 await self.writer.create_event(job.metadata, event)
@@ -134,18 +140,18 @@ class Applier:
         return None
 
     def _describe_refusal(
-        self, job: CheckpointedTrainingJob, known: Rejection | None, error: ApiError
+        self, job: CheckpointedTrainingJob, earlier: Rejection | None, error: ApiError
     ) -> Rejection | None:
-        """Describe the refusal of a write; `known` is the last one. None for a conflict: the job read was stale."""
+        """Describe the refusal of a write that may have been refused `earlier`; None for a conflict with a change."""
         if error.status == HTTPStatus.CONFLICT:
             return None
-        now = self.shared.clock()
-        since = now if known is None else known.since
+        now, generation = self.shared.clock(), job.metadata.generation
+        since = now if earlier is None else earlier.since
         is_permanent = error.is_permanent and error.status < HTTPStatus.INTERNAL_SERVER_ERROR
         return Rejection(
-            generation=job.metadata.generation,
+            generation=generation,
             status=error.status,
-            message=_keep_message(known, str(error), job.metadata.generation),
+            message=_keep_message(earlier, str(error), generation),
             at=now,
             since=since,
             reportable=is_permanent or now - since >= _OUTAGE_S,
@@ -158,7 +164,7 @@ class Applier:
                 self.memory.get_job(job.metadata.uid).config_map = read_config_map(raw)
             case CreateJobSet():
                 raw = await self.shared.cluster.create(JOBSETS, key.namespace, action.manifest)
-                self.memory.get_job(job.metadata.uid).note_holder(read_jobset(raw))
+                self.memory.get_job(job.metadata.uid).note_foreign_suspension(read_jobset(raw))
                 self.shared.cache.record_jobset(raw)
             case SetSuspend():
                 body = suspend_manifest(action.jobset, suspend=action.suspend)
@@ -185,20 +191,15 @@ class Applier:
                     raise
                 self.shared.cache.forget_objects(frozenset({pod.uid}))
                 return
-        # The Job's finalizer keeps the pod until the Job has counted it. Without this deletion it blocks the restart.
+        # JobSet restarts nothing while the pod exists. Its finalizer keeps it until its Job has counted the failure.
         await self.shared.cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
 
 
-def _starts_pods(action: Action) -> bool:
-    """Return True if the action starts pods, which read their settings at their start."""
-    return isinstance(action, CreateJobSet) or (isinstance(action, SetSuspend) and not action.suspend)
-
-
-def _keep_message(known: Rejection | None, text: str, generation: int) -> str:
-    """Return the known message if only numbers such as ports differ, unless the spec was edited: this saves writes."""
-    if known is None or known.generation != generation:
-        return text
-    return known.message if _NUMBER.sub("", known.message) == _NUMBER.sub("", text) else text
+def _keep_message(earlier: Rejection | None, text: str, generation: int) -> str:
+    """Return the earlier message if only numbers such as ports differ, which saves writes of the status."""
+    if earlier is None or earlier.generation != generation:
+        return text  # after an edit of the spec, a number may be what matters
+    return earlier.message if _NUMBER.sub("", earlier.message) == _NUMBER.sub("", text) else text
 
 
 def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:

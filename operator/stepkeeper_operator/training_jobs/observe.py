@@ -6,7 +6,7 @@ This is the only place where a reconcile reads.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, find_condition
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.evidence import AttemptEvidence
@@ -51,31 +51,32 @@ class Observer:
 
         A job that has ended starts nothing, so the cache is enough for it.
         """
-        uid, over = job.metadata.uid, find_end(job) is not None
-        jobset = self.shared.cache.get_jobset(key) if over else await self._read_jobset(key, job)
-        config_map = None if over else await self._read_config_map(key, uid)
-        predecessors = _find_predecessors(key, uid, jobset, config_map)
-        if predecessors is not None:
-            # The garbage collector deletes the objects of another owner: treat them as gone.
-            jobset = config_map = None
-            terminating = _find_terminating(self.shared.cache.list_leftovers(key))
-            predecessors = replace(predecessors, terminating=terminating)
-        jobset = _recall_holder(job, jobset, self.memory.get_job(uid))
-        pods, evidence = self.shared.cache.list_pods(uid), self.shared.cache.list_evidence(uid)
-        n_nodes, n_unknown_nodes = self.shared.cache.count_nodes()
+        uid, over, cache = job.metadata.uid, find_end(job) is not None, self.shared.cache
         memory = self.memory.get_job(uid)
+        jobset = cache.get_jobset(key) if over else await self._read_jobset(key, job)
+        config_map = None if over else await self._read_config_map(key, uid)
+        of_deleted_job = _find_object_of_deleted_job(key, uid, jobset, config_map)
+        if of_deleted_job is not None:
+            jobset = config_map = None  # the garbage collector deletes them
+            stopping = _find_terminating(cache.list_leftovers(key))
+            of_deleted_job = replace(of_deleted_job, terminating=stopping)
+        jobset = _restore_created_suspended(job, jobset, memory)
+        pods, evidence = cache.list_pods(uid), cache.list_evidence(uid)
+        n_nodes, n_unknown_nodes = cache.count_nodes()
+        # A refused creation says nothing about a JobSet that is built from an edited spec.
         rejections = {
             action: rejection
             for action, rejection in memory.rejections.items()
             if rejection.reportable
             and (action != CreateJobSet.__name__ or rejection.generation == job.metadata.generation)
         }
-        needed = not over and jobset is None
-        leftover = predecessors or await self._find_leftover(key, job) if needed else None
+        leftover = None
+        if jobset is None and not over:  # the next JobSet has to wait for it
+            leftover = of_deleted_job or await self._find_leftover(key, job)
         terminating = () if leftover is None else leftover.terminating
         return Observed(
             jobset=jobset,
-            workload=None if jobset is None else self.shared.cache.get_workload(jobset.uid),
+            workload=None if jobset is None else cache.get_workload(jobset.uid),
             pods=pods,
             leftover=leftover,
             evidence=evidence,
@@ -89,7 +90,7 @@ class Observer:
             rejections=rejections,
             has_acted=memory.has_acted,
             unreadable=unreadable,
-            root_rivals=self.shared.cache.list_root_rivals(key),
+            root_rivals=cache.list_root_rivals(key),
             machines=self._read_machines(key, job),
             queued_resources_managed=self.settings.cloud_tpu_enabled,
             operator_started_at=self.memory.started_at,
@@ -104,9 +105,10 @@ class Observer:
         return None if raw is None else read_queued_machines(raw)
 
     async def _read_jobset(self, key: ObjectKey, job: CheckpointedTrainingJob) -> JobSet | None:
-        """Read the JobSet from the cache. If it is not cached, ask the API server, since much depends on it.
+        """Read the JobSet from the cache, or from the API server if the cache has none, or one that is not trusted.
 
-        Also ask if a job without a running attempt waits for its JobSet: watches can break silently.
+        A JobSet that seems to be gone ends the attempt, so its absence is confirmed. One that the job waits for is
+        read again from time to time, since watches can break silently.
         """
         known, memory = self.shared.cache.get_jobset(key), self.memory.get_job(job.metadata.uid)
         now = self.shared.clock()
@@ -122,7 +124,7 @@ class Observer:
         return read_jobset(raw)
 
     async def _find_leftover(self, key: ObjectKey, job: CheckpointedTrainingJob) -> Leftover | None:
-        """Find one Job or pod of an earlier JobSet. The API server has to confirm it, since much depends on it."""
+        """Find one Job or pod of an earlier JobSet. The API server has to confirm it: a stale one delays a start."""
         items = self.shared.cache.list_leftovers(key)
         for item in items:
             resource = BATCH_JOBS if isinstance(item, BatchJob) else PODS
@@ -137,13 +139,11 @@ class Observer:
         """Find an object of an earlier JobSet that is not in the cache yet, because the watches were broken."""
         at = job.status.next_start_time
         if job.status.operator.job_sets == 0 or (at is not None and self.shared.clock() < at):
-            return None
+            return None  # there was no earlier JobSet, or nothing starts yet
         for resource in (BATCH_JOBS, PODS):
             # List first: an object that a watch delivers meanwhile is then in the cache.
-            selector = f"{JOB_UID_LABEL}={job.metadata.uid}"
-            present = await self.shared.cluster.list_uids(
-                resource, selector, namespace=job.metadata.namespace
-            )
+            selector, namespace = f"{JOB_UID_LABEL}={job.metadata.uid}", job.metadata.namespace
+            present = await self.shared.cluster.list_uids(resource, selector, namespace=namespace)
             if present - self.shared.cache.list_uids(resource):
                 return Leftover(name=f"a {resource.kind} that no watch has reported yet")
         return None
@@ -155,8 +155,8 @@ class Observer:
         """
         memory, now = self.memory.get_job(uid), self.shared.clock()
         known = memory.config_map
-        stale = known is None or known.owner_uid != uid
-        if stale or now - memory.config_map_read_at >= self.settings.resync_s:
+        unusable = known is None or known.owner_uid != uid
+        if unusable or now - memory.config_map_read_at >= self.settings.resync_s:
             raw = await self.shared.cluster.get(CONFIG_MAPS, key.namespace, config_map_name(key.name))
             memory.config_map_read_at = now
             memory.config_map = None if raw is None else read_config_map(raw)
@@ -168,26 +168,32 @@ class Observer:
         return {name: node for name, node in found.items() if node is not None}
 
 
-def _recall_holder(job: CheckpointedTrainingJob, jobset: JobSet | None, memory: JobMemory) -> JobSet | None:
-    """Set `born_suspended` from memory, or from the status that an earlier operator process wrote."""
-    if jobset is not None:
-        memory.note_holder(jobset)
-    if jobset is None or jobset.is_queued:
-        return jobset
+def _restore_created_suspended(
+    job: CheckpointedTrainingJob, jobset: JobSet | None, memory: JobMemory
+) -> JobSet | None:
+    """Set `created_suspended`: whether something other than this operator suspended the JobSet at its creation.
+
+    Memory has this, or the status that an earlier operator process wrote: QuotaReserved with reason NoWorkload.
+    """
+    if jobset is None:
+        return None
+    memory.note_foreign_suspension(jobset)
+    if jobset.is_queued:
+        return jobset  # it shows by itself that Kueue manages it
     resources = job.status.resources
     same = resources is not None and resources.job_set is not None and resources.job_set.uid == jobset.uid
-    kind = ConditionType.QUOTA_RESERVED
-    recorded = same and any(c.type == kind and c.reason == Reason.NO_WORKLOAD for c in job.status.conditions)
-    return replace(jobset, created_suspended=recorded or memory.held_jobset == jobset.uid)
+    quota = find_condition(job.status.conditions, ConditionType.QUOTA_RESERVED)
+    recorded = same and quota is not None and quota.reason == Reason.NO_WORKLOAD
+    return replace(jobset, created_suspended=recorded or memory.foreign_suspended_jobset == jobset.uid)
 
 
 def _find_terminating(items: tuple[BatchJob | Pod, ...]) -> tuple[Pod, ...]:
     """Find the pods of training jobs whose deletion was requested."""
     pods = [item for item in items if isinstance(item, Pod)]
-    return tuple(pod for pod in pods if pod.deadline is not None and pod.job_uid)
+    return tuple(pod for pod in pods if pod.deletion_requested_at is not None and pod.job_uid)
 
 
-def _find_predecessors(
+def _find_object_of_deleted_job(
     key: ObjectKey, uid: str, jobset: JobSet | None, config_map: ConfigMap | None
 ) -> Leftover | None:
     """Find an object of a deleted job of the same name that is not garbage-collected yet."""

@@ -1,6 +1,7 @@
-"""Define the observations that a decision about one job uses, and the memory of jobs that this process keeps.
+"""Define the input of a decision about one job: the observed facts, and what this process remembers of the job.
 
-A restart loses the memory, which costs only a few requests.
+A restart loses the memory, which costs only a few requests. An ordinal names the pods of an attempt: the number of
+their JobSet, and how often JobSet had restarted it before.
 """
 
 from collections.abc import Mapping
@@ -92,6 +93,8 @@ class Observed:
     """Set only if there is no JobSet."""
 
     evidence: tuple[AttemptEvidence, ...] = ()
+    """The last known states of the pods and failed Jobs of the newest attempts, by ordinal."""
+
     nodes: Mapping[str, Node] = field(default_factory=dict)
     """The nodes that pods in `pods` and `evidence` were on, by name."""
 
@@ -117,8 +120,8 @@ class Observed:
     root_rivals: tuple[JobRoot, ...] = ()
     """The other jobs of the cluster whose root is the same as this job's, inside it, or contains it."""
 
-    held: bool = False
-    """True if the job is not accepted: running pods continue, and nothing starts."""
+    accepted: bool = True
+    """False if condition Accepted is False: then running pods continue, and nothing starts."""
 
     machines: QueuedMachines | None = None
     """The QueuedResource that the job names; None if it names none, or the resource does not exist."""
@@ -146,7 +149,7 @@ class Observed:
         return "Kueue suspended it" if evicted is None else f"Kueue evicted it ({evicted})"
 
     def find_evidence(self, ordinal: tuple[int, int]) -> AttemptEvidence | None:
-        """Find all evidence with that ordinal. The attempts before and after a suspension share one."""
+        """Find the evidence with that ordinal. The attempts before and after a suspension share it."""
         return next((evidence for evidence in self.evidence if evidence.ordinal == ordinal), None)
 
 
@@ -169,9 +172,9 @@ class View:
 
     @property
     def n_hosts(self) -> int:
-        """The number of hosts in the JobSet, or in the spec without a JobSet. A refused edit changes only the spec."""
-        made = 0 if self.jobset is None else self.jobset.n_pods
-        return made or self.job.spec.placement.n_hosts
+        """The number of hosts in the JobSet, else in the spec. They differ after an edit that is not accepted."""
+        in_jobset = 0 if self.jobset is None else self.jobset.n_pods  # 0 is also a JobSet's unknown number
+        return in_jobset or self.job.spec.placement.n_hosts
 
     @property
     def is_on_queued_resource(self) -> bool:
@@ -182,8 +185,8 @@ class View:
 def compute_recheck_s(job: CheckpointedTrainingJob, jobset: JobSet, *, now: float) -> float | None:
     """Compute for how many seconds the cached JobSet is trusted without a watch event; None: without limit.
 
-    The longer ago the attempt ended, the longer it is trusted. It is read again only while the job waits for JobSet to
-    act: no attempt runs, the JobSet is not suspended, and the operator does not wait for a back-off.
+    There is a limit only while the job waits for JobSet to act: no attempt runs, the JobSet is not suspended, and no
+    back-off delays the next start. The limit grows with the time since the attempt's end.
     """
     attempts, next_at = job.status.attempts, job.status.next_start_time
     if not attempts or jobset.suspend:
@@ -206,8 +209,8 @@ class JobMemory:
     config_map: ConfigMap | None = None
     config_map_read_at: float = float("-inf")
     jobset_read_at: float = float("-inf")
-    held_jobset: str | None = None
-    """Uid of the JobSet that another controller suspended at its creation, and has controlled since."""
+    foreign_suspended_jobset: str | None = None
+    """Uid of the JobSet that another controller, such as Kueue, suspended at its creation."""
 
     has_acted: bool = False
     """True once a decision was applied. Until then it is unknown which writes the API server refuses."""
@@ -218,10 +221,10 @@ class JobMemory:
     unwritten: Rejection | None = None
     """The refusal of the last status."""
 
-    def note_holder(self, jobset: JobSet) -> None:
+    def note_foreign_suspension(self, jobset: JobSet) -> None:
         """Remember a JobSet that another controller suspended at its creation: only generation 1 of it shows that."""
         if jobset.created_suspended:
-            self.held_jobset = jobset.uid
+            self.foreign_suspended_jobset = jobset.uid
 
 
 @dataclass(slots=True)

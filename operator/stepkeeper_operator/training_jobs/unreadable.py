@@ -32,14 +32,14 @@ _NOT_JUDGED: Final = "unknown while the spec cannot be read: see condition Accep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableJobs:
-    """Manage unreadable jobs by their raw objects."""
+    """Manage unreadable jobs by their raw objects. Their running pods continue unless `spec.suspend` is true."""
 
     shared: Shared
     reports: ReportCache
     writer: ObjectWriter
 
     async def manage(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
-        """Show the problems and the commits, and stop the JobSet if the spec says so. Raises ApiError at the end."""
+        """Stop the JobSet if requested, and report the problems and commits even if that fails. Raises ApiError."""
         meta = ObjectMeta.model_validate(raw["metadata"])
         # Stop first: the API server may refuse a status for such a spec.
         try:
@@ -55,6 +55,7 @@ class UnreadableJobs:
         shown = _show_commits(judged, Observed(report=self.reports.get_report(meta.uid), evidence=evidence))
         written = await self.writer.report_unreadable(shown, problems, initial={"phase": "Pending"})
         if written is None and shown.get("status") != raw.get("status"):
+            # That wrote nothing, so the changed commits and conditions are not written yet.
             written = await self.writer.write_status(meta, shown["status"])
         if written is not None:
             self.shared.cache.record_training_job(written)
@@ -87,9 +88,10 @@ def _show_commits(raw: RawObject, observed: Observed) -> RawObject:
         return raw
     update: dict[str, object] = {"checkpoint": mirror.checkpoint}
     if mirror.new_commit:
-        known = job.status.operator
-        starts = {"starts_without_checkpoint": min(1, known.starts_without_checkpoint)}
-        update["operator"] = known.model_copy(update=starts)
+        operator = job.status.operator
+        # It is unknown which of the starts made the commit: the newest may have made none.
+        starts = {"starts_without_checkpoint": min(1, operator.starts_without_checkpoint)}
+        update["operator"] = operator.model_copy(update=starts)
         if get_nested(spec, "restarts", "resetOnNewCheckpoint") is not False:
             update["restarts"] = reset_failures(job.status.restarts)
     written = job.status.model_copy(update=update).to_raw()
@@ -103,7 +105,7 @@ def _reset_conditions(raw: RawObject, *, now: float) -> RawObject:
     before = status.get("conditions") or []
     generation = ObjectMeta.model_validate(raw["metadata"]).generation
     if any(condition_of(raw, kind).get("status") == "True" for kind in END_CONDITIONS):
-        return raw
+        return raw  # the conditions of an ended job are final
     after = [_make_unknown(each, generation=generation, now=now) for each in before]
     return raw if after == before else {**raw, "status": {**status, "conditions": after}}
 

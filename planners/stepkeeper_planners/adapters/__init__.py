@@ -14,6 +14,7 @@ from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 
 _ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Torch's own classes. A CPU tensor of one of them, without attributes, is an ordinary one."""
 _form: Final = attrgetter("dtype", "layout", "shape", "is_cpu", "__dict__")
 
 
@@ -80,7 +81,7 @@ def distribute_as(tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 def identity(tensor: torch.Tensor) -> object:
     """Return a key that is equal for tied tensors: the same elements of the same memory. None if unknown."""
     if isinstance(tensor, ShardedTensor):
-        # `describe` refuses it, and can name it.
+        # Not refused here: `describe` refuses it by its name.
         return None
     return _adapter(tensor).identity(tensor)
 
@@ -119,7 +120,7 @@ def ordinary_forms(tensors: Sequence[torch.Tensor]) -> list[object] | None:
 
 
 def have_forms(tensors: Sequence[torch.Tensor], forms: Sequence[object]) -> bool:
-    """Return whether these are ordinary tensors with these forms. Much cheaper than comparing `structure`."""
+    """Return whether these are ordinary tensors with these forms, in order. Much cheaper than comparing `structure`."""
     return _ORDINARY.issuperset(map(type, tensors)) and all(map(eq, map(_form, tensors), forms))
 
 
@@ -200,8 +201,8 @@ def device_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the memory of the only local shard if it is on a device that torch copies from by itself, else None."""
     adapter = _adapter(tensor)
     local = dtensor.to_local(tensor) if adapter is dtensor else tensor
-    is_here = local.is_cpu or not local.numel()
-    return None if is_here or adapter not in (plain, dtensor) else local.detach()
+    is_on_host = local.is_cpu or not local.numel()
+    return None if is_on_host or adapter not in (plain, dtensor) else local.detach()
 
 
 def has_overlapping_elements(tensor: torch.Tensor) -> bool:
@@ -235,7 +236,7 @@ def select_sharded(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:
-    """Return whether this is a DTensor with a mesh of ranks. torch_xla's sharded tensor is one only by class."""
+    """Return whether this is a DTensor with a mesh of ranks. torch_xla's sharded tensor is one without a mesh."""
     return isinstance(tensor, DTensor) and tensor.device.type != "xla"
 
 

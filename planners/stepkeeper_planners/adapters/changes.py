@@ -71,6 +71,7 @@ def _find_memory(tensor: torch.Tensor) -> torch.Tensor | None:
 def _sample_host(memory: torch.Tensor) -> bytes:
     start, size_bytes = memory.data_ptr(), memory.nbytes
     if not memory.is_contiguous():
+        # Only the first element is certainly where the memory starts.
         return ctypes.string_at(start, memory.itemsize)
     if size_bytes <= 2 * _SAMPLE_BYTES:
         return ctypes.string_at(start, size_bytes)
@@ -79,7 +80,6 @@ def _sample_host(memory: torch.Tensor) -> bytes:
 
 
 def _sample_device(memory: torch.Tensor) -> torch.Tensor:
-    size = memory.numel()
     if not memory.is_contiguous():
         return memory.detach().as_strided((1,), (1,)).clone()
-    return memory.detach().view(-1)[:: max(1, size // _SAMPLES)][:_SAMPLES].clone()
+    return memory.detach().view(-1)[:: max(1, memory.numel() // _SAMPLES)][:_SAMPLES].clone()

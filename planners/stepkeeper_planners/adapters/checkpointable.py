@@ -16,8 +16,8 @@ from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout
 
 _ATTRIBUTES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
-"""The shape of the global tensor; and of each local shard the start in it, the start in the local tensor, which may
-hold padding too, and the sizes."""
+"""The shape of the global tensor; then for each local shard: its offsets in the global tensor, its offsets in the local
+tensor, which may hold padding too, and its sizes."""
 
 
 def is_checkpointable(tensor: torch.Tensor) -> bool:
@@ -34,6 +34,7 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
     shape = _global_shape(tensor)
     chunks: dict[Box, list[Owner]] = {}
     if not prod(shape):
+        # Every layout has a chunk, also that of a tensor without elements.
         chunks[Box.whole(shape)] = [Owner(rank=ranks.rank, local_index=0)]
     for index, (box, _) in enumerate(_shards(tensor)):
         if box.volume:

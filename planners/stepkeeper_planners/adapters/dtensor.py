@@ -43,16 +43,17 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
     try:
         mesh, placements = _find_placement(_dtensor(tensor))
         if ranks.members is None:
-            chunks, own = chunks_on_mesh(mesh, placements, shape), ranks.rank
+            chunks, global_rank = chunks_on_mesh(mesh, placements, shape), ranks.rank
         else:
             chunks = chunks_in_group(mesh, placements, shape, ranks.members)
-            own = ranks.members[ranks.rank]
+            global_rank = ranks.members[ranks.rank]
         if tensor.numel():
             check_ascending_ranks(mesh, placements)
-            held = box_of_rank(mesh, placements, shape, own)
-            _check_local(local, own, None if held is None else held.sizes)
+            held = box_of_rank(mesh, placements, shape, global_rank)
+            _check_local(local, global_rank, None if held is None else held.sizes)
     except UnsupportedShardingError as error:
         raise UnsupportedShardingError(f"{fqn}: {error}") from error
+    # If there are several slices, `_find_placement` has added a dimension for them.
     n_slices = mesh.shape[-1] if len(mesh.shape) > _dtensor(tensor).device_mesh.ndim else 1
     return TensorLayout(
         fqn=fqn,
@@ -124,12 +125,12 @@ def to_local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _find_placement(tensor: DTensor) -> tuple[RankMesh, Placements]:
     """Return the mesh of all ranks with copies, and how the tensor is sharded over it."""
-    mesh = tensor.device_mesh
-    root = _root_of(mesh)
-    placements = _placements(tensor.placements)
-    slice_ = _rank_mesh(mesh)
-    whole = slice_ if root is mesh else add_slice_dimension(slice_, _rank_mesh(root))
-    return whole, placements + (None,) * (len(whole.shape) - len(slice_.shape))
+    placements, mesh = _placements(tensor.placements), _rank_mesh(tensor.device_mesh)
+    root = _root_of(tensor.device_mesh)
+    if root is not tensor.device_mesh:
+        mesh = add_slice_dimension(mesh, _rank_mesh(root))
+    # The slices hold copies.
+    return mesh, placements + (None,) * (len(mesh.shape) - len(placements))
 
 
 def _root_of(mesh: DeviceMesh) -> DeviceMesh:
@@ -164,7 +165,9 @@ def _placements(placements: tuple[Placement, ...]) -> Placements:
 
 
 def _check_local(local: torch.Tensor, rank: int, sizes: tuple[int, ...] | None) -> None:
-    if (local.numel() == 0) if sizes is None else (tuple(local.shape) == sizes):
+    """Check the local tensor's shape against the `sizes` that the placements imply; None if it should be empty."""
+    fits = local.numel() == 0 if sizes is None else tuple(local.shape) == sizes
+    if fits:
         return
     placed = "an empty one" if sizes is None else sizes
     raise UnsupportedShardingError(

@@ -15,6 +15,8 @@ from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Owner, Ranks
 
+# The number of tiles in each dimension, and of copies last if there are any. Then the devices, as a list of numbers or
+# as "<=[4,2]T(1,0)": the numbers from 0 on, in an array of the first shape, with its dimensions in the second order.
 _TILED = re.compile(
     r"^\{devices=\[(?P<dims>[\d,]+)\]"
     r"(?:(?P<ids>\d+(?:,\d+)*)|<=\[(?P<iota>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?)"
@@ -62,6 +64,7 @@ class Tiling:
         if any(size % count for size, count in zip(shape, counts, strict=True)):
             return None
         for dim, size in enumerate(shape):
+            # Cut each tile along `dim` into as many equal parts as its copies allow, each for an equal share of them.
             parts = gcd(size // counts[dim], devices.shape[-1])
             cut = devices.reshape(*counts, parts, -1)
             counts[dim] *= parts
@@ -69,10 +72,6 @@ class Tiling:
         if devices.shape[-1] > 1:
             return None
         return Tiling(counts=tuple(counts), groups=tuple((int(device),) for device in devices.flatten()))
-
-    def device_boxes(self, shape: tuple[int, ...]) -> Mapping[int, Box]:
-        """Return the box of each device."""
-        return _device_boxes(self, shape)
 
 
 def parse_sharding(fqn: str, text: str, ndim: int) -> Tiling | None:
@@ -102,16 +101,16 @@ def _parsed(text: str, ndim: int) -> Tiling | None:
         raise UnsupportedShardingError(f"sharding {text} can't be stored; use mark_sharding()")
     dims = _numbers(match["dims"])
     devices = _devices(match)
-    counts = dims[:-1] if match["replicate"] else dims
+    counts, copies = (dims[:-1], dims[-1]) if match["replicate"] else (dims, 1)
     if len(counts) != ndim or prod(dims) != len(devices):
         raise UnsupportedShardingError(f"sharding {text} doesn't fit a tensor of {ndim} dimensions")
-    copies = dims[-1] if match["replicate"] else 1
     groups = tuple(tuple(devices[i : i + copies]) for i in range(0, len(devices), copies))
     return None if len(groups) == 1 else Tiling(counts=tuple(counts), groups=groups)
 
 
 @lru_cache(maxsize=1024)
-def _device_boxes(tiling: Tiling, shape: tuple[int, ...]) -> Mapping[int, Box]:
+def list_device_boxes(tiling: Tiling, shape: tuple[int, ...]) -> Mapping[int, Box]:
+    """Return the box of each device, without padding, for a tensor of this shape."""
     pairs = zip(tiling.groups, tiling.boxes(shape), strict=True)
     return {device: box for group, box in pairs for device in group}
 

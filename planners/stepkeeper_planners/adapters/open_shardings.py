@@ -1,4 +1,7 @@
-"""Track the XLA tensors whose shardings the user didn't set, and keep copies from setting one."""
+"""Track the XLA tensors whose shardings the user didn't set, and keep copies from setting one.
+
+A sharding is open if the tensor has none: XLA chooses it in the next program that writes the tensor.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -43,22 +43,25 @@ Span = tuple[int, int]
 
 @lru_cache(maxsize=64)
 def add_slice_dimension(mesh: RankMesh, root: RankMesh) -> RankMesh:
-    """Return the mesh with a further dimension, over the slices beside it in its root mesh, if there are any.
+    """Return the mesh with one more dimension, over the slices beside it in its root mesh, if there are any.
 
     An example is a model with some tensor-parallel layers: every other layer lies on one mesh for each of the
     parallel ranks. These meshes don't reference each other, and hold copies.
     """
+    # By dimension of the root, where each rank of the mesh is.
     at = np.array(np.unravel_index([root.ranks.index(rank) for rank in mesh.ranks], root.shape))
     along = [dim for dim in range(len(root.shape)) if (at[dim] != at[dim][0]).any()]
     beside = [dim for dim in range(len(root.shape)) if dim not in along]
     lengths = tuple(root.shape[dim] for dim in along)
-    n_beside = prod(root.shape[dim] for dim in beside)
-    if n_beside == 1 or prod(lengths) != len(mesh.ranks):
+    n_slices = prod(root.shape[dim] for dim in beside)
+    is_slice = prod(lengths) == len(mesh.ranks)
+    if n_slices == 1 or not is_slice:
         return mesh
+    # Row by row, the ranks that are at one place of each slice.
+    rows = np.array(root.ranks).reshape(root.shape).transpose([*along, *beside]).reshape(-1, n_slices)
     places = np.ravel_multi_index(at[along], lengths) if along else np.zeros(1, dtype=np.int64)
-    columns = np.array(root.ranks).reshape(root.shape).transpose([*along, *beside]).reshape(-1, n_beside)
-    ranks: list[int] = columns[places].flatten().tolist()
-    return RankMesh(shape=(*mesh.shape, n_beside), ranks=tuple(ranks))
+    ranks: list[int] = rows[places].flatten().tolist()
+    return RankMesh(shape=(*mesh.shape, n_slices), ranks=tuple(ranks))
 
 
 @lru_cache(maxsize=256)
@@ -88,11 +91,9 @@ def chunks_on_mesh(mesh: RankMesh, placements: Placements, shape: tuple[int, ...
 def chunks_in_group(
     mesh: RankMesh, placements: Placements, shape: tuple[int, ...], members: tuple[int, ...]
 ) -> tuple[Chunk, ...]:
-    """Return the chunks by the ranks of a group whose `members` have these global ranks; see
-    `chunks_on_mesh`.
+    """Return what `chunks_on_mesh` does, with ranks counted in a group whose `members` have these global ranks.
 
-    Copies on processes outside of the group are left out. Raises UnsupportedShardingError too if no others
-    hold a part.
+    Copies outside of the group are left out. Raises UnsupportedShardingError also if all copies of a part are.
     """
     rank_of = {member: rank for rank, member in enumerate(members)}
     chunks = []
@@ -141,6 +142,7 @@ def _cuts_by_dim(mesh: RankMesh, placements: Placements, ndim: int) -> list[list
             f"{len(placements)} placements for a mesh of {len(mesh.shape)} dimensions"
         )
     cuts: list[list[int]] = [[] for _ in range(ndim)]
+    # From the last on: a split factor counts the parts that later mesh dimensions make.
     for mesh_dim in reversed(range(len(placements))):
         cut = placements[mesh_dim]
         if cut is None:
@@ -153,7 +155,7 @@ def _cuts_by_dim(mesh: RankMesh, placements: Placements, ndim: int) -> list[list
 
 
 def _position(mesh: RankMesh, order: Sequence[int], split_factor: int) -> int:
-    """Return how many of the cuts, outermost first, come before a cut with this split factor."""
+    """Return how many of the cuts, outermost first, come before a cut with this split factor: those that make it."""
     parts = 1
     for position, mesh_dim in enumerate(order):
         if parts == split_factor:

@@ -10,7 +10,7 @@ __all__ = ["read_accelerator", "read_xla", "seed_accelerator", "set_accelerator"
 
 
 def read_accelerator() -> dict[str, Any] | None:
-    """Return the states of torch's generators on this process's accelerator; None if it uses none with any.
+    """Return the states of torch's generators on this process's accelerator; None if it has used none with generators.
 
     An accelerator that the process hasn't used is left alone: querying it would allocate memory on each of its devices.
     """
@@ -35,6 +35,7 @@ def set_accelerator(state: Mapping[str, Any]) -> bool:
         return False
     module, states, current = found[1], state["states"], state["current"]
     if not hasattr(module, "get_rng_state_all"):
+        # Such a module has saved the current device's state only.
         module.set_rng_state(states[0])
         return True
     own = torch.accelerator.current_device_index()
@@ -78,9 +79,10 @@ def _uses_xla() -> bool:
 
 
 def _current_state(module: Any) -> Any:
-    """Return the state of the current device's generator. TorchTPU's module has lacked it since torch 2.13."""
+    """Return the state of the current device's generator, by the first interface that torch and the module have."""
     if hasattr(torch.accelerator, "random"):  # since torch 2.14
         return torch.accelerator.random.get_rng_state()
+    # Since torch 2.13, TorchTPU's module has this list, and its get_rng_state() only raises.
     if generators := getattr(module, "default_generators", ()):
         return generators[torch.accelerator.current_device_index()].get_state()
     return module.get_rng_state()
@@ -89,8 +91,8 @@ def _current_state(module: Any) -> Any:
 def _accelerator(*, used: bool = True) -> tuple[str, Any] | None:
     """Return the kind of the accelerator and torch's module for it; None if there is none with generators.
 
-    If `used`, return it only if this process has used it. Callers prefer torch.accelerator's functions to the module's,
-    some of which TorchTPU refuses.
+    If `used`, return it only if this process has used it. Where torch.accelerator has the same function as the module,
+    use that: TorchTPU's module refuses some of its own.
     """
     # The accelerator that this torch is built for, even if the machine has none. Looking for one would start its
     # driver, after which the process can't fork.

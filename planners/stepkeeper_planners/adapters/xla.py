@@ -15,7 +15,7 @@ import torch_xla.core.xla_model as xm
 from torch_xla.distributed.spmd import wrap_if_sharded
 
 from stepkeeper_planners.adapters import plain
-from stepkeeper_planners.adapters.op_sharding import Tiling, parse_sharding
+from stepkeeper_planners.adapters.op_sharding import Tiling, list_device_boxes, parse_sharding
 from stepkeeper_planners.adapters.xla_sharding import (
     annotate_tiles,
     build_op_sharding,
@@ -52,7 +52,7 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     tiling = tiling_of(bare)
     if tiling is None:
         return [plain.to_plain_cpu(bare)]
-    boxes = tiling.device_boxes(tuple(bare.shape))
+    boxes = list_device_boxes(tiling, tuple(bare.shape))
     by_device = {device: data for data, device in transfer_shards([bare])[0]}
     return [remove_padding(by_device[name], boxes[ordinal(name)], bare.dtype) for name in local_devices()]
 
@@ -68,11 +68,12 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor], sharding: str
     tiling = _tiling(bare, sharding)
     if tiling is None:
         mark = build_op_sharding(None) if sharding is not None else _C._get_xla_op_sharding(bare)
-        if mark and bare.numel():
+        is_marked = mark and bare.numel()
+        if is_marked:
             # A copy onto a marked tensor needs a program; marking data that was copied needs none.
             _C._xla_clear_sharding(bare)
         plain.fill(bare, pieces)
-        if mark and bare.numel():
+        if is_marked:
             _C._xla_mark_sharding(bare, mark)
         return
     if sharding is not None:
@@ -81,17 +82,15 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor], sharding: str
         _C._xla_annotate_custom_sharding(bare, build_op_sharding(tiling))
     devices = local_devices()
     shape = tuple(bare.shape)
-    boxes = tiling.device_boxes(shape)
+    boxes = list_device_boxes(tiling, shape)
     padded_sizes = tiling.padded_sizes(shape)
-    first: dict[Box, int] = {}
-    shards: list[torch.Tensor] = []
+    by_box: dict[Box, torch.Tensor] = {}
     for index, name in enumerate(devices):
         box = boxes[ordinal(name)]
-        if box in first:
-            shards.append(shards[first[box]])
-            continue
-        first[box] = index
-        shards.append(_add_padding(pieces, index, box, padded_sizes, bare.dtype))
+        # The piece has the local index of the first copy.
+        if box not in by_box:
+            by_box[box] = _add_padding(pieces, index, box, padded_sizes, bare.dtype)
+    shards = [by_box[boxes[ordinal(name)]] for name in devices]
     _C._load_local_shards(bare.detach(), shards, devices)
 
 
@@ -114,13 +113,10 @@ def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
     that use them stay as they were. All ranks call this with the same tensors, because it runs a program on
     all devices.
     """
-    parted = {
-        name: parts
-        for name, tensor in tensors.items()
-        if (parts := clone_deduplicated(tensor, name)) is not None
-    }
-    start_pending(parted.values())
-    return parted
+    clones = {name: clone_deduplicated(tensor, name) for name, tensor in tensors.items()}
+    made = {name: clone for name, clone in clones.items() if clone is not None}
+    start_pending(made.values())
+    return made
 
 
 def clone_deduplicated(tensor: torch.Tensor, fqn: str) -> torch.Tensor | None:

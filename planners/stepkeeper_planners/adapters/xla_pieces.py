@@ -1,7 +1,7 @@
 """Copy XLA tensors in pieces that come out of their program separately, each small enough to be moved by itself.
 
 torch_xla moves a tensor whole, and holds the GIL meanwhile. A tensor that was copied whole could be cut only by another
-program.
+program. A tile is the part of a tensor that one device holds.
 """
 
 # ruff: noqa: SLF001 — torch_xla has no public API for what a checkpoint needs
@@ -18,7 +18,7 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
-from stepkeeper_planners.adapters.op_sharding import Tiling
+from stepkeeper_planners.adapters.op_sharding import Tiling, list_device_boxes
 from stepkeeper_planners.adapters.xla import remove_padding, transfer_shards
 from stepkeeper_planners.adapters.xla_sharding import (
     annotate_tiles,
@@ -111,10 +111,12 @@ def plan_clone(fqn: str, tensor: torch.Tensor, most_bytes: int) -> ClonePlan:
     sizes = shape if tiling is None else tiling.padded_sizes(shape)
     n_devices = len(local_devices()) if xr.is_spmd() else 1
     tile_bytes = prod(sizes) * bare.itemsize
+    # If all devices hold the same, one of them sends it.
     moved_bytes = tile_bytes * (1 if tiling is None else n_devices)
     even = all(size % count == 0 for size, count in zip(shape, counts, strict=True))
     dim, n_pieces = 0, -(-moved_bytes // most_bytes)
     if n_pieces > 1 and even:
+        # The first dimension that is long enough, or else the longest.
         dim = next((d for d, size in enumerate(sizes) if size >= n_pieces), sizes.index(max(sizes)))
         n_pieces = min(n_pieces, sizes[dim])
     else:
@@ -136,12 +138,9 @@ def with_fewer_pieces(cut: ClonePlan, most_bytes: int) -> ClonePlan:
 
 
 def describe_clone(fqn: str, tensor: torch.Tensor, cut: ClonePlan, ranks: Ranks) -> TensorLayout:
-    """Describe the layout of such a copy. Copies within this process are still one chunk."""
-    bare = unwrap(tensor)
-    present = tiling_of(bare, fqn)
-    if is_multi_process_program():
-        return describe_as(fqn, tensor, cut.tiling, ranks)
-    return describe_as(fqn, tensor, present, ranks)
+    """Describe the layout of such a copy. Chunks stay those of the tensor if one process has all of its devices."""
+    tiling = cut.tiling if is_multi_process_program() else tiling_of(unwrap(tensor), fqn)
+    return describe_as(fqn, tensor, tiling, ranks)
 
 
 def clone_in_pieces(fqn: str, tensor: torch.Tensor, cut: ClonePlan) -> Iterator[DevicePiece]:
@@ -213,14 +212,15 @@ def move_to_host(pieces: Sequence[DevicePiece]) -> Iterator[tuple[DevicePiece, l
     tiled = [index for index, tiling in enumerate(tilings) if tiling is not None]
     whole = [index for index, tiling in enumerate(tilings) if tiling is None]
     # If all devices hold the same, one copy is moved, without the GIL.
-    for index, data in zip(whole, _moved_whole([pieces[index].tensor for index in whole]), strict=True):
+    moved = _C._xla_get_cpu_tensors([pieces[index].tensor for index in whole]) if whole else []
+    for index, data in zip(whole, moved, strict=True):
         piece = pieces[index]
         box = Box.whole(tuple(piece.tensor.shape))
         yield piece, list(_parts(piece, [(box, remove_padding(data, box, piece.tensor.dtype))]))
     for index, shards in zip(tiled, transfer_shards([pieces[index].tensor for index in tiled]), strict=True):
         piece, tiling = pieces[index], tilings[index]
         assert tiling is not None
-        boxes = tiling.device_boxes(tuple(piece.tensor.shape))
+        boxes = list_device_boxes(tiling, tuple(piece.tensor.shape))
         found: dict[Box, torch.Tensor] = {}
         for data, device in shards:
             box = boxes[ordinal(device)]
@@ -229,24 +229,19 @@ def move_to_host(pieces: Sequence[DevicePiece]) -> Iterator[tuple[DevicePiece, l
         yield piece, list(_parts(piece, found.items()))
 
 
-def _moved_whole(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    moved: list[torch.Tensor] = _C._xla_get_cpu_tensors(tensors) if tensors else []
-    return moved
-
-
 def _parts(piece: DevicePiece, held: Iterable[HostPart]) -> Iterator[HostPart]:
-    """Yield the same elements, by their boxes in the whole tensor."""
+    """Yield the elements of a piece with their boxes in the whole tensor. `held` has their boxes in the piece."""
     dim = piece.dim
     for box, data in held:
-        if piece.tile is None and not piece.start:
-            yield box, data
-            continue
         if piece.tile is None:
-            offsets = (*box.offsets[:dim], box.offsets[dim] + piece.start, *box.offsets[dim + 1 :])
-            yield Box(offsets=offsets, sizes=box.sizes), data
+            offsets = list(box.offsets)
+            if piece.start:
+                offsets[dim] += piece.start
+            yield Box(offsets=tuple(offsets), sizes=box.sizes), data
             continue
+        # The piece has a dimension over the tiles, and the elements of each tile are apart in the whole tensor.
         for index in range(box.sizes[dim]):
             first = (box.offsets[dim] + index) * piece.tile + piece.start + box.offsets[dim + 1]
-            offsets = (*box.offsets[:dim], first, *box.offsets[dim + 2 :])
+            starts = (*box.offsets[:dim], first, *box.offsets[dim + 2 :])
             sizes = box.sizes[:dim] + box.sizes[dim + 1 :]
-            yield Box(offsets=offsets, sizes=sizes), data.select(dim, index)
+            yield Box(offsets=starts, sizes=sizes), data.select(dim, index)

@@ -28,22 +28,15 @@ class CheckpointFiles(Protocol):
         """Fewest bytes that are fetched for any read. They are kept for the next read."""
 
     def elements_at(self, name: str, offset_bytes: int) -> int | None:
-        """Return where the elements of a chunk begin in its file, if that is known without reading it.
+        """Return where the elements of a chunk begin in a file; None if that isn't known without reading it.
 
         Args:
             name: the file's name.
-            offset_bytes: where the chunk begins in the file.
-
-        Returns:
-            The offset of the first element's first byte; None if it isn't known.
+            offset_bytes: where the chunk begins in the file: before its elements there may be headers.
         """
 
     def open(self, name: str) -> io.BufferedReader:
-        """Open a file for reading at any offset.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
+        """Open a file for reading at any offset. Raises FileNotFoundError if there is none."""
 
 
 class LocalFolder:

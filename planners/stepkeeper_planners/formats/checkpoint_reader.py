@@ -64,7 +64,10 @@ class CheckpointReader:
     values: dict[str, Location]
     """Place of each value that is not a tensor."""
     paths: dict[str, KeyPath]
-    """The keys that lead to each name, if the checkpoint has them, with the marks that `nesting` left there."""
+    """The keys that lead to each name, if the checkpoint has them, and the marks of `encode_nesting`.
+
+    A mark shows what a name can't: a key that isn't a string, or an empty dict.
+    """
 
     def find_tied(self) -> dict[str, str]:
         """Return for each name the first name with the very same bytes in the same files; for most, the name itself."""
@@ -75,11 +78,7 @@ class CheckpointReader:
         return tied
 
     def read_value(self, fqn: str) -> object:
-        """Read and decode a value.
-
-        Raises SourceError if its file is missing or cut off, ValueDecodeError if it is damaged or of another
-        type.
-        """
+        """Read and decode a value. Raises SourceError if its file is missing or cut off, and as `decode_value`."""
         name, offset_bytes, n_bytes = self.values[fqn]
         with open_source_file(self.files, name, printable(fqn)) as file:
             data = io.BufferedReader(FileWindow(file, offset_bytes, n_bytes)).read()
@@ -122,7 +121,7 @@ class CheckpointReader:
     ) -> Iterator[memoryview]:
         """Read rows along the first dimension. Within them, the elements of any chunk are contiguous."""
         n_rows, row_bytes = tensor.shape[0], tensor.n_bytes // tensor.shape[0]
-        # Enough rows to use every byte that is fetched of each chunk.
+        # As many rows as the buffer holds, but enough to use every byte that is fetched of each chunk.
         narrowest_bytes = min(elements.n_bytes // box.sizes[0] for box, elements in parts)
         step = min(n_rows, max(BUFFER_BYTES // row_bytes, -(-self.files.block_bytes // narrowest_bytes)))
         item_bytes = tensor.dtype.itemsize
@@ -167,6 +166,7 @@ def open_checkpoint(files: CheckpointFiles) -> CheckpointReader:
     }
     tensors: dict[str, CheckpointTensor] = {}
     values: dict[str, Location] = {}
+    # Skip the flat names of an optimizer's options, one for each parameter: they repeat the options of its groups.
     further = find_flat_names(metadata.planner_data, metadata.state_dict_metadata)
     for fqn, stored in metadata.state_dict_metadata.items():
         if fqn in further:

@@ -50,7 +50,7 @@ def write_checkpoint(
         planner = _Planner(ProgressMeter(total_bytes=total_bytes, callback=progress))
         try:
             with warnings.catch_warnings():
-                # torch warns if there is one process only, and about its own code.
+                # torch warns if there is one process only, and about what its own code uses.
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
                 warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
                 save({**state}, storage_writer=FileSystemWriter(new), planner=planner, no_dist=True)
@@ -71,6 +71,7 @@ def _is_of_checkpoint(path: Path) -> bool:
 
 def _reason(failure: BaseException) -> BaseException:
     """Return the error that a caller expects. For a failed write, torch only reports that its position is wrong."""
+    # torch raises a RuntimeError of its own, with an OSError such as of a full disk somewhere among its causes.
     reason: BaseException | None = failure
     while type(failure) is RuntimeError and reason is not None:
         if isinstance(reason, OSError):

@@ -78,12 +78,12 @@ def locate_chunk(
     """
     name, offset_bytes, n_bytes = location
     where = f"{printable(fqn)}: bytes {offset_bytes} to {offset_bytes + n_bytes} of {printable(f'{files.name}/{name}')}"
-    known = files.elements_at(name, offset_bytes)
-    if known is not None:
+    start_bytes = files.elements_at(name, offset_bytes)
+    if start_bytes is not None:
         size_bytes = prod(shape) * dtype.itemsize
-        if known + size_bytes > offset_bytes + n_bytes:
+        if start_bytes + size_bytes > offset_bytes + n_bytes:
             raise SourceError(f"{where} are too few for a {dtype} tensor of shape {shape}")
-        return ChunkLocation(file_name=name, offset_bytes=known, n_bytes=size_bytes)
+        return ChunkLocation(file_name=name, offset_bytes=start_bytes, n_bytes=size_bytes)
     with open_source_file(files, name, printable(fqn)) as file:
         try:
             archive = _MetaArchive(io.BufferedReader(FileWindow(file, offset_bytes, n_bytes)), n_bytes)
@@ -94,7 +94,8 @@ def locate_chunk(
             ) from error
     if not isinstance(tensor, torch.Tensor) or tensor.dtype != dtype or tuple(tensor.shape) != shape:
         raise SourceError(f"{where} don't hold a {dtype} tensor of shape {shape}, as the metadata states")
-    if not tensor.is_contiguous() or len(archive.element_offsets) != 1 or tensor.is_conj() or tensor.is_neg():
+    is_lazy = tensor.is_conj() or tensor.is_neg()
+    if not tensor.is_contiguous() or len(archive.element_offsets) != 1 or is_lazy:
         raise SourceError(
             f"{where} don't hold the elements in C order; load the checkpoint and save it again"
         )

@@ -20,8 +20,7 @@ _MOST_KEPT: Final = 200
 def new_file(dst: Path, *, source: Path | None, overwrite: bool) -> Iterator[BinaryIO]:
     """Open a file under a temporary name, and make it durable and name it `dst` if the block ends without error.
 
-    Raises DestinationExistsError if `dst` is a folder, exists and `overwrite` is False, or is part of the
-    source.
+    Raises DestinationExistsError if `dst` is a folder, exists and `overwrite` is False, or is part of the source.
     """
     _check_file(dst, source=source, overwrite=overwrite)
     partial = _beside(dst, "partial")
@@ -30,6 +29,7 @@ def new_file(dst: Path, *, source: Path | None, overwrite: bool) -> Iterator[Bin
             yield file
             file.flush()
             os.fsync(file.fileno())
+        # Something may have been made there meanwhile.
         _check_file(dst, source=source, overwrite=overwrite)
         partial.replace(dst)
     except BaseException:
@@ -105,6 +105,7 @@ def _is_within(path: Path, other: Path) -> bool:
 
 
 def _rename_folder(partial: Path, dst: Path) -> None:
+    """Give the folder the name `dst`, and delete one that had it. If that fails, the old one has it again."""
     if not dst.exists() or not any(dst.iterdir()):
         partial.rename(dst)
         return

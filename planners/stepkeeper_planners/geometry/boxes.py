@@ -1,4 +1,4 @@
-"""Compute with axis-aligned boxes of elements. All plans are made of them."""
+"""Compute with boxes: parts of a tensor from one index to another in each dimension. All plans are made of them."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,14 +16,11 @@ class Box:
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        got = f"got offsets {self.offsets}, sizes {self.sizes}"
         if len(self.offsets) != len(self.sizes):
-            raise LayoutError(
-                f"a box has one size per offset, got offsets {self.offsets}, sizes {self.sizes}"
-            )
+            raise LayoutError(f"a box has one size per offset, {got}")
         if min((*self.offsets, *self.sizes), default=0) < 0:
-            raise LayoutError(
-                f"a box has no negative numbers, got offsets {self.offsets}, sizes {self.sizes}"
-            )
+            raise LayoutError(f"a box has no negative numbers, {got}")
 
     @staticmethod
     @lru_cache(maxsize=1024)
@@ -60,13 +57,9 @@ class Box:
 
     def contains(self, other: "Box") -> bool:
         """Return whether the other box lies entirely inside this one."""
-        return all(map(int.__le__, self.offsets, other.offsets)) and all(
-            map(int.__ge__, self.ends, other.ends)
-        )
+        starts_inside = all(map(int.__le__, self.offsets, other.offsets))
+        return starts_inside and all(map(int.__ge__, self.ends, other.ends))
 
     def relative_to(self, origin: tuple[int, ...]) -> "Box":
         """Return the same box, with offsets counted from `origin`."""
-        return Box(
-            offsets=tuple(map(sub, self.offsets, origin)),
-            sizes=self.sizes,
-        )
+        return Box(offsets=tuple(map(sub, self.offsets, origin)), sizes=self.sizes)

@@ -10,13 +10,11 @@ from stepkeeper_planners.geometry.overlapping_pair import find_overlap
 __all__ = ["check_cover", "check_disjoint", "check_layout"]
 
 _Owners = Sequence[Sequence[Owner]]
+"""The copies of each box, for messages; empty if unknown."""
 
 
 def check_layout(layout: TensorLayout) -> None:
-    """Check that the chunks are inside the tensor, are disjoint, and leave no element out.
-
-    Raises LayoutError, which names the tensor, the chunks, and the ranks that hold them.
-    """
+    """Check that the chunks cover the tensor, as `check_cover`. LayoutError names the ranks that hold them too."""
     chunks = layout.chunks
     if len(chunks) == 1 and chunks[0].box == Box.whole(layout.global_shape):
         # Most tensors are whole on each of many ranks: their owners need not be checked.
@@ -28,8 +26,7 @@ def check_layout(layout: TensorLayout) -> None:
 def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], owners: _Owners = ()) -> None:
     """Check that the boxes are inside the tensor, are disjoint, and leave no element out.
 
-    Raises LayoutError, which names the tensor `fqn`, and the boxes with the ranks of their `owners`, or how
-    many elements are left out.
+    Raises LayoutError. It names the tensor `fqn`, and wrong boxes with their ranks or the number of lacking elements.
     """
     whole = Box.whole(global_shape)
     if len(boxes) == 1 and boxes[0] == whole:
@@ -42,9 +39,8 @@ def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], o
     check_disjoint(fqn, boxes, owners)
     covered = sum(box.volume for box in boxes)
     if covered != whole.volume:
-        held = (
-            f", of {format_ranks(_list_ranks(owner for each in owners for owner in each))}," if owners else ""
-        )
+        ranks = _list_ranks(owner for each in owners for owner in each)
+        held = f", of {format_ranks(ranks)}," if owners else ""
         raise LayoutError(
             f"{fqn}: the chunks{held} hold {covered} of {whole.volume} elements of shape {global_shape}"
         )

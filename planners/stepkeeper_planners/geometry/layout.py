@@ -56,7 +56,7 @@ class TensorLayout:
     global_shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     complete: bool = True
-    """False if only this rank's chunks are here, as no rank knows the others'. `joining.join_layouts` joins them."""
+    """False if only this rank's chunks are here, as no rank knows the others'. A save joins those of all ranks."""
     mesh_slices: tuple[tuple[int, ...], ...] = ()
     """The ranks of each slice of the device mesh, if there are several slices that hold the whole tensor each."""
 
@@ -72,7 +72,7 @@ class TensorLayout:
 
 @lru_cache(maxsize=8)
 def one_copy_per_rank(world_size: int) -> tuple[Owner, ...]:
-    """Return the owners of a chunk that every rank holds. The many tensors share the tuple."""
+    """Return the owners of a chunk that every rank holds. All tensors share the tuple, which may be long."""
     return tuple(Owner(rank=rank, local_index=0) for rank in range(world_size))
 
 

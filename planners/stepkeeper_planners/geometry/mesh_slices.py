@@ -1,6 +1,7 @@
 """Choose the slice of a device mesh that writes a tensor, for tensors that lie on several slices. Pure.
 
-The slices promise to hold copies. Nothing compares them, so parts of different slices are never mixed.
+The slices should hold copies, but nothing compares them. If they differ, as experts do that have the same name on all
+slices, parts of several would make a tensor that no rank ever had. So one slice writes all of a tensor.
 """
 
 from collections import Counter
@@ -15,6 +16,7 @@ from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
 __all__ = ["keep_one_slice", "list_mesh_slices"]
 
 Slice = tuple[int, ...]
+"""The ranks of one slice, sorted."""
 
 
 @lru_cache(maxsize=256)
@@ -31,38 +33,34 @@ def list_mesh_slices(
     if n_slices == 1:
         return ()
     numbers = {rank: rank for rank in ranks} if members is None else {m: i for i, m in enumerate(members)}
-    slices = (ranks[place::n_slices] for place in range(n_slices))
-    return tuple(sorted(tuple(sorted(numbers[r] for r in each if r in numbers)) for each in slices))
+    slices = ([numbers[r] for r in ranks[place::n_slices] if r in numbers] for place in range(n_slices))
+    return tuple(sorted(tuple(sorted(each)) for each in slices))
 
 
 def keep_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
     """Reduce each layout that lies on several mesh slices to the copies on one of them.
 
-    The slices take turns by bytes, so that each writes about as much. If no slice holds all of a tensor, its
-    layout is unchanged. Nothing compares the slices, and experts with the same name on all slices are not
-    equal. So parts of several slices would make a tensor that no rank ever had.
+    The next layout, from the largest on, goes to the slice with the fewest bytes so far, so that all write about the
+    same. A layout stays unchanged if no slice holds all of it.
     """
     if not any(layout.mesh_slices for layout in layouts):
         return list(layouts)
-    turns = Counter[Slice]()
-    whole: dict[tuple[int, ...], list[Slice]] = {}
+    # Tensors share the long tuples of their owners, so the tuples' ids are short keys for what depends on the owners.
+    complete: dict[tuple[int, ...], list[Slice]] = {}
     narrowed: dict[tuple[int, Slice], tuple[Owner, ...]] = {}
-    chosen: list[TensorLayout] = []
+    written_bytes = Counter[Slice]()
+    kept: list[TensorLayout] = []
     for layout in sorted(layouts, key=lambda layout: (-_size_bytes(layout), layout.fqn)):
-        # There are few kinds of layouts, and the tuples of their owners are shared.
-        kind = (
-            (id(layout.mesh_slices), *(id(chunk.owners) for chunk in layout.chunks))
-            if layout.mesh_slices
-            else ()
-        )
-        if kind and kind not in whole:
-            whole[kind] = _list_complete_slices(layout)
-        slices = whole.get(kind)
+        slices: list[Slice] = []
+        if layout.mesh_slices:
+            ids = (id(layout.mesh_slices), *(id(chunk.owners) for chunk in layout.chunks))
+            slices = complete[ids] if ids in complete else _list_complete_slices(layout)
+            complete[ids] = slices
         if not slices:
-            chosen.append(layout)
+            kept.append(layout)
             continue
-        ranks = min(slices, key=lambda each: (turns[each], each))
-        turns[ranks] += _size_bytes(layout)
+        ranks = min(slices, key=lambda each: (written_bytes[each], each))
+        written_bytes[ranks] += _size_bytes(layout)
         among = frozenset(ranks)
         chunks = []
         for chunk in layout.chunks:
@@ -70,11 +68,12 @@ def keep_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
             if key not in narrowed:
                 narrowed[key] = tuple(owner for owner in chunk.owners if owner.rank in among)
             chunks.append(Chunk(box=chunk.box, owners=narrowed[key]))
-        chosen.append(replace(layout, chunks=tuple(chunks)))
-    return chosen
+        kept.append(replace(layout, chunks=tuple(chunks)))
+    return kept
 
 
 def _list_complete_slices(layout: TensorLayout) -> list[Slice]:
+    """Return the slices whose ranks hold a copy of every chunk."""
     holders = [frozenset(owner.rank for owner in chunk.owners) for chunk in layout.chunks]
     return [ranks for ranks in layout.mesh_slices if not any(each.isdisjoint(ranks) for each in holders)]
 

@@ -1,9 +1,7 @@
 """Find one pair of boxes that overlap, by cutting along straight lines that cross no box.
 
-The search is exact for all boxes, and fast for those that shardings make.
-
-Only the standard library is imported: the process that commits a checkpoint, and the command line, run without torch
-and numpy.
+The search is exact for all boxes, and fast for those that shardings make, since these are cut along such lines. Only
+the standard library is imported: the process that commits a checkpoint, and the command line, run without torch.
 """
 
 from collections.abc import Sequence
@@ -12,7 +10,8 @@ from typing import Final, Protocol
 __all__ = ["BoxLike", "find_overlap"]
 
 _MAX_PART_SHARE: Final = 0.75
-"""The largest share of a group that a part may have; with larger parts, each sort would separate only a few boxes."""
+"""The largest share of a group that a part of it may have if the split is to count as progress. With larger parts, each
+sort would separate only a few boxes."""
 
 
 class BoxLike(Protocol):
@@ -32,6 +31,7 @@ class BoxLike(Protocol):
 def _sweep(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
     """Find two boxes that overlap. Compare each with those that it overlaps along one axis: quadratic if many do."""
     if not boxes[0].offsets:
+        # All boxes of a 0-dim tensor are its one element.
         return 0, 1
     axis = max(range(len(boxes[0].offsets)), key=lambda axis: len({box.offsets[axis] for box in boxes}))
     alive: list[int] = []
@@ -49,9 +49,10 @@ def _sweep(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
 def find_overlap(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
     """Find two boxes with a common element, by number, the lower first; None if there are none.
 
-    Shardings cut tensors along lines that cross no box. The boxes are separated along such lines, by one axis
-    after another, until each is alone.
+    The boxes are separated along one axis after another, until each is alone. Boxes that no axis separates well are
+    compared in pairs.
     """
+    # Boxes without elements overlap nothing.
     full = [number for number, box in enumerate(boxes) if 0 not in box.sizes]
     if len(full) < 2:
         return None
@@ -59,6 +60,7 @@ def find_overlap(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
     # By axis: sorting by a list's own items is several times as fast as by what a function finds in each box.
     lows = [[box.offsets[axis] for box in boxes] for axis in range(n_axes)]
     highs = [[box.offsets[axis] + box.sizes[axis] for box in boxes] for axis in range(n_axes)]
+    # Groups of boxes, each with the next axis to try and the number of axes tried in a row without progress.
     waiting = [(full, 0, 0)]
     while waiting:
         group, axis, n_tried = waiting.pop()
@@ -69,8 +71,9 @@ def find_overlap(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
                 return min(one, other), max(one, other)
             continue
         for part in _split_along(group, lows[axis], highs[axis]):
-            parts_well = len(part) <= _MAX_PART_SHARE * len(group)
-            waiting.append((part, (axis + 1) % n_axes, 1 if parts_well else n_tried + 1))
+            has_progress = len(part) <= _MAX_PART_SHARE * len(group)
+            # 1, not 0: this axis can't separate its own part again.
+            waiting.append((part, (axis + 1) % n_axes, 1 if has_progress else n_tried + 1))
     return None
 
 

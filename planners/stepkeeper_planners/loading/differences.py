@@ -39,11 +39,12 @@ class Differences:
     asked: tuple[str, ...] = ()
     """The top-level names that the state requests."""
     changing: tuple[str, ...] = ()
-    """The top-level names below which both sides have values, and no tensors, under names that the other side lacks."""
+    """Top-level names, such as a data loader's: below each, both sides have values under names that the other lacks,
+    and no tensors."""
     optimizers: tuple[str, ...] = ()
     """The optimizers in the state or in the checkpoint."""
     primed: tuple[str, ...] = ()
-    """Those that have state in the state."""
+    """The optimizers that have state in the state: they took a step, or were primed."""
     left_over: Mapping[str, str] = field(default_factory=dict)
     """Differences of optimizers' groups that only a strict load refuses."""
     strict: bool = True
@@ -127,11 +128,12 @@ def judge_differences(by_rank: Sequence[Differences | None]) -> LoadMismatchErro
         ("differences of groups", "left_over"),
     ):
         names = sorted(_union(found, len(by_rank), attrgetter(kind)).items())
-        on = [
-            f"{n}{reasons.get(n, '')}{f' (on {format_ranks(ranks)})' if ranks else ''}" for n, ranks in names
-        ]
+        listed = []
+        for name, ranks in names[:_SHOWN]:
+            on = f" (on {format_ranks(ranks)})" if ranks else ""
+            listed.append(f"{name}{reasons.get(name, '')}{on}")
         if names:
-            shown = ", ".join(on[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+            shown = ", ".join(listed) + (", …" if len(names) > _SHOWN else "")
             _log.warning("strict=False: %d %s: %s", len(names), what, shown)
     return None
 
@@ -146,6 +148,7 @@ def build_mismatch_error(
         loaded: the part of the state that was changed.
     """
     found = {rank: each for rank, each in enumerate(by_rank) if each}
+    # Without strict, these aren't refused.
     logged_only: dict[str, Any] = {"missing": (), "unexpected": (), "left_over": {}}
     found = {rank: each if each.strict else replace(each, **logged_only) for rank, each in found.items()}
     missing = _union(found, len(by_rank), lambda each: each.missing)
@@ -176,23 +179,22 @@ def build_mismatch_error(
 def _union(
     found: Mapping[int, Differences], world_size: int, names: Callable[[Differences], Sequence[str]]
 ) -> dict[str, tuple[int, ...] | None]:
-    """Return each name with the ranks that report it; None for all ranks. A list that was cut counts as complete."""
+    """Return each name with the ranks that report it; None for all ranks."""
     ranks: dict[str, list[int]] = {}
-    whole = {rank for rank, each in found.items() if len(names(each)) < _SENT}
+    # A rank whose list `short` has cut may have the name too.
+    cut = {rank for rank, each in found.items() if len(names(each)) >= _SENT}
     for rank, each in found.items():
         for name in names(each):
             ranks.setdefault(name, []).append(rank)
     every = set(range(world_size))
-    return {
-        name: None if every - set(those) <= set(found) - whole else tuple(those)
-        for name, those in ranks.items()
-    }
+    return {name: None if every - set(those) <= cut else tuple(those) for name, those in ranks.items()}
 
 
 def _causes(differences: Differences) -> Iterator[str]:
     missing, unexpected = differences.missing, differences.unexpected
     rename = find_rename(missing, unexpected)
     of_missing, of_unexpected = (list_with_state(n, differences.optimizers) for n in (missing, unexpected))
+    # Optimizers whose parameters are numbered in the state, and named in the checkpoint.
     numbered = {of for of, parameter in of_missing if parameter.isdecimal()}
     numbered &= {of for of, parameter in of_unexpected if not parameter.isdecimal()}
     if numbered:

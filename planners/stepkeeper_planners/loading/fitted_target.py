@@ -1,4 +1,7 @@
-"""Request an optimizer's state by its names in a checkpoint, and map it back to its names in the state."""
+"""Request the state of optimizers by the names that a checkpoint has, and map what was read back to the state's names.
+
+A checkpoint may have the state of parameters by their numbers, or the parameters in other groups than the state.
+"""
 
 import logging
 import re
@@ -23,40 +26,35 @@ __all__ = ["FittedTarget"]
 _log: Final = logging.getLogger(__name__)
 
 _IS_LIST: Final = re.compile(r"\d+\.params")
-"""Matches names below the groups' name that occur only if the groups are stored as a list."""
+"""Matches a name below the groups' name, such as "0.params", that occurs only if the groups are stored as a list."""
 
 
 class FittedTarget(LoadTarget):
     """A state, by the names that one checkpoint has for its entries.
 
-    These can be other names only for an optimizer whose parameters have names. The parameters' state is requested by
-    number if it was saved by number. All stored entries of the optimizer's groups are requested, since only they show
-    which group a parameter was in; the tensors among them are read into separate memory.
+    The names differ from the state's for an optimizer only. If the checkpoint has its parameters' state by number, that
+    is requested by number. All stored entries of its groups are requested, since only they show which group a parameter
+    was in. The tensors among them are read into separate memory.
     """
 
     def __init__(self, target: LoadTarget, stored: StoredState, rules: LoadRules) -> None:
-        """Compare the names of optimizers.
-
-        Args:
-            target: the state.
-            stored: the checkpoint.
-            rules: which names of the state are loaded, and how.
-        """
+        """Compare the names of optimizers in the state and in the checkpoint. `rules` are for the state's names."""
         super().__init__(target.state)
         self.resizable = target.resizable
         self.flat = self.filled = target.flat
-        """The entries by the names that are requested, and by the names under which the state is filled."""
+        """`flat` has the requested entries. `filled` has those to fill: the groups in it are the state's own."""
 
         tree = target.flat.tree
         optimizers = list(find_named_states(tree))
-        # The further names only repeat options that the groups have: see flat_names.py.
-        known = frozenset((*stored.tensors, *stored.values)).difference(stored.further) if optimizers else ()
-        fitted = [_Optimizer(path, present, known, stored) for path, present in optimizers]
+        # The names in `further` only repeat options that the groups have: see flat_names.py.
+        names = frozenset((*stored.tensors, *stored.values)).difference(stored.further) if optimizers else ()
+        fitted = [_Optimizer(path, present, names, stored) for path, present in optimizers]
         renamed = {name: own for each in fitted for name, own in each.list_renamed()}
         self.rules: Final = replace(rules, renamed=renamed)
-        """The rules for the names by which the checkpoint is asked."""
+        """The same rules for the requested names."""
 
         self._aliases: Final = target.flat.aliases
+        # Those of which the rules select anything.
         self._optimizers: Final = [
             each
             for each in fitted
@@ -66,16 +64,16 @@ class FittedTarget(LoadTarget):
         if self._optimizers:
             requested = [(each.path, each.with_requested()) for each in self._optimizers]
             self.flat = flatten_resolved(reduce(_put, requested, tree))
-        if any(each.found == "numbers" for each in self._optimizers):
+        # Otherwise all entries to fill have the state's own names.
+        if any(each.stored_by == "numbers" for each in self._optimizers):
             present = [(each.path, each.state) for each in self._optimizers]
             self.filled = flatten_resolved(reduce(_put, present, tree))
 
     def list_filled(self, requested: Iterable[str]) -> frozenset[str]:
         """Return the state's names of the entries that are filled by reading the `requested` names."""
-        names = [name for name in requested if name not in self.of_groups]
-        if self.rules.renamed:
-            names = list(map(self.rules.name_in_state, names))
+        names = [self.rules.name_in_state(name) for name in requested if name not in self.of_groups]
         for each in self._optimizers:
+            # Any stored entry of the groups may determine any option.
             options = list_leaves(each.state["param_groups"]) if each.requested else ()
             names += filter(self.rules.selects, (f"{each.below}.{option}" for option, _ in options))
         return frozenset(self._aliases.get(name, name) for name in names)
@@ -85,7 +83,7 @@ class FittedTarget(LoadTarget):
 
         Args:
             read: the values by the names by which they were requested. The tensors have been read, too.
-            is_first_rank: whether to log, once for all ranks, that an optimizer was saved by position.
+            is_first_rank: whether to log, once for all ranks, that parameters were matched by their order.
         """
         options = GroupOptions(selects=self.rules.selects, cast=self.rules.cast)
         for each in self._optimizers:
@@ -96,7 +94,7 @@ class FittedTarget(LoadTarget):
                 options.mismatched[join_path(each.path)] = reason
                 continue
             keys = state.numbers if by_number else state.groups
-            # `name_groups` makes these names up.
+            # `name_groups` makes up names that begin with #, from the parameters' order.
             nameless = sum(str(key).startswith("#") for params, _ in stored for key in params)
             why = f"{nameless} of its parameters are in no module of the state, and have no names"
             if by_number:
@@ -115,34 +113,39 @@ class _Optimizer:
     """An optimizer of the state, as the checkpoint has it."""
 
     def __init__(
-        self, path: tuple[Any, ...], present: NamedState, known: Collection[str], stored: StoredState
+        self, path: tuple[Any, ...], present: NamedState, names: Collection[str], stored: StoredState
     ) -> None:
-        """Find out whether the checkpoint, which has the `known` names, has its state by name or by number."""
-        self.path, self.found = path, ""
-        """`found` is "names" or "numbers", as the checkpoint has the parameters' state, or "" if it has none."""
+        """Find out by the checkpoint's `names` whether it has the state of parameters by name or by number."""
+        self.path, self.stored_by = path, ""
+        """`stored_by` is "names" or "numbers", as the checkpoint has the parameters' state, or "" if it has none."""
 
         parameters = {name for group in present.groups for name in group}
         # Other entries of its state have the same names in both.
         own = {name: entry for name, entry in present["state"].items() if name in parameters}
         named = present.with_content({**present, "state": own})
         for by, state in (("numbers", named.with_numbers()), ("names", named)):
-            if any(join_path((*path, "state", name)) in known for name, _ in list_leaves(state["state"])):
-                self.found = by
-        self.state = present.with_numbers() if self.found == "numbers" else present
+            if any(join_path((*path, "state", name)) in names for name, _ in list_leaves(state["state"])):
+                self.stored_by = by
+        self.state = present.with_numbers() if self.stored_by == "numbers" else present
         self.below: Final = join_path((*path, "param_groups"))
-        rests = sorted(n.removeprefix(f"{self.below}.") for n in known if n.startswith(f"{self.below}."))
-        self.is_flat: Final = not any(map(_IS_LIST.fullmatch, rests))
-        """True if groups are stored for each parameter, as with torch's `flatten_optimizer_state_dict`."""
+        """The name of its groups."""
 
-        # If the groups are flat, only the entries of this optimizer's parameters are requested.
+        rests = sorted(n.removeprefix(f"{self.below}.") for n in names if n.startswith(f"{self.below}."))
+        self.is_flat: Final = not any(map(_IS_LIST.fullmatch, rests))
+        """True if each parameter has the options of its group, as with torch's `flatten_optimizer_state_dict`."""
+
+        # Beside the flat entries of this optimizer's parameters there may be those of other ranks' parameters.
         mine = (rest for rest in rests if not self.is_flat or self._split(rest)[0] in parameters)
-        requested = [f"{self.below}.{rest}" for rest in mine] or [self.below] * (self.below in known)
+        requested = [f"{self.below}.{rest}" for rest in mine]
+        if not requested and self.below in names:
+            # Older writers store a list without tensors as one value.
+            requested = [self.below]
         self.requested: Final = {name: _make_memory(name, stored) for name in requested}
         """The stored names of its groups' entries, with memory for those that are tensors."""
 
     def list_renamed(self) -> Iterator[tuple[str, str]]:
         """Yield the parts of its state that the checkpoint has by number, with their names in the state."""
-        numbers = chain(*self.state.numbers) if self.found == "numbers" else ()
+        numbers = chain(*self.state.numbers) if self.stored_by == "numbers" else ()
         for number, name in zip(numbers, chain(*self.state.groups), strict=False):
             yield join_path((*self.path, "state", number)), join_path((*self.path, "state", name))
 
@@ -150,7 +153,7 @@ class _Optimizer:
         """Return its state with the requested entries in place of its groups."""
         below = f"{self.below}."
         groups = {name.removeprefix(below): leaf for name, leaf in self.requested.items()}
-        # Older writers store a list without tensors as one value.
+        # If the groups are stored as one value, they are one entry under their own name.
         requested: Any = groups.get(self.below, groups)
         return self.state.with_content({**self.state, "param_groups": requested})
 
@@ -177,7 +180,7 @@ class _Optimizer:
         Names that only one side has are compared by `GroupOptions.assign`.
         """
         # A number in a name may also be a name: a ParameterList names its parameters 0, 1 and so on.
-        if self.found and by_number != (self.found == "numbers"):
+        if self.stored_by and by_number != (self.stored_by == "numbers"):
             return "the parameters have positions on one side, and numbers as their names on the other"
         if by_number and params != self.state.numbers:
             reason = explain_sizes(list(map(len, params)), list(map(len, self.state.groups)))
@@ -188,7 +191,7 @@ class _Optimizer:
         return None
 
     def _split(self, rest: str) -> tuple[str, str]:
-        """Split the rest of the name of a group's entry into the group and the option."""
+        """Split a name below the groups' name into the group, or its parameter, and the option."""
         group, _, option = rest.rpartition(".") if self.is_flat else rest.partition(".")
         return group, option
 

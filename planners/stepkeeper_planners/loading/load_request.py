@@ -1,9 +1,9 @@
 """Collect the names, layouts and values that a state requests from a checkpoint."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
@@ -11,12 +11,9 @@ from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.per_rank import Resize
 from stepkeeper_planners.state.resizable import Resizable, find_resizable
 from stepkeeper_planners.state.scalars import has_plain_leaves_only
-from stepkeeper_planners.state.tree import FlatState, flatten_state
+from stepkeeper_planners.state.tree import FlatState, Path, flatten_state
 
 __all__ = ["LoadRequest", "LoadTarget", "Path", "build_load_request"]
-
-Path = tuple[str | int, ...]
-"""The keys that lead to an entry of the state."""
 
 
 class LoadTarget:
@@ -27,14 +24,10 @@ class LoadTarget:
     """
 
     def __init__(self, state: Mapping[str, object]) -> None:
-        """Hold the state. Nothing in it is called yet.
-
-        Args:
-            state: a nested state; its tensors and containers are filled in place.
-        """
+        """Hold a nested state, whose tensors and containers are filled in place. Nothing in it is called yet."""
         self.state: Final = state
         self.of_groups: frozenset[str] = frozenset()
-        """The requested names of optimizers' groups, whether or not the state has them."""
+        """The checkpoint's names of optimizers' groups: all are requested, whether or not the state has them."""
 
     @cached_property
     def flat(self) -> FlatState:
@@ -63,7 +56,6 @@ class LoadRequest:
     containers: Collection[str] = ()
     """The names of the state's dicts and lists. Older writers store one without tensors as a single value."""
     resizable: Mapping[str, Resizable] = field(default_factory=dict)
-    """The parts that may get another number of items than they have now, by name."""
     of_groups: frozenset[str] = frozenset()
     """The names of optimizers' groups, which are requested even if the rules don't select them."""
     marks: Collection[str] = ()
@@ -104,9 +96,12 @@ def build_load_request(
 
 def _containers(node: object, name: str) -> Iterator[str]:
     """Yield the names of all dicts and lists below this one."""
-    entries = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
-    if isinstance(node, Mapping) and has_plain_leaves_only(node.values()):
-        return
+    entries: Iterable[tuple[Any, object]] = ()
+    # Dicts of tensors only, which may be long, aren't searched.
+    if isinstance(node, Mapping) and not has_plain_leaves_only(node.values()):
+        entries = node.items()
+    elif isinstance(node, list):
+        entries = enumerate(node)
     for key, part in entries:
         if isinstance(part, Mapping | list):
             below = f"{name}.{key}" if name else str(key)

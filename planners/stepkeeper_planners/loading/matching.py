@@ -33,7 +33,7 @@ def compare(
         stored: the content of the checkpoint.
         ranks: this process, among those that hold the parts of the tensors.
         rules: which names are loaded, and how strictly; None for all names, strictly.
-        owner: the process whose `PerRank` values are loaded, if it isn't `ranks`.
+        owner: the rank whose `PerRank` values are loaded; None for that of `ranks`.
 
     Returns:
         The reads, and the differences. The reads mean nothing if there are differences.
@@ -42,7 +42,7 @@ def compare(
 
 
 class _Comparison:
-    """Carry the state of one comparison."""
+    """Compare one request with one checkpoint, and collect the reads and the differences."""
 
     def __init__(
         self, request: LoadRequest, stored: StoredState, ranks: Ranks, rules: LoadRules, owner: Ranks
@@ -51,6 +51,7 @@ class _Comparison:
         self._owner = owner
         self._stored_values = set(stored.values)
         self._used: set[str] = set()
+        """The names of the state's entries, and the other stored names that are read: none of them is unread."""
         self._missing: list[str] = []
         self._mismatched: dict[str, str] = {}
         self._castable: list[str] = []
@@ -137,6 +138,7 @@ class _Comparison:
         stored = [name for name in names if name in self._stored.tensors]
         selected = stored
         if not self._rules.selects_all:
+            # If the rules select only a name that isn't stored, the tensor is read from the first that is.
             selected = [name for name in stored if self._rules.selects(name)] or stored[:1]
         if not selected:
             self._report_missing_tensor(names)
@@ -180,12 +182,12 @@ class _Comparison:
             return None
         reason = f"dtype {found.dtype} in the checkpoint, {layout.dtype} in the state"
         castable = torch.can_cast(dtype_of(found.dtype), dtype_of(layout.dtype))
-        if castable and not self._rules.cast:
-            self._castable.append(layout.fqn)
-        if castable and self._rules.cast:
-            return None
+        if not castable:
+            lost = f": conversion would lose what only {found.dtype} can represent"
+            return reason + (lost if self._rules.cast else "")
         if self._rules.cast:
-            return f"{reason}: conversion would lose what only {found.dtype} can represent"
+            return None
+        self._castable.append(layout.fqn)
         return reason
 
     def _match_value(self, fqn: str, path: Path) -> None:
@@ -196,6 +198,7 @@ class _Comparison:
         elif fqn in self._stored.tensors:
             self._mismatched[fqn] = "a tensor in the checkpoint, a plain value in the state"
         else:
+            # From the innermost container to the outermost.
             for length in range(len(path) - 1, 0, -1):
                 container = ".".join(map(str, path[:length]))
                 if container in self._stored_values:
@@ -250,12 +253,13 @@ class _Comparison:
 
     def _list_unread(self) -> list[str]:
         """List the checkpoint's names that should have been read, and were not."""
+        # A list or dict that is stored as one value is read for the values in it.
         containers = set(self._request.containers)
-        further = self._stored.further
-        for name in self._used & further.keys():
+        repeating = self._stored.further  # names that only repeat an option of an optimizer's group
+        for name in self._used & repeating.keys():
             # The state has a group's options by parameter, so this read stands for the group's own entries too.
-            self._used |= {further[name], f"{further[name].rpartition('.')[0]}.params"}
-        self._used |= further.keys()
+            self._used |= {repeating[name], f"{repeating[name].rpartition('.')[0]}.params"}
+        self._used |= repeating.keys()
         return sorted(
             name
             for name in (*self._stored.tensors, *self._stored.values)
@@ -272,6 +276,6 @@ class _Comparison:
     def _report_unmatched_items(self) -> None:
         if not self._rules.items:
             return
-        known = [*self._requested_names(), *self._stored.tensors, *self._stored.values]
-        for pattern in self._rules.find_unmatched_items(known):
+        names = [*self._requested_names(), *self._stored.tensors, *self._stored.values]
+        for pattern in self._rules.find_unmatched_items(names):
             self._mismatched[pattern] = "selected by items=, but neither the state nor the checkpoint has it"

@@ -30,11 +30,7 @@ class RenameSuggestion:
 
 
 def find_rename(missing: Sequence[str], unexpected: Sequence[str]) -> RenameSuggestion | None:
-    """Return the one change that turns the most missing names into unexpected ones.
-
-    Returns:
-        The change; None if no change fixes at least two names, or the only missing one.
-    """
+    """Return the change that turns the most missing names into unexpected ones: at least two, or the only one."""
     renames = [*_prefix_renames(missing, unexpected), *_segment_renames(missing, unexpected)]
     best = max(renames, key=lambda rename: rename.fixes, default=None)
     return best if best is not None and best.fixes >= min(2, len(missing)) else None
@@ -55,10 +51,9 @@ def suggest_names(missing: Sequence[str], unexpected: Sequence[str], limit: int)
 
 
 def _prefix_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[RenameSuggestion]:
-    """Yield the three most frequent changes of prefix.
+    """Yield the three most frequent changes of prefix: the beginnings in which a missing and an unexpected name differ.
 
-    Each missing name is paired with an unexpected one that has the longest end in common with it: the rest of the two
-    names is the change.
+    Each missing name is paired with an unexpected one that has the longest end in common with it.
     """
     by_end: dict[str, str] = {}
     for name in unexpected:
@@ -97,7 +92,7 @@ def _prefix_rule(before: str, after: str) -> str:
 
 
 def _segment_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[RenameSuggestion]:
-    """Yield the renames that remove a wrapper's segment, anywhere in the names, on one side."""
+    """Yield the renames that remove a wrapper's segment, anywhere in the names, on the side that has the wrapper."""
     for segment in _WRAPPERS:
         for wrapped, bare, holder, other in (
             (unexpected, missing, "checkpoint", "state"),
@@ -107,6 +102,7 @@ def _segment_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Itera
             fixed = [(name, short) for name, short in _without(segment, wrapped) if short in known]
             if fixed:
                 part = f"{segment!r}{_wrapper_hint(segment)}"
+                # The name in the state comes first.
                 example = fixed[0] if holder == "state" else fixed[0][::-1]
                 rule = f"the {holder}'s names have a part {part}, the {other}'s don't"
                 yield RenameSuggestion(rule=rule, fixes=len(fixed), example=example)

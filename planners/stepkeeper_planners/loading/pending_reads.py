@@ -1,4 +1,4 @@
-"""Build the read items of one load, and track each read until it is committed, with the memory that it fills."""
+"""Build torch's read items of one load, and track each until it is committed, with the memory that it fills."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -31,12 +31,7 @@ class LocalReads(list[ReadItem]):
 
 
 def _tensor_read_item(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
-    """Build the item for one read, named after the first local shard that it fills.
-
-    Args:
-        read: the read of a stored chunk.
-        boxes: the local boxes of its tensor, by local index.
-    """
+    """Build the item for one read, named after the first local shard that it fills. `boxes` are the local shards'."""
     first = read.pieces[0]
     local = boxes[first.local_index]
     return ReadItem(
@@ -97,6 +92,7 @@ class PendingReads:
         """The values that were read, by stored name."""
         self._chunks: dict[_ItemKey, ChunkRead] = {}
         self._tied: dict[_ItemKey, tuple[TiedCopy, PieceRead]] = {}
+        """The items that are read only to compare the names of a tied tensor."""
         self._lock = threading.RLock()
         by_fqn: dict[str, list[ChunkRead]] = {}
         for read in group_by_chunk(reads.pieces):
@@ -138,7 +134,7 @@ class PendingReads:
         return not self._n_open
 
     def resolve_tied(self, item: ReadItem) -> torch.Tensor | None:
-        """Return memory for an item that is read only to compare two names of a tied tensor; None for all others."""
+        """Return memory for an item of `_tied`; None for all others."""
         tied = self._tied.get(_key(item))
         if tied is None:
             return None
@@ -166,11 +162,7 @@ class PendingReads:
     def commit_tensor(self, item: ReadItem) -> bool:
         """Note that the item's elements were read, and fill the tensor with its last item.
 
-        Returns:
-            Whether this was the last item of the load.
-
-        Raises:
-            CastError: elements don't fit the state's dtype.
+        Return whether this was the last item of the load. Raises CastError if elements don't fit the state's dtype.
         """
         key = _key(item)
         if key not in self._tied:
@@ -188,6 +180,7 @@ class PendingReads:
 
     def check_tied(self, tensors: Mapping[str, torch.Tensor], *, strict: bool) -> None:
         """Compare the names of tied tensors; see `check_tied_copies`."""
+        # Several items may belong to one copy.
         copies = {id(copy): copy for copy, _ in self._tied.values()}
         check_tied_copies(copies.values(), tensors, strict=strict)
         self._tied.clear()

@@ -99,6 +99,7 @@ class SPMDLoadPlanner(LoadPlanner):
         self._fitted = FittedTarget(self._target, StoredState(tensors={}), self.rules)
         self._flat = FlatState(tensors={}, values={})
         self._ranks = self._owner = Ranks(rank=0, world_size=1)
+        """The rank that holds tensors, and the rank whose `PerRank` values are loaded: 0 of 1 with `no_dist`."""
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
         self._differences = Differences()
         self._pending = PendingReads.none()
@@ -140,7 +141,6 @@ class SPMDLoadPlanner(LoadPlanner):
         Raises:
             UnsupportedShardingError: a tensor's placement doesn't determine which device holds what.
         """
-        assert self.metadata is not None
         self._ranks = self._owner = current_ranks(self._group)
         return self._plan()
 
@@ -194,12 +194,9 @@ class SPMDLoadPlanner(LoadPlanner):
         return [replace(plan, planner_data=None) for plan in global_plan]
 
     def _replan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans for other ranks than those that this planner took part with.
-
-        Raises:
-            WrongRanksError: the ranks' own values can't be found for these ranks.
-        """
+        """Return the plans where these aren't the ranks of `process_group`. Raises WrongRanksError."""
         if not self._flat.resizers:
+            # Without PerRank values, the reads are the same.
             return plans
         if len(plans) == 1:
             # Loaded with no_dist: the other processes don't matter.
@@ -218,6 +215,7 @@ class SPMDLoadPlanner(LoadPlanner):
             LoadMismatchError: state and checkpoint differ, and no coordinator has raised it.
         """
         if isinstance(central_plan.planner_data, Findings) and self._differences:
+            # `create_global_plan` removes these data, so it wasn't called.
             raise build_mismatch_error([self._differences])
         if self._pending.is_done:
             self._finish()

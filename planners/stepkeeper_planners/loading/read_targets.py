@@ -1,4 +1,7 @@
-"""Fill tensors with the elements that are read, chunk by chunk."""
+"""Fill tensors with the elements that are read, chunk by chunk.
+
+A caller may have elements read into its own memory. Such pieces are diverted: the tensor keeps its old elements there.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,10 +30,12 @@ class ReadTarget:
     sharding: str | None = None
     """The sharding that the tensor gets when it is filled, by which `boxes` were computed; None if it keeps its own."""
     _shards: dict[int, torch.Tensor] = field(default_factory=dict)
+    """The result of `local_shard`, by local index."""
     _scratch: dict[Box, torch.Tensor] = field(default_factory=dict)
+    """Memory for elements that are converted or divided after the read, by the box of the read."""
     _n_placed: int = 0
+    """The number of pieces that were read and not diverted."""
     _diverted: dict[Box, PieceRead] = field(default_factory=dict)
-    """Pieces that were read into a caller's memory. The tensor keeps its old elements there."""
 
     def resolve_memory(self, read: ChunkRead) -> torch.Tensor:
         """Return memory for exactly this read, in the stored dtype: part of the tensor itself if possible."""
@@ -52,10 +57,9 @@ class ReadTarget:
         """Return the local shard: the tensor's own memory, or a buffer that it is filled with at the end."""
         shard = self._shards.get(local_index)
         if shard is None:
-            own = adapters.host_memory(self.tensor)
-            shard = (
-                torch.empty(self.boxes[local_index].sizes, dtype=self.tensor.dtype) if own is None else own
-            )
+            shard = adapters.host_memory(self.tensor)
+            if shard is None:
+                shard = torch.empty(self.boxes[local_index].sizes, dtype=self.tensor.dtype)
             self._shards[local_index] = shard
         return shard
 
@@ -68,13 +72,9 @@ class ReadTarget:
             self._scratch.pop(read.box, None)
 
     def commit_read(self, read: ChunkRead) -> bool:
-        """Copy the elements to their place, and fill the tensor with its last read.
+        """Copy the elements to their place. With the last read, fill the tensor, free its buffers and return True.
 
-        Returns:
-            Whether the tensor has all its elements now. Its buffers are freed then.
-
-        Raises:
-            CastError: elements don't fit the tensor's dtype.
+        Raises CastError if elements don't fit the tensor's dtype.
         """
         scratch = self._scratch.pop(read.box, None)
         if scratch is not None:
@@ -84,11 +84,13 @@ class ReadTarget:
                 place.copy_(elements[part.slices])
                 shard = self._shards.get(piece.local_index)
                 if shard is None or not _is_part_of(place, shard):
+                    # `lookup` returned a caller's memory.
                     self._diverted[piece.wanted_box] = piece
         self._n_placed += sum(piece.wanted_box not in self._diverted for piece in read.pieces)
         self.n_reads -= 1
         if self.n_reads:
             return False
+        # A tensor in host memory is its own shard, and is filled already.
         if self._n_placed and adapters.host_memory(self.tensor) is None:
             self._fill()
         self._shards.clear()

@@ -1,4 +1,4 @@
-"""Intersect stored chunks of any layout with the boxes that this rank holds."""
+"""Plan which parts of a tensor's stored chunks this rank reads, for any layout then and now."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,33 +51,16 @@ class ChunkRead:
 def plan_tensor_reads(
     layout: TensorLayout, found: StoredTensor, ranks: Ranks, stored_fqn: str
 ) -> tuple[PieceRead, ...]:
-    """Plan to read every element of every local box once. Copies of a box on this rank are read once too.
+    """Plan to read every element of every local box once, from the tensor `found` under the name `stored_fqn`.
 
-    Args:
-        layout: where the state's tensor lies.
-        found: the tensor in the checkpoint.
-        ranks: the rank that reads.
-        stored_fqn: its name in the checkpoint.
-
-    Raises:
-        LayoutError: the stored chunks overlap, or lack elements, in what this rank holds.
+    Copies of a box on this rank are read once too. Raises LayoutError if the stored chunks overlap, or lack
+    elements, in what this rank holds.
     """
     local = layout.local_boxes(ranks.rank)
-    if len(local) == len(found.boxes) == 1:
-        ((local_index, whole),) = local.items()
-        if whole == found.boxes[0] and whole.volume:
-            # Most tensors: one chunk that is wanted whole.
-            return (
-                PieceRead(
-                    fqn=layout.fqn,
-                    stored_fqn=stored_fqn,
-                    stored_index=0,
-                    stored_box=whole,
-                    wanted_box=whole,
-                    local_index=local_index,
-                ),
-            )
-    found_parts = find_intersections(tuple(local.values()), found.boxes)
+    boxes = tuple(local.values())
+    # Most tensors are one chunk that is wanted whole: nothing has to be intersected or checked.
+    is_simple = len(boxes) == 1 and boxes == found.boxes and boxes[0].volume > 0
+    found_parts = [[(0, boxes[0])]] if is_simple else find_intersections(boxes, found.boxes)
     pieces = tuple(
         PieceRead(
             fqn=layout.fqn,
@@ -90,9 +73,11 @@ def plan_tensor_reads(
         for local_index, parts in zip(local, found_parts, strict=True)
         for number, common in parts
     )
+    if is_simple:
+        return pieces
     # Local boxes are disjoint, so parts of them overlap only where stored chunks do.
     check_disjoint(stored_fqn, [piece.wanted_box for piece in pieces])
-    wanted = sum(box.volume for box in local.values())
+    wanted = sum(box.volume for box in boxes)
     lacking = wanted - sum(piece.wanted_box.volume for piece in pieces)
     if lacking:
         raise LayoutError(
@@ -102,11 +87,7 @@ def plan_tensor_reads(
 
 
 def find_intersections(wanted: Sequence[Box], stored: Sequence[Box]) -> list[list[tuple[int, Box]]]:
-    """Find the stored boxes that each wanted box overlaps.
-
-    Returns:
-        For each wanted box: the numbers of these stored boxes, ascending, with the common part.
-    """
+    """Return for each wanted box the numbers of the stored boxes that it overlaps, ascending, with the common parts."""
     if len(stored) <= _FEW:
         return [
             [(n, common) for n, box in enumerate(stored) if (common := box.intersect(each)) is not None]

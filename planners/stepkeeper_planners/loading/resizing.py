@@ -1,4 +1,7 @@
-"""Match lists and dicts of values that may have other items in the checkpoint than in the state now."""
+"""Match lists and dicts of values that may have other items in the checkpoint than in the state now.
+
+Such a part is stored as one value or entry by entry. It is read as a whole where its items differ, or are unknown.
+"""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +22,7 @@ def match_resizable(request: LoadRequest, stored: StoredState, rules: LoadRules)
     """Find the lists and dicts of the state that are to be read as a whole.
 
     Other parts are matched name by name, as everything else: parts that are one value on both sides, lists with as many
-    items on both sides, and those saved with tensors or ranks' own values in them.
-
-    Args:
-        request: the names and values of the state.
-        stored: the content of the checkpoint.
-        rules: which names are loaded.
+    items on both sides, and those saved with tensors or `PerRank` values in them.
     """
     found = ResizedReads(request, stored)
     for fqn, part in request.resizable.items():
@@ -38,8 +36,8 @@ class ResizedReads:
 
     def __init__(self, request: LoadRequest, stored: StoredState) -> None:
         self._request, self._stored = request, stored
-        self._names = sorted({*stored.values, *stored.tensors})
-        self._wanted = sorted(request.values)
+        self._stored_names = sorted({*stored.values, *stored.tensors})
+        self._state_names = sorted(request.values)
         self.values = frozenset(stored.values)
         self.reads: list[ValueRead] = []
         self.covered: set[str] = set()
@@ -48,31 +46,36 @@ class ResizedReads:
 
     def match(self, fqn: str, part: Resizable) -> None:
         """Add the read of a part, if it is to be read as a whole."""
-        below = list(_list_below(self._names, fqn))
+        below = list(_list_below(self._stored_names, fqn))
         if fqn in self.values:
             self._cover(fqn)
             self.reads.append(ValueRead(fqn=fqn, stored_names=(fqn,)))
         elif fqn in self._stored.tensors or (not below and self._is_in_value(part.path)):
+            # Matched by its own name, or read from the value around it.
             return
         elif all(name in self.values and parse_stored_name(name) is None for name in below):
-            self._match_opened(fqn, part, below)
+            self._match_entries(fqn, part, below)
 
-    def _match_opened(self, fqn: str, part: Resizable, below: Sequence[str]) -> None:
-        """Add the read of a part that was saved entry by entry, even if that left no entry."""
+    def _match_entries(self, fqn: str, part: Resizable, below: Sequence[str]) -> None:
+        """Add the read of a part that was saved entry by entry, even if it had no entry, as an empty dict."""
+        is_list = part.length is not None
         items = {name[len(fqn) + 1 :].partition(".")[0] for name in below}
-        if part.length is not None and not all(map(str.isdecimal, items)):
-            # It is a dict in the checkpoint.
+        if is_list and not all(map(str.isdecimal, items)):
+            # It is a dict in the checkpoint. Matching name by name reports that.
             return
         paths = _select_paths(self._stored.read_paths(), part.path)
         marks = paths.keys() - self.values
         if not below and not paths:
+            # The checkpoint has nothing of it.
             return
-        if part.length is not None and not all(path and isinstance(path[0], int) for path in paths.values()):
+        # An empty path is the mark of an empty dict. Keys of a dict may be numbers as text.
+        if is_list and not all(path and isinstance(path[0], int) for path in paths.values()):
             self.mismatched[fqn] = "a dict in the checkpoint, a list in the state"
             self._cover(fqn)
             return
-        length = max((int(item) + 1 for item in items), default=0) if part.length is not None else None
-        if length is not None and length == part.length and marks <= set(self._request.marks):
+        n_stored = max((int(item) + 1 for item in items), default=0) if is_list else None
+        if is_list and n_stored == part.length and marks <= set(self._request.marks):
+            # As many items, and no other kinds of keys or empty dicts in them: they are matched name by name.
             return
         self._cover(fqn)
         foreign = sorted(str(paths[name][-1]) for name in marks if is_mark_of_foreign_key(name))
@@ -90,7 +93,7 @@ class ResizedReads:
             self.reads.append(ValueRead(fqn=fqn, stored_names=tuple(below), paths=paths))
 
     def _cover(self, fqn: str) -> None:
-        self.covered.update((fqn, *_list_below(self._wanted, fqn)))
+        self.covered.update((fqn, *_list_below(self._state_names, fqn)))
 
     def _is_in_value(self, path: Path) -> bool:
         """Return whether a list or dict around the part is one value, as older writers store those without tensors."""

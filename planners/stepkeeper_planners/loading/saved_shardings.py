@@ -54,28 +54,23 @@ def choose_shardings(
     - tensors that were divided are replicated now, and none is divided as it was. Where one is, the others were
       replicated for other reasons.
 
-    Args:
-        saved: the shardings in the checkpoint.
-        present: the shardings in the state, by name.
-        n_devices: the number of devices that XLA shards tensors over.
-
-    Returns:
-        The text of the sharding for each tensor that gets one, by name.
+    `n_devices` is the number of devices that XLA shards tensors over. Return the text of the sharding for each tensor
+    that gets one, by name.
     """
     if saved.n_devices != n_devices:
         return {}
-    agrees = was_divided = False
+    one_divided_alike = one_was_divided = False
     for fqn, now in present.items():
         if not now.is_marked or fqn not in saved.by_name:
             continue
         tiling, before = _parse(now.text, now.ndim), _parse(saved.by_name[fqn], now.ndim)
         if tiling == before:
-            agrees = agrees or tiling is not None
+            one_divided_alike |= tiling is not None
         elif tiling is not None:
             return {}
         else:
-            was_divided = True
-    if was_divided and not agrees:
+            one_was_divided = True
+    if one_was_divided and not one_divided_alike:
         return {}
     return {
         fqn: saved.by_name[fqn]

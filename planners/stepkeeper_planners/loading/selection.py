@@ -1,7 +1,7 @@
 """Select the names that a load is about, and how strictly state and checkpoint must agree on them."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property, lru_cache
@@ -30,7 +30,7 @@ class LoadRules:
     cast: bool = False
     """Convert elements of another dtype, as far as `torch.can_cast` allows."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Names by which a checkpoint is asked for parts of the state, with their names in the state."""
+    """For parts of the state that the checkpoint names otherwise: its name → the name in the state."""
 
     def __post_init__(self) -> None:
         for argument, patterns in (("items", self.items), ("exclude", self.exclude)):
@@ -57,8 +57,8 @@ class LoadRules:
         return self._exclude is None or not self._exclude(fqn)
 
     def name_in_state(self, fqn: str) -> str:
-        """Return the state's name of what a checkpoint is asked for by this one."""
-        for above in accumulate(fqn.split("."), "{}.{}".format) if self.renamed else ():
+        """Return the state's name of the entry that has this name in a checkpoint."""
+        for above in _list_beginnings(fqn) if self.renamed else ():
             if above in self.renamed:
                 return self.renamed[above] + fqn[len(above) :]
         return fqn
@@ -79,6 +79,11 @@ class LoadRules:
         return _compiled(tuple(self.exclude)) if self.exclude else None
 
 
+def _list_beginnings(fqn: str) -> Iterator[str]:
+    """Yield "a", "a.b" and "a.b.c" for "a.b.c"."""
+    return accumulate(fqn.split("."), "{}.{}".format)
+
+
 @lru_cache(maxsize=64)
 def _compiled(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     """Return a function that is True for a name if one of the patterns selects it, or one above it."""
@@ -86,10 +91,10 @@ def _compiled(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     names = frozenset(patterns)
     globs = [pattern for pattern in patterns if _GLOB.search(pattern)]
     forms = [form for glob in globs for form in (translate(glob), translate(f"{glob}.*"))]
+    # (?!) matches nothing.
     matches = re.compile("|".join(forms) or "(?!)").match
 
     def selects(fqn: str) -> bool:
-        above = accumulate(fqn.split("."), "{}.{}".format)
-        return not names.isdisjoint(above) or matches(fqn) is not None
+        return not names.isdisjoint(_list_beginnings(fqn)) or matches(fqn) is not None
 
     return selects

@@ -30,33 +30,27 @@ class ValueRead:
     fqn: str
     stored_names: tuple[str, ...]
     within: Path = ()
-    """The keys that lead to it inside the stored value."""
+    """The keys that lead to it inside the stored value, if a dict or list around it was stored as one value."""
     saved_world_size: int | None = None
-    """Number of ranks that saved theirs, if it is a `PerRank`."""
+    """The number of ranks that saved theirs, if it is a `PerRank`."""
     paths: Mapping[str, Path] | None = None
-    """The keys within it that lead to each stored value, with the marks of `encode_nesting`, if it was saved opened."""
+    """If it was saved entry by entry: the keys in it that lead to each entry, by stored name. The marks of
+    `encode_nesting` are among them: they show empty dicts, and keys that aren't text."""
 
     def build_value(self, read: Mapping[str, object], resize: Resize | None, ranks: Ranks) -> object:
-        """Build the state's value from the stored values.
+        """Build the state's value for a rank from the stored values `read`, by name.
 
-        Args:
-            read: the stored values that were read, by name.
-            resize: converts `PerRank` values if the world size changed.
-            ranks: the rank that gets the value.
-
-        Raises:
-            LoadMismatchError: the stored container lacks the key.
-            SourceError: the checkpoint's keys contradict each other.
+        Raises LoadMismatchError if the stored container lacks the key; SourceError if the checkpoint's keys contradict
+        each other.
         """
         if self.saved_world_size is not None:
-            return resize_value(
-                resize, self.saved_world_size, [read[name] for name in self.stored_names], ranks
-            )
+            values = [read[name] for name in self.stored_names]
+            return resize_value(resize, self.saved_world_size, values, ranks)
         if self.paths is not None:
+            leaves = {name: read[name] for name in self.stored_names}
+            # A list can't be the root of what is rebuilt, so the value is put below one key.
             below = {name: (_ROOT, *path) for name, path in self.paths.items()}
-            return rebuild_nesting({name: read[name] for name in self.stored_names}, below, where=self.fqn)[
-                _ROOT
-            ]
+            return rebuild_nesting(leaves, below, where=self.fqn)[_ROOT]
         value = read[self.stored_names[0]]
         for key in self.within:
             value = self._below(value, key)
@@ -65,11 +59,12 @@ class ValueRead:
     def _below(self, value: Any, key: str | int) -> object:
         if isinstance(value, Mapping):
             # Names hold keys of any type as text.
-            for own, item in value.items():
-                if str(own) == str(key):
+            for candidate, item in value.items():
+                if str(candidate) == str(key):
                     return item
         elif isinstance(value, list) and isinstance(key, int) and key < len(value):
             return value[key]
+        # Only the value's own content shows this, and it is read after the tensors.
         raise LoadMismatchError(missing=[self.fqn], loaded="its tensors were loaded, its values were not")
 
 
@@ -85,7 +80,7 @@ class StateReads:
     unread: tuple[str, ...]
     """Names of the checkpoint that nothing in the state asks for."""
     tied_copies: tuple[PieceRead, ...] = ()
-    """Reads of a tied tensor's further names, if only their elements show whether they are the same tensor."""
+    """Reads of a tied tensor's other names, if only their elements show whether the checkpoint has one tensor."""
 
     def build_values(
         self, read: Mapping[str, object], target: FittedTarget, ranks: Ranks, *, strict: bool
@@ -100,9 +95,6 @@ class StateReads:
 
         Returns:
             The values by their names in the state, and the differences. The values mean nothing if any is refused.
-
-        Raises:
-            SourceError: the checkpoint's keys contradict each other.
         """
         values: dict[str, object] = {}
         missing: list[str] = []
@@ -111,10 +103,11 @@ class StateReads:
                 values[each.fqn] = each.build_value(read, target.flat.resizers.get(each.fqn), ranks)
             except LoadMismatchError as error:
                 missing += error.missing
+        # Options of an optimizer's param_groups, such as lr, are matched by group: they replace those read by name.
         options = target.assign_group_options(values, is_first_rank=ranks.rank == 0)
-        values = {
-            name: each for name, each in values.items() if name not in target.of_groups
-        } | options.values
+        values = {name: each for name, each in values.items() if name not in target.of_groups}
+        values |= options.values
+        # A strict load refuses the options that are left over. Another one only logs them, with those that it adds.
         return values, Differences(
             missing=tuple(sorted(missing)),
             mismatched=find_other_groups(target.state, target.filled.tree, values) | options.mismatched,

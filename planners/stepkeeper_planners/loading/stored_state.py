@@ -48,9 +48,9 @@ class StoredState:
     tensors: Mapping[str, StoredTensor]
     values: Collection[str] = ()
     further: Mapping[str, str] = field(default_factory=dict)
-    """Those among the names that stand for another one: see `find_flat_names`."""
+    """The names that only repeat an option of an optimizer's group, with that option's name: see flat_names.py."""
     read_paths: Callable[[], Mapping[str, Path]] = dict
-    """Reads the keys that led to each name when it was saved, and the marks of `encode_nesting`; empty if unknown."""
+    """Returns the keys that led to each name when it was saved, and the marks of `encode_nesting`; empty if unknown."""
 
     def saved_world_sizes(self) -> dict[str, dict[int, set[int]]]:
         """Return, for each `PerRank` name, the world sizes that saved it, and which ranks' values each has."""
@@ -79,7 +79,7 @@ def collect_stored_state(metadata: Metadata) -> StoredState:
 def read_key_paths(metadata: Metadata) -> dict[str, Path]:
     """Return the keys that led to each name when it was saved; none if the writer stored none."""
     paths = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
-    # Bytes from elsewhere may hold anything.
+    # Another writer's planner data may hold anything.
     return {name: path for name, path in paths.items() if isinstance(name, str) and isinstance(path, tuple)}
 
 

@@ -1,4 +1,4 @@
-"""Check that names of one tied tensor, stored with bytes of their own each, have the same elements."""
+"""Check that the names of a tied tensor have the same elements, where each is stored with bytes of its own."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -53,13 +53,9 @@ def build_tied_copies(
     boxes: Mapping[str, Mapping[int, Box]],
     stored_dtype_of: Callable[[str], torch.dtype],
 ) -> dict[str, TiedCopy]:
-    """Return a copy to compare for each stored name in `pieces`.
+    """Return a copy to compare for each stored name in `pieces`, the reads of other names than the `loaded` ones.
 
-    Args:
-        pieces: the reads of further names.
-        loaded: the reads that fill the tensors.
-        boxes: the local boxes of each tensor, by local index.
-        stored_dtype_of: returns the dtype of a tensor by its stored name.
+    `boxes` has the local boxes of each tensor, by local index.
     """
     loaded_from = {piece.fqn: piece.stored_fqn for piece in loaded}
     return {
@@ -77,11 +73,7 @@ def build_tied_copies(
 def check_tied_copies(
     copies: Iterable[TiedCopy], tensors: Mapping[str, torch.Tensor], *, strict: bool
 ) -> None:
-    """Compare the copies with the loaded tensors; warn if elements differ and `strict` is False.
-
-    Raises:
-        LoadMismatchError: `strict`, and elements differ.
-    """
+    """Compare the copies with the loaded tensors. If they differ, raise LoadMismatchError, or warn if not `strict`."""
     differing = [copy for copy in copies if not copy.equals(tensors[copy.fqn])]
     reasons = {
         copy.stored_fqn: f"{copy.loaded_fqn} and {copy.stored_fqn} are one tensor in the state, and have different "
@@ -103,5 +95,6 @@ def check_tied_copies(
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements' bytes, so that nan equals nan, and 0.0 doesn't equal -0.0."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8) if plain.numel() else plain

@@ -1,7 +1,7 @@
 """Read `.metadata`, the pickle that describes a torch.distributed.checkpoint folder. Nothing in it is run."""
 
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
 from stepkeeper_planners.pickles.unpickling import Draft, Maker, Name, unpickle
 
-__all__ = ["check_metadata", "read_metadata"]
+__all__ = ["check_metadata", "list_indices", "read_metadata"]
 
 
 def read_metadata(data: bytes, *, name: str) -> Metadata:
@@ -40,9 +40,9 @@ def read_metadata(data: bytes, *, name: str) -> Metadata:
         raise MetadataDecodeError(
             f"{name}: this isn't the metadata of a checkpoint: it holds a {type(metadata).__name__}"
         )
-    # A pickle can change a list or dict after the object that holds it was checked.
+    # Checked again: a pickle can change a list or dict after the object that holds it was checked.
     entries = metadata.state_dict_metadata
-    if not _are_tensors(entries) or not all(
+    if not _are_entries(entries) or not all(
         _are_chunks(entry.chunks) for entry in entries.values() if isinstance(entry, TensorStorageMetadata)
     ):
         raise MetadataDecodeError(
@@ -65,28 +65,17 @@ def check_metadata(metadata: Metadata, *, name: str) -> None:
             except LayoutError as error:
                 raise MetadataDecodeError(f"{name}: {fqn}: {error}") from error
         # Other storage back ends keep other things in storage_data, or nothing.
-        if isinstance(storage, Mapping):
-            _check_stored(fqn, stored, storage, name)
+        for index in list_indices(fqn, stored) if isinstance(storage, Mapping) else ():
+            if index not in storage:
+                place = "" if index.offset is None else f" at {tuple(index.offset)}"
+                raise MetadataDecodeError(f"{name}: it doesn't locate {fqn}{place}")
 
 
-def _check_stored(
-    fqn: str,
-    stored: TensorStorageMetadata | BytesStorageMetadata,
-    storage: Mapping[MetadataIndex, object],
-    name: str,
-) -> None:
-    for index in _indices(fqn, stored):
-        if index not in storage:
-            place = "" if index.offset is None else f" at {tuple(index.offset)}"
-            raise MetadataDecodeError(f"{name}: it doesn't locate {fqn}{place}")
-
-
-def _indices(fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> Iterator[MetadataIndex]:
+def list_indices(fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> list[MetadataIndex]:
+    """List the keys in a checkpoint's storage data that the parts of this entry have."""
     if isinstance(stored, BytesStorageMetadata):
-        yield MetadataIndex(fqn)
-        return
-    for chunk in stored.chunks:
-        yield MetadataIndex(fqn, chunk.offsets)
+        return [MetadataIndex(fqn)]
+    return [MetadataIndex(fqn, chunk.offsets) for chunk in stored.chunks]
 
 
 def _with_fields(kind: type, **checks: Callable[[Any], bool]) -> Callable[[], Draft]:
@@ -112,6 +101,7 @@ def _is(*kinds: type) -> Callable[[Any], bool]:
 
 
 def _is_place(path: object) -> bool:
+    # The type comes first: hashing an endlessly nested object for the cache would crash the process.
     return type(path) is str and _is_inside(path)
 
 
@@ -122,7 +112,7 @@ def _is_inside(path: str) -> bool:
     return bool(path) and not parts.is_absolute() and ".." not in parts.parts
 
 
-def _are_tensors(entries: object) -> bool:
+def _are_entries(entries: object) -> bool:
     return type(entries) is dict and all(
         type(fqn) is str and type(entry) in (TensorStorageMetadata, BytesStorageMetadata)
         for fqn, entry in entries.items()
@@ -192,7 +182,7 @@ _NAMES: Final[dict[Name, object]] = {
     ),
     (_METADATA, "Metadata"): _with_fields(
         Metadata,
-        state_dict_metadata=_are_tensors,
+        state_dict_metadata=_are_entries,
         storage_meta=_is(StorageMeta, type(None)),
         version=_is(str, type(None)),
     ),

@@ -20,6 +20,7 @@ _PLAIN: Final = re.compile(r"[?biufc](?:1|2|4|8|16|32)|[SUV][0-9]+|[mM]8")
 """Codes of bools, numbers, strings, void and times: f4, U12, V8, M8."""
 
 _UNIT: Final = re.compile(r"[A-Za-zμ]+")
+"""The unit of a dtype of times: s, ns, μs."""
 
 
 def explain_unstorable(dtype: np.dtype[Any]) -> str | None:
@@ -56,10 +57,11 @@ def _build_dtype(code: str, state: object) -> np.dtype[Any]:
     _, order, sub, names, fields, item_bytes, *_ = state
     dtype: np.dtype[Any]
     if sub is not None:
+        # A dtype whose items are arrays.
         base, shape = sub
         dtype = np.dtype((_dtype(base), _shape(shape)))
     elif names is not None:
-        # Hashing an endlessly nested name would crash the process.
+        # A dtype with named fields. Hashing an endlessly nested name would crash the process.
         if type(fields) is not dict or not all(type(name) is str for name in names):
             raise PickleRefusedError("the fields of a numpy dtype are invalid")
         parts = [fields[name] for name in names]

@@ -19,15 +19,7 @@ _LOCAL_HEADER_BYTES: Final = 30
 """The size of the header before a record's name."""
 
 # zipfile raises these on bytes that aren't an archive, or a broken one.
-_NO_ARCHIVE: Final = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    RuntimeError,
-    ValueError,
-    LookupError,
-    OSError,
-)
+_BAD_ZIP: Final = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, LookupError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +44,7 @@ class TorchArchive:
         self._storages: dict[str, tuple[StorageKind, Storage]] = {}
         try:
             self._zip = zipfile.ZipFile(file)
-        except _NO_ARCHIVE as error:
+        except _BAD_ZIP as error:
             raise PickleRefusedError(f"it isn't an archive ({error})") from error
         entries = self._zip.infolist()
         self.names = frozenset(entry.filename for entry in entries)
@@ -105,11 +97,10 @@ class TorchArchive:
     def content(self, name: str) -> torch.Tensor:
         """Read the bytes of a record into a tensor."""
         read = self.record(name)
-        return (
-            torch.frombuffer(bytearray(read), dtype=torch.uint8)
-            if read
-            else torch.empty(0, dtype=torch.uint8)
-        )
+        if not read:
+            # frombuffer() refuses an empty buffer.
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(bytearray(read), dtype=torch.uint8)
 
     def storage(self, identity: object) -> Storage:
         """Return the storage that a pickle refers to by this persistent id. Each record is read once."""
@@ -119,9 +110,9 @@ class TorchArchive:
         if type(kind) is not StorageKind or type(key) is not str or not key.isdecimal():
             raise PickleRefusedError("it refers to a storage of an unknown kind")
         if key not in self._storages:
-            storage = Storage(kind.dtype, self.content(f"data/{key}"))
-            self._storages[key] = (kind, storage)
+            self._storages[key] = (kind, Storage(kind.dtype, self.content(f"data/{key}")))
         first_kind, storage = self._storages[key]
+        # Two tensors may share a storage, and name its class and length both times.
         if kind != first_kind or length != storage.content.numel() // kind.dtype.itemsize:
             raise PickleRefusedError(f"storage {key} has the wrong size")
         return storage

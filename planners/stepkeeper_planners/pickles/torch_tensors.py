@@ -1,4 +1,4 @@
-"""Make dense CPU tensors from the calls that stand for them in a torch.save pickle."""
+"""Make dense CPU tensors from the calls that stand for them in a torch.save pickle. The arguments may be hostile."""
 
 from collections.abc import Callable
 from math import prod
@@ -38,12 +38,11 @@ def _apply_marks(tensor: torch.Tensor, marks: tuple[object, ...]) -> torch.Tenso
     for mark in marks:
         if not mark:
             continue
-        # Hashing or comparing endlessly nested values would crash the process.
-        if (
-            type(mark) is not dict
-            or not {"conj", "neg"}.issuperset(mark)
-            or not all(value is True for value in mark.values())
-        ):
+        # The type comes first, and values are compared by identity: hashing or comparing endlessly nested ones would
+        # crash the process.
+        if type(mark) is not dict or not {"conj", "neg"}.issuperset(mark):
+            raise PickleRefusedError("a tensor has more than its elements")
+        if not all(value is True for value in mark.values()):
             raise PickleRefusedError("a tensor has more than its elements")
         tensor = tensor.conj() if "conj" in mark else tensor
         tensor = torch._neg_view(tensor) if "neg" in mark else tensor  # noqa: SLF001 — its one maker
@@ -53,12 +52,9 @@ def _apply_marks(tensor: torch.Tensor, marks: tuple[object, ...]) -> torch.Tenso
 def _view(storage: Storage, dtype: torch.dtype, offset: Any, shape: tuple[Any, Any]) -> torch.Tensor:
     """Return the elements at this offset of the storage, checked: torch would enlarge a storage that is too short."""
     sizes, strides = shape
-    if (
-        type(sizes) is not tuple
-        or type(strides) is not tuple
-        or len(sizes) != len(strides)
-        or len(sizes) > 64
-    ):
+    are_tuples = type(sizes) is tuple and type(strides) is tuple
+    # torch supports no more dimensions than 64.
+    if not are_tuples or len(sizes) != len(strides) or len(sizes) > 64:
         raise PickleRefusedError("the shape of a tensor is invalid")
     if not all(type(number) is int and number >= 0 for number in (offset, *sizes, *strides)):
         raise PickleRefusedError("the shape of a tensor is invalid")

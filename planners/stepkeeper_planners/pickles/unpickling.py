@@ -22,6 +22,7 @@ Name = tuple[str, str]
 
 _SCALARS: Final = frozenset({str, int, bool, float, complex, bytes, type(None)})
 _MAX_PLACES: Final = 8
+"""The most places of names that aren't allowed that a message shows."""
 _MAX_PLACE_DEPTH: Final = 32
 
 # The makers, Python's reader and its containers raise these on invalid input.
@@ -59,7 +60,10 @@ class Draft:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _Unknown:
-    """Stands for a name that isn't allowed, and for everything that the pickle makes from it."""
+    """Stands for a name that isn't allowed, and for everything that the pickle makes from it.
+
+    Reading continues with it to the end, so that the message can show where it is. The reader appends items to it.
+    """
 
     name: Name
 
@@ -104,18 +108,18 @@ def unpickle(
         raise UnknownNameError(
             f"it names {_dotted(reader.first_unknown)}, which isn't allowed in it; it was not run{places}"
         ) from failure
+    if isinstance(failure, PickleRefusedError):
+        raise failure
     if isinstance(failure, EOFError):
         raise PickleRefusedError("it ends too early") from failure
-    if failure is not None and not isinstance(failure, PickleRefusedError):
-        raise PickleRefusedError(f"it is damaged ({type(failure).__name__}: {failure})") from failure
     if failure is not None:
-        raise failure
+        raise PickleRefusedError(f"it is damaged ({type(failure).__name__}: {failure})") from failure
     return tree
 
 
 @final
 class _Memo(dict[int, Any]):
-    """Return the object made from a draft. Until then only the stack has the draft, so nothing else can at the end."""
+    """Return numbered objects of the pickle: what was made from a draft, so that only the stack ever has the draft."""
 
     @override
     def __getitem__(self, place: int) -> Any:
@@ -164,12 +168,12 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 — pickle.Unpickler has no ta
 
     @override
     def find_class(self, module: str, name: str) -> object:
-        known = self._names.get((module, name), self)
-        if known is self:
-            known = _Unknown((module, name))
-            self.first_unknown = self.first_unknown or known
-            return known
-        return Maker((module, name), known) if callable(known) else known
+        if (module, name) in self._names:
+            known = self._names[module, name]
+            return Maker((module, name), known) if callable(known) else known
+        unknown = _Unknown((module, name))
+        self.first_unknown = self.first_unknown or unknown
+        return unknown
 
     @override
     def persistent_load(self, pid: object) -> object:
@@ -216,9 +220,8 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 — pickle.Unpickler has no ta
         keys = items[::2]
         for key in keys:
             # Hashing an endlessly nested key would crash the process.
-            if type(key) not in self._key_types and not (
-                type(key) is tuple and all(type(part) in self._key_types for part in key)
-            ):
+            parts = key if type(key) is tuple else (key,)
+            if not all(type(part) in self._key_types for part in parts):
                 raise PickleRefusedError(f"a {type(key).__name__} is a dict key")
         target.update(zip(keys, items[1::2], strict=True))
 

@@ -1,9 +1,9 @@
 """Assign each element to exactly one of the ranks that hold it, evenly. All ranks compute the same assignment.
 
-The heaviest rank writes the least that is possible, up to 2 % and a few grains. The least that is possible is the total
-divided by the number of ranks, unless some ranks alone hold more than their part. A grain is the largest chunk of
-several holders that isn't cut because it is small, or the smallest piece that a chunk is cut into. This holds where the
-sets of holders are nested or disjoint; `balance` describes the others.
+Evenly means: the rank that writes most writes at most 2 % and a few grains more than the least possible. That is the
+total divided by the number of ranks, or more where some ranks alone hold more than their part. A grain is the largest
+chunk of several holders that is too small to cut, or the smallest piece of a chunk that is cut. This holds where the
+sets of holders are nested or disjoint.
 """
 
 from collections import Counter
@@ -175,6 +175,7 @@ def assign(
     value_loads = [0] * world_size
     large = {name: size for name, size in (value_bytes or {}).items() if size >= LARGE_VALUE_BYTES}
     if large:
+        # Where large values go depends on what each rank would write without cuts.
         whole = place_whole_chunks(tasks, holders, tensor_loads)
         writers |= assign_values(large, sum_loads(whole, value_loads))
         for name, size in large.items():
@@ -202,7 +203,7 @@ def _divide(
     """
     whole = tuple(place_whole_chunks(tasks, holders, fixed))
     loads = sum_loads(whole, value_loads)
-    even = -(-sum(loads) // len(loads))
+    even = -(-sum(loads) // len(loads))  # rounded up
     if _is_even(loads, even, even):
         return whole
     shared = [group for group, ranks in enumerate(holders) if len(ranks) > 1]
@@ -214,6 +215,7 @@ def _divide(
         return whole
     grain_bytes = max(min_slice_bytes, even // _PARTS_OF_A_SHARE)
     cut = tuple(cut_to_shares(tasks, dict(zip(shared, shares, strict=True)), holders, grain_bytes))
+    # Cutting can also make it less even, since pieces have a minimum size.
     return min(whole, cut, key=lambda pieces: _unevenness(sum_loads(pieces, value_loads), heaviest, even))
 
 

@@ -1,4 +1,7 @@
-"""Cut chunks along one axis, so that each of several ranks writes its share, and divide bytes evenly among ranks."""
+"""Divide bytes evenly among ranks, and cut chunks along one axis, so that each rank writes its share of them.
+
+A row of a box is its part at one index of that axis.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +10,7 @@ from math import prod
 
 from stepkeeper_planners.geometry.boxes import Box
 
-__all__ = []
+__all__ = ["Cutter", "cut_by_shares", "level_shares"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +45,15 @@ class Cutter:
         """Find the row, from `after` on, nearest to the position, that leaves no piece too small on either side."""
         nearest = (2 * position_bytes + self.row_bytes) // (2 * self.row_bytes)
         row = max(after, min(self.n_rows, nearest))
-        before, behind = row - after, self.n_rows - row
-        if before + behind < 2 * self.min_rows:
-            return after if before < behind else self.n_rows
-        if before < self.min_rows:
-            return after if 2 * before < self.min_rows else after + self.min_rows
-        if behind < self.min_rows:
-            return self.n_rows if 2 * behind < self.min_rows else self.n_rows - self.min_rows
+        n_before, n_left = row - after, self.n_rows - row
+        if n_before + n_left < 2 * self.min_rows:
+            # There aren't enough rows for two pieces.
+            return after if n_before < n_left else self.n_rows
+        # A piece that would be too small gets the minimum, or nothing if that is nearer.
+        if n_before < self.min_rows:
+            return after if 2 * n_before < self.min_rows else after + self.min_rows
+        if n_left < self.min_rows:
+            return self.n_rows if 2 * n_left < self.min_rows else self.n_rows - self.min_rows
         return row
 
     def cut_piece(self, box: Box, first: int, end: int) -> Box:
@@ -65,47 +70,41 @@ def cut_by_shares(
     """Yield pieces of the boxes: the index of the box, the part of it, and the rank that writes that part.
 
     The boxes are laid end to end, and each rank takes the next stretch. So there is at most one cut for each rank.
-
-    Args:
-        boxes: the boxes to divide.
-        shares: ranks, and the bytes that each should write. The sum may differ from the bytes of the boxes.
+    `shares` are ranks, and the bytes that each should write. Their sum may differ from the bytes of the boxes.
     """
     ends = _find_share_ends(shares, sum(cutter.n_rows * cutter.row_bytes for _, cutter in boxes))
-    place, start = 0, 0
+    share, start_bytes = 0, 0
     for index, (box, cutter) in enumerate(boxes):
-        first, size = 0, cutter.n_rows * cutter.row_bytes
-        while first < cutter.n_rows:
-            is_all = place == len(shares) - 1 or ends[place] >= start + size
-            end = cutter.n_rows if is_all else cutter.find_row(ends[place] - start, first)
-            if end > first:
-                yield index, cutter.cut_piece(box, first, end), shares[place][0]
-            first = end
-            if not is_all:
-                place += 1
-        start += size
+        row, size_bytes = 0, cutter.n_rows * cutter.row_bytes
+        while row < cutter.n_rows:
+            takes_rest = share == len(shares) - 1 or ends[share] >= start_bytes + size_bytes
+            end = cutter.n_rows if takes_rest else cutter.find_row(ends[share] - start_bytes, row)
+            if end > row:
+                yield index, cutter.cut_piece(box, row, end), shares[share][0]
+            row = end
+            if not takes_rest:
+                share += 1
+        start_bytes += size_bytes
 
 
 def _find_share_ends(shares: Sequence[tuple[int, int]], total: int) -> list[int]:
     """Find the byte position at which each share ends, with all shares scaled so that they add up to `total`."""
-    wanted = sum(share for _, share in shares)
-    running = accumulate(share for _, share in shares)
-    return [total if not wanted else end * total // wanted for end in running]
+    ends = list(accumulate(share for _, share in shares))
+    # Without any share, the first rank gets all.
+    return [end * total // ends[-1] if ends[-1] else total for end in ends]
 
 
 def level_shares(
     groups: Sequence[tuple[tuple[int, ...], int]], fixed_bytes: Sequence[int]
 ) -> tuple[list[dict[int, int]], int]:
-    """Divide the groups in whole bytes, on top of the `fixed_bytes` that each rank writes anyway.
+    """Divide the bytes of each group among its ranks, on top of the `fixed_bytes` that each rank writes anyway.
 
-    Args:
-        groups: the ranks that hold the same bytes, sorted, and how many these are. Any of the ranks may write any part.
-        fixed_bytes: by rank.
-
-    Returns:
-        The bytes that each holder writes of each group, and the heaviest load that results.
+    A group is ranks that hold the same bytes, sorted, and the number of these bytes. Any of its ranks may write any of
+    them. Return the bytes that each rank writes of each group, and the heaviest load that results.
     """
     loads = list(fixed_bytes)
     shares: list[dict[int, int]] = [{} for _ in groups]
+    # The fewer ranks may write a group's bytes, the earlier they are divided.
     for index in sorted(range(len(groups)), key=lambda i: (len(groups[i][0]), groups[i][0])):
         shares[index] = _pour(*groups[index], loads)
     return shares, max(loads)
@@ -114,15 +113,16 @@ def level_shares(
 def _pour(holders: Sequence[int], size_bytes: int, loads: list[int]) -> dict[int, int]:
     """Fill up the group's least loaded holders to one level. Return the bytes for each, and add them to `loads`."""
     ranks = sorted(holders, key=lambda rank: (loads[rank], rank))
-    n_filled, below = 0, 0
+    n_filled, filled_load = 0, 0
     for rank in ranks:
-        if n_filled and loads[rank] * n_filled - below >= size_bytes:
+        # All bytes are used before the level reaches this rank's load.
+        if n_filled and loads[rank] * n_filled - filled_load >= size_bytes:
             break
         n_filled += 1
-        below += loads[rank]
-    surface, rest = divmod(size_bytes + below, n_filled)
+        filled_load += loads[rank]
+    level, rest = divmod(size_bytes + filled_load, n_filled)
     poured = {}
     for place, rank in enumerate(ranks[:n_filled]):
-        poured[rank] = surface + (place < rest) - loads[rank]
+        poured[rank] = level + (place < rest) - loads[rank]
         loads[rank] += poured[rank]
     return poured

@@ -1,4 +1,7 @@
-"""Divide chunks and values among the ranks that hold them: whole ones to the least loaded, large ones cut."""
+"""Divide chunks and values among the ranks that hold them: whole ones to the least loaded, large ones cut.
+
+A group is a set of ranks that hold the same chunks, the holders. It has a number.
+"""
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,8 +31,6 @@ class WriteTask:
     layout: TensorLayout
     chunk: Chunk
     group: int
-    """The number of the set of ranks that hold the chunk."""
-
     size_bytes: int
 
 
@@ -104,11 +105,13 @@ def cut_to_shares(
 ) -> Iterator[Piece]:
     """Divide each group's chunks by its holders' `shares` in bytes, as exactly as pieces of `grain_bytes` allow.
 
-    If a holder writes more than its share of one group, its share of the next is reduced.
+    If a holder writes more than its share of one group, its share of the next is reduced. A group without shares has
+    one holder.
     """
     by_group: dict[int, list[WriteTask]] = {}
     for task in tasks:
         by_group.setdefault(task.group, []).append(task)
+    # By rank, the bytes that it writes beyond its shares of the groups so far.
     ahead = dict.fromkeys((rank for ranks in holders for rank in ranks), 0)
     for group in sorted(by_group, key=lambda g: (len(holders[g]), holders[g])):
         if group not in shares:
@@ -123,6 +126,7 @@ def cut_to_shares(
 
 def _cut_group(tasks: Sequence[WriteTask], shares: Mapping[int, int], grain_bytes: int) -> Iterator[Piece]:
     """Assign small chunks whole to the holder with the most left to write; then cut the large ones by what is left."""
+    # The rank with the most left to write is at the top.
     heap = [(-share, rank) for rank, share in sorted(shares.items())]
     heapq.heapify(heap)
     large: list[tuple[WriteTask, Cutter]] = []

@@ -2,7 +2,7 @@
 
 import marshal
 from array import array
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
@@ -27,7 +27,9 @@ __all__ = [
 
 _DIGEST_BYTES: Final = 16
 _NO_CONTENT: Final = bytes(_DIGEST_BYTES)
+"""Stands for the part of a digest that an entry of its kind doesn't have."""
 _NUMBERS: Final = frozenset({type(None), bool, int, float, complex})
+# The first byte of a digest: the kind of its entry.
 _TENSOR, _VALUE, _PER_RANK, _ALIAS = b"t", b"v", b"p", b"a"
 _KINDS: Final = {_TENSOR: "a tensor", _VALUE: "a value", _PER_RANK: "a PerRank", _ALIAS: "a tied tensor"}
 
@@ -49,15 +51,15 @@ def digest_names(
 ) -> dict[str, bytes]:
     """Digest each name's entry, as far as it must be equal on all ranks.
 
-    A digest is one byte for the kind, a digest of the layout, and a digest of the content. The chunks of an incomplete
-    layout are left out: they differ between ranks by design.
+    A digest is one byte for the kind, a digest of the layout, and a digest of the content. An alias has its tensor's
+    name in place of a layout. The chunks of an incomplete layout are left out: they differ between ranks by design.
 
     Args:
         layouts: the layouts of all tensors.
         layout_digests: the result of `digest_layouts` for `layouts`, if it is known already.
         values: the digest of each value.
         contents: the content digests of those tensors whose elements are compared too.
-        aliases: further names of tied tensors, and the name under which each is saved.
+        aliases: the other names of tied tensors, with the name under which each is saved.
         per_rank_keys: the names of `PerRank` entries.
     """
     digests: dict[str, bytes] = {}
@@ -88,7 +90,31 @@ def digest_value(fqn: str, value: object) -> bytes:
     Raises:
         UnsupportedValueError: the value, or something in it, is of a type that isn't stored.
     """
-    return _digest_value(fqn, value)
+    kind = type(value)
+    if kind in (dict, OrderedDict):
+        assert isinstance(value, dict)
+        items = [
+            digest_value(f"{fqn} (a key)", k) + digest_value(f"{fqn}[{k!r}]", v) for k, v in value.items()
+        ]
+        return _hash(b"dict" + b"".join(sorted(items)))
+    if kind in (list, tuple):
+        assert isinstance(value, list | tuple)
+        if _NUMBERS.issuperset(map(type, value)):
+            # Digested at once: data loaders keep long lists of numbers. Version 2 depends on nothing but the numbers.
+            content = b"numbers" + marshal.dumps(value, 2)
+        else:
+            content = b"".join(digest_value(f"{fqn}[{index}]", item) for index, item in enumerate(value))
+        return _hash(kind.__name__.encode() + content)
+    if kind is np.ndarray or isinstance(value, np.generic):
+        return _digest_array(fqn, value)
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout is torch.strided:
+        return _digest_tensor(value)
+    if kind in (bool, int, float, complex, str, bytes, type(None)):
+        # Python refuses to format very long integers as decimals.
+        text = f"{value:x}" if kind is int else repr(value)
+        return _hash(f"{kind.__name__} {text}".encode("utf-8", "surrogatepass"))
+    # The rest are rare types, and types that are refused.
+    return _hash(encode_value(fqn, value))
 
 
 def is_integer_tensor_on_host(tensor: torch.Tensor) -> bool:
@@ -126,6 +152,7 @@ def build_ranks_differ_error(
             ranks_of.setdefault(digests.get(name), []).extend(ranks)
         if len(ranks_of) == 1:
             continue
+        # What most ranks have; if two are as frequent, that of the lowest rank.
         usual = min(ranks_of, key=lambda digest: (-len(ranks_of[digest]), min(ranks_of[digest])))
         ranks_that_differ[name] = tuple(
             sorted(r for digest in ranks_of if digest != usual for r in ranks_of[digest])
@@ -151,8 +178,8 @@ def _describe_difference(usual: bytes | None, others: Sequence[bytes | None]) ->
     if None in others:
         return "missing"
     found = [other for other in others if other is not None]
-    kinds = Counter(other[:1] for other in found if other[:1] != usual[:1])
-    if kinds:
+    kinds = {other[:1] for other in found if other[:1] != usual[:1]}
+    if kinds:  # of several, always the same one
         return f"{_KINDS[min(kinds)]}, but {_KINDS[usual[:1]]} on the other ranks"
     if any(other[1 : 1 + _DIGEST_BYTES] != usual[1 : 1 + _DIGEST_BYTES] for other in found):
         if usual[:1] == _ALIAS:
@@ -188,34 +215,6 @@ def _digest_owners(owners: Sequence[Owner]) -> bytes:
 
 def _hash(data: bytes) -> bytes:
     return blake2b(data, digest_size=_DIGEST_BYTES).digest()
-
-
-def _digest_value(fqn: str, value: object) -> bytes:
-    kind = type(value)
-    if kind in (dict, OrderedDict):
-        assert isinstance(value, dict)
-        items = [
-            _digest_value(f"{fqn} (a key)", k) + _digest_value(f"{fqn}[{k!r}]", v) for k, v in value.items()
-        ]
-        return _hash(b"dict" + b"".join(sorted(items)))
-    if kind in (list, tuple):
-        assert isinstance(value, list | tuple)
-        if _NUMBERS.issuperset(map(type, value)):
-            # Digested at once: data loaders keep long lists of numbers. Version 2 depends on nothing but the numbers.
-            content = b"numbers" + marshal.dumps(value, 2)
-        else:
-            content = b"".join(_digest_value(f"{fqn}[{index}]", item) for index, item in enumerate(value))
-        return _hash(kind.__name__.encode() + content)
-    if kind is np.ndarray or isinstance(value, np.generic):
-        return _digest_array(fqn, value)
-    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout is torch.strided:
-        return _digest_tensor(value)
-    if kind in (bool, int, float, complex, str, bytes, type(None)):
-        # Python refuses to format very long integers as decimals.
-        text = f"{value:x}" if kind is int else repr(value)
-        return _hash(f"{kind.__name__} {text}".encode("utf-8", "surrogatepass"))
-    # The rest are rare types, and types that are refused.
-    return _hash(encode_value(fqn, value))
 
 
 def _digest_array(fqn: str, value: Any) -> bytes:

@@ -1,12 +1,11 @@
 """Build a checkpoint's metadata, and detect writes that the storage writer lost."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -19,6 +18,7 @@ from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.errors import LostWritesError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import TensorLayout
+from stepkeeper_planners.pickles.dcp_metadata import list_indices
 
 __all__ = ["GlobalMetadata", "build_tensor_metadata"]
 
@@ -27,15 +27,15 @@ __all__ = ["GlobalMetadata", "build_tensor_metadata"]
 class GlobalMetadata(Metadata):
     """The metadata that the coordinator hands to the storage writer; it checks the writer's results.
 
-    When the writer sets `storage_data`, each write that was planned must be in it. The entries of further names get
-    the same storage data. After that the object is a plain `Metadata` of torch's.
+    When the writer sets `storage_data`, each write that was planned must be in it. An entry that only repeats another,
+    under another name, gets the same storage data. After that the object is a plain `Metadata` of torch's.
 
     Torch's writers with `thread_count` above 1 lose the data of a failing thread, without raising:
     https://github.com/pytorch/pytorch/issues/191391.
     """
 
     aliases: dict[str, str] = field(default_factory=dict)
-    """Further names of tied tensors, and of optimizers' options → the name under which each is written."""
+    """Names of tied tensors, and further names (see flat_names.py) → the name under which each is written."""
 
     @override
     def __setattr__(self, name: str, value: Any) -> None:
@@ -48,16 +48,12 @@ class GlobalMetadata(Metadata):
         self.__class__ = Metadata  # type: ignore[assignment] # the base has all that is left
 
     def _check_written(self, written: Mapping[MetadataIndex, object]) -> dict[MetadataIndex, object]:
-        """Return `written` with the entries of further names added.
-
-        Raises:
-            LostWritesError: a planned write is not in it.
-        """
+        """Return `written` with the entries of `aliases`. Raises LostWritesError if a planned write is not in it."""
         complete = dict(written)
         lost: list[MetadataIndex] = []
         for fqn, stored in self.state_dict_metadata.items():
             source = self.aliases.get(fqn, fqn)
-            for index in _list_indices(source, stored):
+            for index in list_indices(source, stored):
                 if index not in written:
                     lost.append(index)
                 elif source != fqn:
@@ -81,11 +77,3 @@ def build_tensor_metadata(layout: TensorLayout, boxes: Iterable[Box]) -> TensorS
         size=torch.Size(layout.global_shape),
         chunks=chunks,
     )
-
-
-def _list_indices(fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> Iterator[MetadataIndex]:
-    if isinstance(stored, TensorStorageMetadata):
-        for chunk in stored.chunks:
-            yield MetadataIndex(fqn, chunk.offsets)
-    else:
-        yield MetadataIndex(fqn)

@@ -1,6 +1,7 @@
 """Merge the states of ranks that hold different names, or different parts of a tensor, as pipeline stages do. Pure.
 
-Ranks with equal states form a group. Each group is compared with the largest, which is the base.
+Ranks with equal states form a group. Each group is compared with the largest, the base. A name has a digest, a hash of
+its entry. Two states are equal if their names have equal digests.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -117,23 +118,20 @@ def merge_states(
 ) -> MergedState:
     """Join each tensor from the parts that the groups hold; let the first rank that holds a value write it.
 
-    Args:
-        names: the names in which groups differ.
-        base_ranks: the ranks of the base.
-        base: the base's entries of these names.
-        differences: the other groups.
-
-    Raises:
-        LayoutError: groups differ in a tensor's dtype or shape.
+    `names` are those in which groups differ, and `base` has the base's entries of them. Raises LayoutError if groups
+    differ in a tensor's dtype or shape.
     """
-    first = StateDifference(ranks=base_ranks, digests={}, missing=frozenset(), partial=base)
+    # The base doesn't differ from itself.
+    of_base = StateDifference(ranks=base_ranks, digests={}, missing=frozenset(), partial=base)
+    groups = (of_base, *differences)
     parts: dict[str, dict[int, TensorLayout]] = {}
     writers: dict[str, int] = {}
-    for each in (first, *differences):
+    for each in groups:
         for name in names:
-            partial = each.partial if name in each.digests else base
             if name in each.missing:
                 continue
+            # A group sends only the entries in which it differs from the base.
+            partial = each.partial if name in each.digests else base
             if name in partial.layouts:
                 parts.setdefault(name, {})[each.ranks[0]] = _select_part(partial.layouts[name], each.ranks)
             elif name in partial.values:
@@ -141,20 +139,18 @@ def merge_states(
     return MergedState(
         layouts=tuple(join_layouts(parts[name]) for name in sorted(parts)),
         value_writers=writers,
-        aliases={
-            name: tensor for each in (first, *differences) for name, tensor in each.partial.aliases.items()
-        },
-        paths={name: path for each in (first, *differences) for name, path in each.partial.paths.items()},
+        aliases={name: tensor for each in groups for name, tensor in each.partial.aliases.items()},
+        paths={name: path for each in groups for name, path in each.partial.paths.items()},
     )
 
 
 def _select_part(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
     """Return the layout with only the chunks and owners of these ranks, as an incomplete one."""
     among = frozenset(ranks)
-    chunks = []
     # The tuple of chunks is kept if it is of these ranks only: many tensors share it.
     if all(owner.rank in among for chunk in layout.chunks for owner in chunk.owners):
         return replace(layout, complete=False)
+    chunks = []
     for chunk in layout.chunks:
         own = tuple(owner for owner in chunk.owners if owner.rank in among)
         if own:
@@ -165,13 +161,8 @@ def _select_part(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
 def join_layouts(parts: Mapping[int, TensorLayout]) -> TensorLayout:
     """Join the parts of one tensor's layout. Equal boxes on different ranks are copies of one chunk.
 
-    The result is not checked for gaps and overlaps: `check_cover` does that.
-
-    Args:
-        parts: at least one part, by rank, or by the first of several ranks that hold a part together.
-
-    Raises:
-        LayoutError: the parts differ in dtype or shape; the message names the tensor, the ranks and the difference.
+    `parts` are by rank, or by the first of several ranks that hold a part together. Raises LayoutError if they differ
+    in dtype or shape. The result is not checked for gaps and overlaps: `check_cover` does that.
     """
     ranks = sorted(parts)
     first = parts[ranks[0]]

@@ -41,7 +41,7 @@ from stepkeeper_planners.state.values import encode_value, estimate_value_bytes
 __all__ = ["PlannedState"]
 
 _MAX_COMPARED: Final = 8
-"""The largest number of states whose names an error compares. Ranks with equal states count once."""
+"""The largest number of states, the base among them, whose names an error compares. Equal states count once."""
 
 
 class PlannedState:

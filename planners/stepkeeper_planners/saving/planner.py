@@ -108,7 +108,7 @@ class SPMDSavePlanner(SavePlanner):
         Ranks: torch.distributed.checkpoint calls it on all ranks.
         """
         self._plan(current_ranks(self._group))
-        if self._state.ranks.world_size == 1:
+        if self._state.ranks.world_size == 1:  # no other rank has parts
             self._state.join_parts([self._state.list_incomplete()])
         return SavePlan(items=self._make_own_items(), planner_data=self._state.make_proposal())
 
@@ -132,7 +132,7 @@ class SPMDSavePlanner(SavePlanner):
 
         Ranks: torch.distributed.checkpoint calls it on the coordinator only.
         """
-        if len(all_plans) == 1 != self._state.ranks.world_size:
+        if len(all_plans) == 1 and self._state.ranks.world_size != 1:
             # A save with no_dist is of this process alone.
             self._plan(single_rank())
             proposals = [self._state.make_proposal()]
@@ -168,7 +168,7 @@ class SPMDSavePlanner(SavePlanner):
         Ranks: torch.distributed.checkpoint calls it on all ranks; collective where the states differ.
         """
         answer = new_plan.planner_data
-        if isinstance(answer, Answer) and not self.is_coordinator:
+        if isinstance(answer, Answer) and not self.is_coordinator:  # which has joined them itself
             self._state.add_joined(answer.joined)
         if isinstance(answer, Answer) and len(answer.groups) > 1:
             self._state.merge(answer.groups, self._group)
@@ -179,6 +179,7 @@ class SPMDSavePlanner(SavePlanner):
                 "HuggingFaceStorageWriter can't store values, or several parts of a tensor: save with "
                 "FileSystemWriter, and convert with checkpoint_to_safetensors() of stepkeeper_planners.formats"
             )
+        # A subclass or a storage writer has made other items.
         if not isinstance(new_plan.items, OwnItems):
             return new_plan
         items = self._make_own_items()
@@ -236,15 +237,17 @@ class SPMDSavePlanner(SavePlanner):
         if write_item.type != WriteItemType.BYTE_IO:
             return object
         name = write_item.index.fqn
+        # `PerRank` values are encoded already; but a subclass's lookup_object may return another object.
         is_own = object is self._state.own_values.get(name)
-        known = self._state.blobs.get(name) if is_own else None
-        return io.BytesIO(encode_value(name, object) if known is None else known)
+        blob = self._state.blobs.get(name) if is_own else None
+        return io.BytesIO(encode_value(name, object) if blob is None else blob)
 
     def _plan(self, ranks: Ranks) -> None:
         self._state = PlannedState(self._flat, self._write_data.tensors, ranks)
 
     def _make_own_items(self) -> OwnItems:
         """Make this rank's items, and let them be resolved."""
+        # The items of the writes come first, in their order; those of values follow.
         items, writes = self._state.make_items()
         self._write_data.set_writes({item.index: write for item, write in zip(items, writes, strict=False)})
         return OwnItems(items)

@@ -60,6 +60,7 @@ class Proposal:
     """The rules by which it assigns writers. Keep this field first, where a rank of another release finds it."""
     rank: int
     fingerprint: bytes
+    """The `fingerprint` of its state: equal on ranks with equal states."""
     parts: tuple[TensorLayout, ...]
     """This rank's part of the layouts that no rank can describe alone."""
 
@@ -90,7 +91,7 @@ def check_proposals(plan_data: Sequence[object], world_size: int) -> list[Propos
         ReleasesDifferError: ranks would divide the same state in other ways.
     """
     proposals = [each for each in plan_data if isinstance(each, Proposal)]
-    if len(proposals) < len(plan_data) == world_size:
+    if len(plan_data) == world_size and len(proposals) < world_size:
         others = [rank for rank, each in enumerate(plan_data) if not isinstance(each, Proposal)]
         raise WrongRanksError(
             f"ranks {', '.join(map(str, others[:8]))}{', …' if len(others) > 8 else ''} use another planner: all "

@@ -26,7 +26,7 @@ class SPMDStager(AsyncStager):
     Ranks: all ranks stage, each with a stager of its own, as all take part in the save.
     """
 
-    # With it, `dcp.async_save` doesn't call `synchronize_staging` right after `stage`.
+    # False, so that `dcp.async_save` doesn't call `synchronize_staging` right after `stage`.
     _synchronize_after_execute = False
 
     @override
@@ -59,13 +59,10 @@ class SPMDStager(AsyncStager):
         return rebuild_state(flat, leaves)
 
     def copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy the tensors on their own devices. Subclasses may copy them elsewhere.
+        """Return copies of the tensors on their own devices, by the same names. Subclasses may copy them elsewhere.
 
         Args:
             tensors: the tensors by name; each tied tensor once.
-
-        Returns:
-            The copies, by the same names.
         """
         with keep_shardings_open(tensors.values()):
             copies = {fqn: adapters.clone_for_transfer(fqn, tensor) for fqn, tensor in tensors.items()}
@@ -75,9 +72,7 @@ class SPMDStager(AsyncStager):
     @override
     def synchronize_staging(self) -> None:
         """Return at once: a copy that is still running holds the state as it was."""
-        return
 
     @override
     def close(self) -> None:
         """Release nothing: the stager holds no copies."""
-        return

@@ -14,15 +14,10 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.saving.assignment import TensorWrite
 
-__all__ = [
-    "OwnItems",
-    "WriteData",
-    "make_tensor_item",
-    "make_value_item",
-]
+__all__ = ["OwnItems", "WriteData", "make_tensor_item", "make_value_item"]
 
 _LOCK: Final = threading.Lock()
-"""One for all saves, so that a planner can be pickled: torch's checkpointer in another process gets one."""
+"""One for all saves: a planner with a lock couldn't be pickled, and torch sends one to its checkpointer process."""
 
 
 class OwnItems(list[WriteItem]):
@@ -36,10 +31,7 @@ class OwnItems(list[WriteItem]):
 def make_tensor_item(write: TensorWrite, *, is_sharded: bool) -> WriteItem:
     """Make the write item for one box of a tensor.
 
-    Args:
-        write: the box.
-        is_sharded: whether devices hold different parts of the tensor. The item's index then has the position of the
-            local shard that holds the box, as torch_xla's does.
+    If devices hold different parts of it (`is_sharded`), its index has the number of the local shard, as in torch_xla.
     """
     offsets, sizes = torch.Size(write.box.offsets), torch.Size(write.box.sizes)
     return WriteItem(

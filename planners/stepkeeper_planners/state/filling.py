@@ -1,4 +1,7 @@
-"""Write loaded values back into a nested state, and rebuild a state with other leaves."""
+"""Write loaded values back into a nested state, and rebuild a state with other leaves.
+
+A box is a `PerRank` or a `Whole` in the state. A place is where a load may put a value: an item of a dict or list.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -26,36 +29,40 @@ __all__ = ["finish_load", "rebuild_state"]
 def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[str, Any]) -> None:
     """Put loaded values into the state, in place; give every Stateful its part by load_state_dict().
 
+    `flat` is the flattened state. Its tensors are filled already, but for those in `values`, which were read into other
+    memory. An entry whose name isn't in `values` keeps its present value.
+
     The load leaves no work to the training's next program. Pending work, or data left on the host, would make
     the first step another program than in an uninterrupted run, which may round differently. Open shardings
-    stay open. `flat` is of the state, with tensors filled already. A name that is not in `values` keeps its
-    present value. Tensors may be among them: those that were read into other memory first. Raises
-    UnsupportedValueError if a value would have to be put into a container that can't be changed.
+    stay open. Raises UnsupportedValueError if a value would go into a container that can't be changed.
     """
     tensors = flat.tensors
     copied = {name: tensors[first] for name in values if (first := flat.aliases.get(name, name)) in tensors}
+    others = {name: value for name, value in values.items() if name not in copied}
     with keep_shardings_open(tensors.values()):
         with torch.no_grad():
             for name, tensor in copied.items():
                 tensor.copy_(values[name])
-        last = _fill_others(state, flat, {name: each for name, each in values.items() if name not in copied})
+        set_generators = _fill_others(state, flat, others)
         adapters.materialize(tensors)
         adapters.start_pending(tuple(tensors.values()))
-    for load in last:
+    for set_them in set_generators:
         # After all programs: on XLA, each advances the generator.
-        load()
+        set_them()
 
 
 def _fill_others(
     state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]
 ) -> list[Callable[[], None]]:
-    """Fill the state, and return the calls to make once the load draws no more random numbers."""
+    """Fill all but tensors. Return the calls that set random generators, for when the load draws no more numbers."""
     if is_stateful(state):
+        # The state is one object, and no place is in it.
         _load_stateful(state, flat.tree, (), values)
         return []
     places = list(_iterate_places(state, flat.tree, (), values))
     times = Counter(id(place.item) for place in places if isinstance(place.item, list | dict))
     places = [replace(place, shared=True) if times[id(place.item)] > 1 else place for place in places]
+    # All are checked before any is changed.
     for place in places:
         place.check(values)
     last: list[Callable[[], None]] = []
@@ -65,10 +72,7 @@ def _fill_others(
 
 
 def rebuild_state(flat: FlatState, leaves: Mapping[str, object]) -> dict[str, Any]:
-    """Rebuild the nested state with other leaves, which are given by name.
-
-    The containers are new, of the same kinds. Every Stateful is replaced by the result of its state_dict().
-    """
+    """Rebuild the nested state in new containers, from leaves by name. A Stateful is replaced by its state_dict()."""
     tree: dict[str, Any] = _rebuild(flat.tree, (), leaves)
     return tree
 
@@ -81,8 +85,9 @@ class _Place:
     key: Any
     path: Path
     tree: Any
+    """The same part of the flattened state's tree, where an object is replaced by the result of its state_dict()."""
     shared: bool
-    """True if the list or dict is also elsewhere in the state; then it isn't filled in place."""
+    """True if its list or dict is also at another place, which may get other items. Then it isn't filled in place."""
 
     @property
     def item(self) -> Any:
@@ -100,7 +105,7 @@ class _Place:
             )
 
     def assign(self, values: Mapping[str, object], last: list[Callable[[], None]]) -> None:
-        """Load a Stateful, or put the value into its container or its box. Add to `last` the calls that come later."""
+        """Load a Stateful, or put the value into its container or box. Add to `last` the calls to make at the end."""
         item, name = self.item, join_path(self.path)
         if isinstance(item, RandomState):
             last.append(partial(_load_stateful, item, self.tree, self.path, values))
@@ -120,15 +125,13 @@ def _iterate_places(node: Any, tree: Any, path: Path, values: Mapping[str, objec
     for key in range(len(node)) if is_list else list(node):
         below = (*path, key if is_list else str(key))
         item, part = node[key], tree[key]
-        if type(item) in PLAIN_LEAVES and join_path(below) not in values:
+        has_value = join_path(below) in values
+        if type(item) in PLAIN_LEAVES and not has_value:
             # Tensors have been filled already, thousands of them.
             continue
-        if (
-            is_stateful(item)
-            or isinstance(item, PerRank | Whole)
-            or is_leaf(part)
-            or join_path(below) in values
-        ):
+        # A dict or list may have a value of its own, if it is loaded with another number of items.
+        is_object = is_stateful(item) or isinstance(item, PerRank | Whole)
+        if is_object or is_leaf(part) or has_value:
             yield _Place(node, key, below, part, shared=False)
         else:
             yield from _iterate_places(item, part, below, values)
@@ -139,6 +142,7 @@ def _load_stateful(node: object, tree: Any, path: Path, values: Mapping[str, obj
     loaded = _rebuild(tree, path, values)
     load: Callable[[Any], object] = node.load_state_dict
     if isinstance(loaded, NamedState):
+        # An optimizer takes its parameters' numbers, not the names that the checkpoint has.
         load, loaded = loaded.make_load(node, values, join_path((*path, "param_groups")))
     with skip_self_copies(), keep_filled_tensors(node, loaded):
         try:

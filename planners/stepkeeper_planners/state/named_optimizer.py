@@ -1,4 +1,7 @@
-"""Hold an optimizer's state_dict() with its parameters' names in place of their numbers, as torch's DCP does."""
+"""Put the names of parameters in place of their numbers in the state_dict() of optimizers, as torch's DCP does.
+
+A checkpoint then doesn't depend on the order of the parameters. A load puts the numbers back.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
@@ -16,11 +19,11 @@ from stepkeeper_planners.state.scalars import has_plain_leaves_only, has_scalars
 __all__ = ["ADDED", "NamedState", "find_named_states", "name_optimizers"]
 
 ADDED: Final = "\0added"
-"""The name, below a group's, of the options that a load adds to it. No entry has it."""
+"""The name, below a group's, of the options that the group lacks and a load adds. No entry of a checkpoint has it."""
 
 
 class NamedState(dict[str, Any]):
-    """The state_dict() of an optimizer with names of parameters: the layout of get_optimizer_state_dict()."""
+    """An optimizer's state_dict() with the names of its parameters: the layout of get_optimizer_state_dict()."""
 
     def __init__(
         self,
@@ -36,9 +39,9 @@ class NamedState(dict[str, Any]):
         Args:
             content: the state_dict(), with names.
             groups: the names of the optimizer's parameters, by group.
-            numbers: the number that its own state_dict() has for each name.
-            is_joint: whether parameters have state together, in their order.
-            load: loads this layout; None for the optimizer's load_state_dict(), which takes numbers.
+            numbers: the number that the optimizer's own state_dict() has for each name.
+            is_joint: whether some state is of all parameters together, in their order, as LBFGS's is.
+            load: loads a state with names; None for the optimizer's load_state_dict(), which takes numbers.
         """
         super().__init__(content)
         self.groups: Final = groups
@@ -48,7 +51,7 @@ class NamedState(dict[str, Any]):
 
     @property
     def numbers(self) -> list[list[int]]:
-        """The parameters' numbers, by group; none if only torch's functions can load the state."""
+        """The parameters' numbers, by group; empty if the state is loaded by names."""
         return [] if self._load else [[self._numbers[name] for name in names] for names in self.groups]
 
     def with_content(self, content: Mapping[str, Any]) -> "NamedState":
@@ -63,12 +66,16 @@ class NamedState(dict[str, Any]):
     def make_load(
         self, optimizer: Any, values: Mapping[str, Any], below: str
     ) -> tuple[Callable[[dict[str, Any]], object], dict[str, Any]]:
-        """Return the function that loads this, and its argument. `below` is the groups' name."""
+        """Return the function that loads this, and its argument. `below` is the groups' name.
+
+        `values` may have options to add to a group: see `ADDED`.
+        """
         content = dict(self if self._load else self.with_numbers())
         content["param_groups"] = groups = [
             {**group, **values.get(f"{below}.{number}.{ADDED}", {})}
             for number, group in enumerate(self["param_groups"])
         ]
+        # Without numbers, the groups keep the names.
         for group, numbers in zip(groups, self.numbers, strict=False):
             group["params"] = numbers
         return self._load or optimizer.load_state_dict, content
@@ -78,6 +85,7 @@ def find_named_states(
     tree: object, path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], NamedState]]:
     """Yield the optimizers in a resolved state, with the keys that lead to each."""
+    # Dicts of tensors and lists of numbers may be long: they aren't searched.
     items: Iterable[tuple[Any, Any]] = ()
     if isinstance(tree, Mapping) and not has_plain_leaves_only(tree.values()):
         items = tree.items()
@@ -106,19 +114,22 @@ def name_optimizers(objects: Sequence[tuple[tuple[Any, ...], object]], tree: Any
     """
     optimizers = [(path, item) for path, item in objects if path and isinstance(item, Optimizer)]
     modules = {".".join(map(str, path)): item for path, item in objects if isinstance(item, nn.Module)}
+    # By the name of each module, the names of its parameters by their id().
     names = {key: name_parameters(module) for key, module in modules.items()} if optimizers else {}
     in_modules = set(chain.from_iterable(names.values()))
-    loose = [p for _, each in optimizers for p in _list_parameters(each) if id(p) not in in_modules]
-    plain = name_tensors(tree, loose, {path for path, _ in optimizers}) if loose else {}
-    known = {key: names.get(key, {}) | plain.get(key, {}) for key in (*names, *plain)} if plain else names
+    others = [p for _, each in optimizers for p in _list_parameters(each) if id(p) not in in_modules]
+    # Where the state has model.state_dict() and not the model, its tensors give the names.
+    of_tensors = name_tensors(tree, others, {path for path, _ in optimizers}) if others else {}
+    known = names | {key: names.get(key, {}) | named for key, named in of_tensors.items()}
     for (*above, key), optimizer in optimizers:
-        within = reduce(getitem, above, tree)
+        container = reduce(getitem, above, tree)
         try:
-            named = _read_by_dcp(optimizer, modules, names) or _name_state(optimizer, within[key], known)
+            named = _read_by_dcp(optimizer, modules, names) or _name_state(optimizer, container[key], known)
         except (DuplicateNameError, UnsupportedValueError) as error:
             error.add_note(f"raised for {'.'.join(map(str, (*above, key)))!r}")
             raise
-        within[key] = within[key] if named is None else named
+        if named is not None:
+            container[key] = named
 
 
 def _name_state(
@@ -137,7 +148,7 @@ def _name_state(
             "optimizer's state; rename the parameter"
         )
     others = [entry for key, entry in content["state"].items() if key not in name_of]
-    # What stands beside the parameters' state, as the slow weights of Lookahead, may be by number.
+    # What stands beside the parameters' state, as the slow weights of Lookahead, may depend on their numbers.
     beside = [entry for key, entry in content.items() if key not in {"state", "param_groups"}]
     beside += chain.from_iterable(each.values() if isinstance(each, Mapping) else (each,) for each in others)
     named = [{**group, "params": list(of)} for group, of in zip(content["param_groups"], groups, strict=True)]
@@ -158,8 +169,9 @@ def _list_numbers(optimizer: Any, content: Any) -> list[list[int]] | None:
     if not all(isinstance(some, list) and {*map(type, some)} <= {int} for some in numbers):
         return None
     present = [len(group["params"]) for group in getattr(optimizer, "param_groups", ())]
-    # torch allows the same parameter twice.
-    return numbers if list(map(len, numbers)) == present and len({*chain(*numbers)}) == sum(present) else None
+    # torch allows the same parameter twice in a group. It has one number then, which can't get two names.
+    n_distinct = len({*chain(*numbers)})
+    return numbers if list(map(len, numbers)) == present and n_distinct == sum(present) else None
 
 
 def _list_parameters(optimizer: Any) -> list[nn.Parameter]:
@@ -180,7 +192,7 @@ def _read_by_dcp(
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     ids = set(map(id, parameters))
-    # The largest comes first: a part of it may be in the state as well.
+    # The largest module comes first: a part of it may be in the state as well.
     holders = (key for key in modules if ids <= names[key].keys())
     holder = min(holders, key=lambda key: (-len(names[key]), key), default=None)
     module = None if holder is None else modules[holder]

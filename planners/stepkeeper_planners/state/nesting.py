@@ -1,7 +1,7 @@
-"""Mark keys that aren't strings, empty dicts and optimizers of a nested state, and rebuild it from flat names.
+"""Mark what a nested state loses when it is flattened, and rebuild it from the flat names and the marks.
 
-torch.distributed.checkpoint makes strings of all keys and drops empty dicts. Both are marked in its planner data by
-paths under names that no entry has. Every reader of checkpoints ignores such paths.
+torch.distributed.checkpoint makes strings of all keys and drops empty dicts. A mark is an additional item of its
+planner data: the path to such a key or dict, under a name that no entry has. Every reader of checkpoints ignores it.
 """
 
 import ast
@@ -16,10 +16,15 @@ from stepkeeper_planners.state.tree import Path, join_path
 
 __all__ = ["encode_nesting", "is_mark_of_empty", "is_mark_of_foreign_key", "rebuild_nesting"]
 
+# Each ends the names of one kind of mark.
 _NUMBER: Final = "\0number"
+"""The path ends in a key that is an int."""
 _LITERAL: Final = "\0literal"
+"""It ends in another key that `_parse_literal` makes from its text."""
 _FOREIGN: Final = "\0foreign"
+"""It ends in a key that can't be made from its text."""
 _EMPTY: Final = "\0empty"
+"""It leads to an empty dict."""
 _MAX_DEPTH: Final = 200
 _MOST_CHARACTERS: Final = 1000
 """The longest text of a key that isn't a string."""
@@ -29,7 +34,7 @@ _MOST_UNNAMED: Final = 1_000_000
 
 
 def encode_nesting(state: Mapping[Any, object] | list[Any]) -> dict[str, Path]:
-    """Return additions to a checkpoint's planner data: marks of keys that aren't strings, of empty dicts and groups.
+    """Return the marks of keys that aren't strings, of empty dicts, and of optimizers' groups: see `mark_groups`.
 
     Raises DuplicateNameError if two keys or two empty dicts have one name.
     """
@@ -59,9 +64,8 @@ def rebuild_nesting(leaves: Mapping[str, object], paths: Mapping[str, Path], *, 
     """Nest the leaves under the keys that lead to them. A leaf without a path gets its name as the key.
 
     The paths are the planner data: those of leaves, and the marks of `encode_nesting`. They may be hostile.
-    Raises SourceError, with the file `where` they come from, if a path is malformed, leads to where another
-    one does, or goes through an item that another one makes a leaf; or a list would have far more items than
-    there are entries.
+    Raises SourceError, with the file `where` they come from, if a path is malformed, if two lead to one place or one
+    goes through another's leaf, or if a list would have far more items than there are entries.
     """
     root = _Node()
     for fqn, leaf in leaves.items():
@@ -72,21 +76,21 @@ def rebuild_nesting(leaves: Mapping[str, object], paths: Mapping[str, Path], *, 
         node[path[-1]] = leaf
     kinds: dict[Path, str] = {}
     for mark, path in paths.items():
-        for kind in (_EMPTY, _NUMBER, _LITERAL):
-            if not mark.endswith(kind):
-                continue
-            name = mark.removesuffix(kind)
-            _check_path(name, path, where)
-            if kind == _EMPTY:
-                _find_node(root, name, path, path, where)
-            else:
-                kinds[path] = kind
+        kind = next((each for each in (_EMPTY, _NUMBER, _LITERAL) if mark.endswith(each)), None)
+        if kind is None:
+            continue
+        name = mark.removesuffix(kind)
+        _check_path(name, path, where)
+        if kind == _EMPTY:
+            _find_node(root, name, path, path, where)
+        else:
+            kinds[path] = kind
     built: dict[Any, Any] = _build(root, (), kinds, where, _MOST_UNNAMED + len(leaves) + len(paths))
     return built
 
 
 class _Node(dict[Any, Any]):
-    """A container of the state that is rebuilt, by keys or by the indexes of a list. Values may be dicts as well."""
+    """A container that is rebuilt, by keys or by the indexes of a list. A leaf may be a plain dict."""
 
 
 def _check_path(name: str, path: Any, where: str) -> Path:
@@ -102,7 +106,7 @@ def _check_path(name: str, path: Any, where: str) -> Path:
 
 
 def _find_node(root: _Node, name: str, path: Path, keys: Path, where: str) -> _Node:
-    """Return the container at these keys, the first of the path. Those on the way are made."""
+    """Return the container at `keys`, the beginning of the path. Make it and those on the way if they aren't there."""
     node = root
     for key in keys:
         node = node.setdefault(key, _Node())
@@ -112,7 +116,7 @@ def _find_node(root: _Node, name: str, path: Path, keys: Path, where: str) -> _N
 
 
 def _build(node: Any, path: Path, kinds: Mapping[Path, str], where: str, most: int) -> Any:
-    """Make lists and dicts of the nodes, with the keys at which the paths of `kinds` end made from their texts."""
+    """Make lists and dicts of the nodes. `kinds` has the paths of marked keys, `most` is the most items of a list."""
     if type(node) is not _Node:
         return node
     built = {key: _build(item, (*path, key), kinds, where, most) for key, item in node.items()}
@@ -123,14 +127,14 @@ def _build(node: Any, path: Path, kinds: Mapping[Path, str], where: str, most: i
         )
     if indexes:
         return [built.get(index) for index in range(max(indexes) + 1)]
-    whole: dict[Any, Any] = {}
+    by_original_key: dict[Any, Any] = {}
     for key, item in built.items():
         below = (*path, key)
-        last = _parse_key(below, kinds[below], where) if below in kinds else key
-        if last in whole:
+        original = _parse_key(below, kinds[below], where) if below in kinds else key
+        if original in by_original_key:
             raise _path_error(where, key, below, "leads to where another one does")
-        whole[last] = item
-    return whole
+        by_original_key[original] = item
+    return by_original_key
 
 
 def _parse_key(path: Path, kind: str, where: str) -> object:
@@ -192,8 +196,8 @@ def _parse_literal(text: str) -> object:
     if len(text) > _MOST_CHARACTERS:
         raise ValueError("too long for a key")
     try:
-        # Also "inf" and "nan", which aren't literals.
-        return float(text) if not text.removeprefix("-").isdecimal() else int(text)
+        # float() also reads "inf" and "nan", which aren't literals.
+        return int(text) if text.removeprefix("-").isdecimal() else float(text)
     except ValueError:
         pass
     try:

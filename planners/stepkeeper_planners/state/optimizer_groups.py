@@ -1,4 +1,7 @@
-"""Assign to an optimizer's groups the options that their parameters' groups have in a checkpoint."""
+"""Assign options, such as learning rates, from the groups of an optimizer in a checkpoint to those in the state.
+
+The groups may have other parameters then and now. A group gets the options of the stored groups with its parameters.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +33,7 @@ _SHOWN: Final = 8
 
 @dataclass(slots=True, kw_only=True)
 class GroupOptions:
-    """The options that optimizers' groups get, by their names in the state, and where they don't fit."""
+    """The options that the groups of optimizers get, by their names in the state, and the reasons if some don't fit."""
 
     selects: Callable[[str], bool]
     """Returns whether a name is to be loaded."""
@@ -46,10 +49,10 @@ class GroupOptions:
     """Differences that every load refuses, by name."""
 
     added: dict[str, str] = field(default_factory=dict)
-    """The options that groups get beside their own. They are no differences."""
+    """The options that groups get though they had none of the name, with a text for a warning. They aren't refused."""
 
     _of_tensors: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    """The option that each tensor of the state gets, with its name. Groups may share a tensor."""
+    """The option that each tensor of the state gets, with its name, by the tensor's id(). Groups may share a tensor."""
 
     def assign(
         self,
@@ -58,23 +61,26 @@ class GroupOptions:
         keys: Sequence[Sequence[object]],
         stored: Sequence[StoredGroup],
     ) -> None:
-        """Assign to each group the options of the stored groups that its parameters are in.
+        """Assign to each of an optimizer's groups the options of the stored groups that its parameters are in.
 
-        A group without parameters has those of the stored group of its number, if that has none either.
-        `below` is the groups' name, and `keys` has the names or numbers of their parameters in the
-        checkpoint.
+        A group without parameters gets those of the stored group of its number, if that has none either. `below` is
+        the groups' name. `keys` has the names or numbers that the checkpoint has for the parameters of each group.
         """
-        place = {key: entries for params, entries in stored for key in params}
+        stored_of = {key: entries for params, entries in stored for key in params}
         present = {key for params in keys for key in params}
         differing = []
-        for side, lacking in (("checkpoint", present - place.keys()), ("state", place.keys() - present)):
+        for side, lacking in (
+            ("checkpoint", present - stored_of.keys()),
+            ("state", stored_of.keys() - present),
+        ):
             names = sorted(map(str, lacking))
             shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
             differing += [f"the {side} has no group with {shown}"] if names else []
         if differing and self.selects(below):
             self.left_over[below] = "; ".join(differing)
         for number, (group, params) in enumerate(zip(groups, keys, strict=True)):
-            sources = {id(place[key]): place[key] for key in params if key in place}
+            # Each stored group once.
+            sources = {id(stored_of[key]): stored_of[key] for key in params if key in stored_of}
             if not params and number < len(stored) and not stored[number][0]:
                 sources = {0: stored[number][1]}
             if params or sources:
@@ -103,6 +109,7 @@ class GroupOptions:
             elif option in own:
                 self._assign_option(name, own[option], found[0])
             elif option.partition(".")[0] in group or "." in option:
+                # An option is added only if the state has nothing of its name, and not if it is a dict.
                 self.left_over[name] = "the state's group has no such entry"
             else:
                 added[option] = found[0]
@@ -110,17 +117,21 @@ class GroupOptions:
         self.values[f"{below}.{ADDED}"] = added
 
     def _assign_option(self, name: str, own: object, found: Any) -> None:
-        mine, theirs, other, given = _describe(own), _describe(found), name, found
+        """Assign the option `found` in the checkpoint to one that the state has, if it is of the same kind."""
+        own_kind, found_kind = _describe(own), _describe(found)
+        first_name, first_found = name, found
         if isinstance(own, torch.Tensor) and isinstance(found, torch.Tensor):
-            other, given = self._of_tensors.setdefault(id(own), (name, found))
+            first_name, first_found = self._of_tensors.setdefault(id(own), (name, found))
             if self.cast and found.shape == own.shape and torch.can_cast(found.dtype, own.dtype):
-                mine = theirs
-        if mine != theirs:
-            self.mismatched[name] = f"{theirs} in the checkpoint, {mine} in the state"
-        elif not _is_same(given, found):
-            self.mismatched[name] = f"one tensor in the state with {other}, another one in the checkpoint"
+                own_kind = found_kind
+        if own_kind != found_kind:
+            self.mismatched[name] = f"{found_kind} in the checkpoint, {own_kind} in the state"
+        elif not _is_same(first_found, found):
+            self.mismatched[name] = (
+                f"one tensor in the state with {first_name}, another one in the checkpoint"
+            )
         else:
-            # Before a tensor of the state is changed: it may fail.
+            # Distributed here, before any tensor of the state is changed: it may fail.
             self.values[name] = adapters.distribute_as(own, found) if isinstance(own, torch.Tensor) else found
 
 
@@ -131,6 +142,7 @@ def _describe(option: Any) -> str:
 
 
 def _is_same(one: object, other: object) -> bool:
+    """Return whether two options are equal. 1 and True are not; nan and nan are."""
     if has_scalars_only([one, other]):
         return type(one) is type(other) and repr(one) == repr(other)
     return one is other or encode_value("", one) == encode_value("", other)
@@ -139,10 +151,10 @@ def _is_same(one: object, other: object) -> bool:
 def find_other_groups(
     state: Mapping[str, object], tree: object, values: Mapping[str, object]
 ) -> dict[str, str]:
-    """Find the optimizers without names whose load_state_dict() will raise: a group has another number of parameters.
+    """Find the optimizers whose load_state_dict() will raise because a group has another number of parameters.
 
-    Returns the name of each, and how its groups differ. Optimizers with a custom load_state_dict(), or a hook
-    for it, may accept any number.
+    Return the name of each, and how its groups differ. Optimizers with a `NamedState` are left out: their groups are
+    compared by name. So are those with a custom load_state_dict(), or a hook for it: they may accept any number.
     """
     found = {}
     for path, optimizer, groups in _iterate_unnamed(state, tree, (), values):
@@ -153,7 +165,7 @@ def find_other_groups(
 
 
 def explain_sizes(stored: Sequence[int | None], present: Sequence[int]) -> str | None:
-    """Explain how the numbers of parameters of groups differ. A stored number that isn't known fits."""
+    """Explain how the numbers of parameters of groups differ; None if they don't. A stored number of None fits."""
     if len(stored) != len(present):
         return f"{len(stored)} groups in the checkpoint, {len(present)} in the state"
     differing = [
@@ -167,9 +179,10 @@ def explain_sizes(stored: Sequence[int | None], present: Sequence[int]) -> str |
 def _iterate_unnamed(
     node: Any, loaded: Any, path: Path, values: Mapping[str, object] | None
 ) -> Iterator[tuple[Path, Optimizer, list[int | None]]]:
-    """Yield the optimizers, with the number of parameters of each group that they are to load.
+    """Yield the optimizers without names, with the number of parameters of each group that they are to load.
 
-    `loaded` is the node in the resolved state; in a box, where `values` is None, it is the node's value.
+    `loaded` is the node in the resolved state. In a `PerRank` or `Whole`, which are stored as one value, it is what was
+    read for the node, and `values` is None.
     """
     if isinstance(node, PerRank | Whole):
         within = loaded if values is None else values.get(join_path(path))
@@ -188,6 +201,7 @@ def _iterate_unnamed(
             below = loaded.get(key) if isinstance(loaded, Mapping) else None
             yield from _iterate_unnamed(part, below, (*path, str(key)), values)
     elif isinstance(node, list) and values is not None and not has_scalars_only(node):
+        # A list in a `PerRank` or `Whole` may have been saved with other items, so it isn't searched.
         for index, part in enumerate(node):
             yield from _iterate_unnamed(part, loaded[index], (*path, index), values)
 

@@ -38,6 +38,7 @@ def keep_filled_tensors(optimizer: object, loaded: Any) -> Iterator[None]:
     for before, group in zip(settings, optimizer.param_groups, strict=False):
         group.update({k: v for k, v in before.items() if id(v) in kept})
         if any(before.get(name) != group.get(name) for name in _PLACING):
+            # The old tensors may be on another device than the optimizer now needs.
             continue
         for parameter in group["params"]:
             if parameter in state:
@@ -69,5 +70,6 @@ def _with_kept_tensors(before: Any, after: Any, kept: set[int]) -> Any:
     old, old_spec = tree_flatten(before)
     new, new_spec = tree_flatten(after)
     if old_spec != new_spec:
+        # The checkpoint has other entries for this parameter.
         return after
     return tree_unflatten([a if id(a) in kept else b for a, b in zip(old, new, strict=True)], new_spec)

@@ -23,7 +23,7 @@ def name_groups(optimizer: Optimizer, modules: Mapping[str, Mapping[int, str]]) 
 
     The names are those of torch's `get_optimizer_state_dict`. If the parameters are in several `modules` of
     the state, which `name_parameters` has named, each name begins with the module's. A parameter in no module
-    has the name that the optimizer was given for it, or else `#`, its number and its shape.
+    has the name that the optimizer was given for it, or else one such as "#3(2,4)": its number and its shape.
     """
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
@@ -39,7 +39,7 @@ def name_groups(optimizer: Optimizer, modules: Mapping[str, Mapping[int, str]]) 
 
 
 def _list_given(group: Mapping[str, Any]) -> Sequence[str | None]:
-    """List the names that the optimizer was given for a group; parameters that were added later have none."""
+    """List the names that the optimizer was given for a group; all None if parameters were added without names."""
     names, length = group.get("param_names") or (), len(group["params"])
     return names if len(names) == length else [None] * length
 
@@ -51,8 +51,8 @@ def _find_names(wanted: Sequence[int], modules: Mapping[str, Mapping[int, str]])
     for key in sorted(found, key=lambda key: (-len(found[key]), -len(modules[key]), key)):
         for parameter in found[key]:
             names.setdefault(parameter, (key, modules[key][parameter]))
-    is_one = len({key for key, _ in names.values()}) == 1
-    return {p: name if is_one or not key else f"{key}.{name}" for p, (key, name) in names.items()}
+    is_one_module = len({key for key, _ in names.values()}) == 1
+    return {p: name if is_one_module or not key else f"{key}.{name}" for p, (key, name) in names.items()}
 
 
 def name_parameters(module: nn.Module) -> dict[int, str]:
@@ -81,25 +81,26 @@ def name_parameters(module: nn.Module) -> dict[int, str]:
 def name_tensors(
     tree: object, parameters: Sequence[torch.Tensor], skipped: Collection[tuple[Any, ...]]
 ) -> dict[str, dict[int, str]]:
-    """Name parameters by the plain tensors of a resolved state that have their memory, as model.state_dict() has.
+    """Name parameters by the tensors of a resolved state that share their memory, as those of model.state_dict() do.
 
-    Return for each dict of tensors, by its name, what `name_parameters` returns for a module. The parts of
-    the state to which the `skipped` keys lead are left out.
+    Return what `name_parameters` returns for a module, for each innermost dict around such tensors, by the dict's
+    name. The dicts to which the `skipped` keys lead are left out.
     """
     wanted = {identity(parameter): id(parameter) for parameter in parameters}
-    wanted.pop(None, None)
+    wanted.pop(None, None)  # the identity of a parameter without memory
     names: dict[str, dict[int, str]] = {}
 
-    def walk(node: object, path: tuple[Any, ...], n_above: int) -> None:
+    # The first `n_prefix` keys lead to the innermost dict around the node; the others name the tensor in it.
+    def walk(node: object, path: tuple[Any, ...], n_prefix: int) -> None:
         if isinstance(node, Mapping) and path not in skipped:
             for key, part in node.items():
                 walk(part, (*path, key), len(path))
         elif isinstance(node, list) and not has_scalars_only(node):
             for index, part in enumerate(node):
-                walk(part, (*path, index), n_above)
+                walk(part, (*path, index), n_prefix)
         elif isinstance(node, torch.Tensor) and not node.is_nested and identity(node) in wanted:
-            above, below = (".".join(map(str, keys)) for keys in (path[:n_above], path[n_above:]))
-            names.setdefault(above, {}).setdefault(wanted[identity(node)], below)
+            prefix, name = (".".join(map(str, keys)) for keys in (path[:n_prefix], path[n_prefix:]))
+            names.setdefault(prefix, {}).setdefault(wanted[identity(node)], name)
 
     walk(tree, (), 0)
     return names

@@ -35,7 +35,6 @@ class PerRank:
 
     value: object
     resize: Resize | None = None
-    """Called if the world size changed. Its result is loaded as if this rank had saved it."""
 
 
 def stored_name(fqn: str, ranks: Ranks) -> str:
@@ -62,9 +61,8 @@ def list_stored_names(fqn: str, resize: Resize | None, world_size: int, ranks: R
     if resize is None:
         raise PerRankError(
             f"{fqn}: {world_size} ranks saved a value each, {ranks.world_size} load. Define how to make the new "
-            "values: "
-            "PerRank(value, resize=lambda values, ranks: …) gets the saved ones in the order of ranks and returns "
-            f"that of ranks.rank of ranks.world_size; or leave {fqn} out of this load"
+            "values: PerRank(value, resize=lambda values, ranks: …) gets the saved ones in the order of ranks and "
+            f"returns that of ranks.rank of ranks.world_size; or leave {fqn} out of this load"
         )
     return tuple(stored_name(fqn, Ranks(rank=rank, world_size=world_size)) for rank in range(world_size))
 

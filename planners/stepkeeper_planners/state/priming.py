@@ -98,13 +98,13 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
 def _make_state(optimizer: Optimizer) -> list[_MadeState]:
     """Return the state that a step of a copy makes. Raises PrimeError."""
     optimizers = with_those_inside(optimizer)
-    there = [
+    present = [
         tensor
         for each in optimizers
         for values in (each.param_groups, *each.state.values(), vars(each))
         for tensor in _list_tensors(values)
     ]
-    with torch.no_grad(), keep_shardings_open(there) as left_open:
+    with torch.no_grad(), keep_shardings_open(present) as left_open:
         pairs, stand_ins = copy_with_stand_ins(optimizer, left_open)
         take_step(pairs[0][1])
         if not all(map(is_of_torch, optimizers)):
@@ -136,15 +136,16 @@ def _collect(
         owner: Any = parameters.get(id(key), key)
         if not made or real.state.get(owner):
             continue
+        # State that refers to a stand-in refers to the parameter.
         entry = tree_map(lambda leaf: parameters.get(id(leaf), leaf), made)
         if isinstance(entry, dict):
             _set_first_numbers(real, owner, entry)
+        tensors = _list_tensors(entry)
         # A tensor that has a sharding by now gets it in an unprimed first step too. The optimizer marked it, or got it
         # from the host, or a program made it.
-        tensors = _list_tensors(entry)
         inferred = [tensor for tensor in tensors if not adapters.has_sharding(tensor)]
         if id(owner) not in left_open:
-            # Its copy of the gradient, as SGD's momentum, lies as the parameter because the gradient was made so.
+            # A copy of the gradient, as SGD's momentum, lies as the parameter only because `_stand_in_for` made it so.
             inferred += [tensor for tensor in tensors if is_sharded_as(tensor, owner)]
             for tensor in inferred:
                 if tensor.shape == getattr(owner, "shape", None):
@@ -154,7 +155,7 @@ def _collect(
 
 
 def _set_first_numbers(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> None:
-    """Give those numbers of the entry that every step changes the values that they have before a first step."""
+    """Set the entry's numbers that every step changes to their values before the first step."""
     first: dict[str, float] = {"step": 0, "mu_product": 1}
     if isinstance(real, ASGD):
         rate = next(group["lr"] for group in real.param_groups if any(owner is p for p in group["params"]))
@@ -173,10 +174,11 @@ def _check_complete(made: list[_MadeState], pairs: list[Pair]) -> None:
     primed = {id(each.owner) for each in made}
     primed |= {id(owner) for real, _ in pairs for owner, entry in real.state.items() if entry}
     for real, _ in pairs:
+        # SGD has state for its momentum only.
         groups = [each for each in real.param_groups if not isinstance(real, SGD) or each["momentum"]]
         trained = [p for group in groups for p in group["params"] if p.requires_grad]
         n_without = sum(id(parameter) not in primed for parameter in trained)
-        # One that wraps others steps them, each for its own part of the parameters, and may have no state itself.
+        # An optimizer that wraps others steps them, each with a part of the parameters, and may have no state itself.
         if n_without and len(with_those_inside(real)) == 1:
             raise PrimeError(
                 f"prime_optimizer: {type(real).__name__}.step() made no state for {n_without} of {len(trained)} "
@@ -207,20 +209,19 @@ def _check_values(made: list[_MadeState]) -> None:
 
 def _is_as_before_a_step(tensor: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Return True, unchecked, also for whole numbers, and if the sizes of tensor and parameter differ."""
-    if (
-        not tensor.is_floating_point()
-        or tensor.is_meta
-        or tensor.numel() != parameter.numel()
-        or not tensor.numel()
-    ):
+    is_checked = tensor.is_floating_point() and not tensor.is_meta and tensor.numel() == parameter.numel()
+    if not is_checked or not tensor.numel():
         return True
     flat = tensor.reshape(-1)
     values = parameter.reshape(-1).to(device=tensor.device, dtype=tensor.dtype)
-    fine = (flat == flat[0]).all() | ((flat == values) | (flat.isnan() & values.isnan())).all()
+    is_constant = (flat == flat[0]).all()
+    is_parameter = ((flat == values) | (flat.isnan() & values.isnan())).all()
+    # One read from the device at the end, not one for each comparison.
+    fits = is_constant | is_parameter
     if tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1]:
         identity = torch.eye(len(tensor), dtype=tensor.dtype, device=tensor.device)
-        fine = fine | (tensor == tensor[0, 0] * identity).all()
-    return bool(fine)
+        fits = fits | (tensor == tensor[0, 0] * identity).all()
+    return bool(fits)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Copy an optimizer and the parameters that it steps, and take a step of the copy."""
+"""Copy an optimizer, with a stand-in for each parameter that it steps, and take a step of the copy."""
 
 import copy
 import inspect
@@ -33,7 +33,7 @@ def with_those_inside(optimizer: Optimizer) -> list[Optimizer]:
 
 def is_of_torch(optimizer: Optimizer) -> bool:
     """Return whether it is one of torch's own, whose state keeps no value of a parameter beyond a step."""
-    # Some have the module that they are defined in, others, as Adafactor, the package.
+    # Some name the module that they are defined in, others, as Adafactor, the package torch.optim.
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
@@ -42,7 +42,7 @@ def copy_with_stand_ins(
 ) -> tuple[list[Pair], dict[torch.Tensor, torch.Tensor]]:
     """Pair the optimizer and those inside it with copies; map every parameter to the stand-in that the copies have.
 
-    Stand-ins of the tensors whose ids are in `left_open` get no sharding. Raises PrimeError.
+    The tensors whose ids are in `left_open` have no sharding, and their stand-ins get none. Raises PrimeError.
     """
     inside = with_those_inside(optimizer)
     has_values = not all(map(is_of_torch, inside))
@@ -88,9 +88,10 @@ def take_step(stand_in: Optimizer) -> None:
 
 
 def _stand_in_for(parameter: torch.Tensor, *, has_values: bool, is_left_open: bool) -> torch.Tensor:
+    """Make a stand-in with the parameter's attributes, and its values or zeros; its gradient is zeros."""
     values = parameter.detach().clone() if has_values else torch.zeros_like(parameter.detach())
     if is_left_open:
-        # Reading the parameter pinned it, and copies of it. The gradient must not get that sharding.
+        # Reading the parameter has given it and `values` a sharding. The gradient must not get that.
         adapters.clear_sharding([parameter, values])
     adapters.copy_sharding(values, parameter)
     stand_in = torch.nn.Parameter(values, requires_grad=False)

@@ -77,6 +77,7 @@ def _set_generator(name: str, state: Any) -> bool:
     """Set one generator. Return False if this process has none of that name."""
     is_seed = isinstance(state, Mapping) and set(state) == {_SEED}
     setter = (_SEEDERS if is_seed else _SETTERS).get(name, lambda _: False)
+    # Most setters return None.
     return setter(state[_SEED] if is_seed else state) is not False
 
 
@@ -98,14 +99,16 @@ _SEEDERS: Final[dict[str, Callable[[int], object]]] = {
 
 
 def _resize(saved: Sequence[Any], ranks: Ranks) -> dict[str, Any]:
-    """Make the generators of one rank from those of another number of ranks."""
+    """Make the generators of one rank from those of another number of ranks; see `RandomState`."""
     if ranks.rank < len(saved):
         return dict(saved[ranks.rank])
-    model = saved[ranks.rank % len(saved)]
-    return {name: _derive(name, [each.get(name) for each in saved], ranks.rank) for name in model}
+    # A rank that saved nothing has the kinds of generators that one of the saved ranks had.
+    kinds = saved[ranks.rank % len(saved)]
+    return {name: _derive(name, [each.get(name) for each in saved], ranks.rank) for name in kinds}
 
 
 def _derive(name: str, saved: Sequence[Any], rank: int) -> Any:
+    """Return the state that all ranks saved if it is the same, else a new seed for this rank."""
     encoded = [encode_value(name, each) for each in saved]
     if all(each == encoded[0] for each in encoded):
         return saved[0]

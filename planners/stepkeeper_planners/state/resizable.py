@@ -1,4 +1,7 @@
-"""Find the parts of a state that a load may give another number of items than they have now."""
+"""Find the parts of a state that a load may give another number of items than they have now.
+
+A list of losses, or an empty dict that a later step fills, is saved with other items than it has after a restart.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,19 +19,19 @@ __all__ = ["Resizable", "find_resizable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resizable:
-    """A list, an empty dict, a plain value or a `Whole` in a state."""
+    """A part of a state that a load may give another number of items, with the keys that lead to it."""
 
     path: Path
     length: int | None
-    """The number of a list's items. A list of as many is loaded item by item. None: as a whole, in any case."""
+    """The number of a list's items: if as many were saved, they are loaded one by one. None if it isn't a list."""
 
 
 def find_resizable(state: Mapping[str, object], flat: FlatState) -> dict[str, Resizable]:
-    """Find the parts of a state that are loaded with as many items as were saved, by name.
+    """Find the parts that are loaded with as many items as were saved, by name.
 
-    These are, in the training's own dicts and lists: lists of plain values, also of dicts of them, empty
-    dicts, and plain values, in whose place a dict or list may have been saved. The result of an object's
-    state_dict() is compared entry by entry. A `Whole` is such a part anywhere.
+    These are every `Whole`, and in the training's own dicts and lists: lists without tensors and objects, empty dicts,
+    and plain values, in whose place a dict or list may have been saved. The result of an object's state_dict() is
+    compared entry by entry.
     """
     found = {} if is_stateful(state) else {join_path(each.path): each for each in _walk(state, ())}
     for name in flat.wholes:
@@ -51,9 +54,9 @@ def _walk(node: Mapping[Any, object] | list[Any], path: Path) -> Iterator[Resiza
 
 
 def _is_plain(node: object) -> bool:
-    """Return whether there is no tensor, object or box in a list or dict."""
+    """Return whether there is no tensor, Stateful, `PerRank` or `Whole` in a list or dict."""
     if is_stateful(node) or isinstance(node, torch.Tensor | PerRank | Whole):
         return False
-    if not isinstance(node, Mapping | list) or (isinstance(node, list) and has_scalars_only(node)):
-        return True
-    return all(map(_is_plain, node.values() if isinstance(node, Mapping) else node))
+    if isinstance(node, Mapping):
+        return all(map(_is_plain, node.values()))
+    return not isinstance(node, list) or has_scalars_only(node) or all(map(_is_plain, node))

@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 _PLAIN_DICT, _DICT, _LIST, _LEAF = "plain dict", "dict", "list", "leaf"
 _NO_VALUES: Final = (torch.Tensor, PerRank, Whole)
+"""Leaves of these classes aren't values: where one was a value before, or becomes one, the structure is another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +130,10 @@ class _Structure:
         place = {name: index for index, name in enumerate(names)}
         self._pick_tensors: Final = _picker([place[name] for name in flat.paths if name not in flat.values])
         tensors = self._pick_tensors(contents.leaves)
+        # None if a tensor isn't ordinary. Ordinary ones have no placement and no pending computations.
         self._ordinary: Final = adapters.ordinary_forms(tensors)
         self._placed: Final = None if self._ordinary is not None else list(map(adapters.structure, tensors))
-        self._find_tied: Final = find_tied(tensors, ordinary=self._ordinary is not None)
+        self._tied: Final = find_tied(tensors, ordinary=self._ordinary is not None)
         self._addresses: Final = _list_addresses(tensors) if self._ordinary is not None else []
         self._kept: Final = tuple(flat.tensors)
         self._pick_kept: Final = _picker([place[name] for name in flat.tensors])
@@ -141,11 +143,10 @@ class _Structure:
         self._aliases: Final = flat.aliases
         self._paths: Final = flat.paths
         self._large_value_bytes: Final = large_value_bytes
-        sizes = self._measure_values(contents.leaves)
-        self.value_bytes: Final = dict(zip(flat.values, sizes or [0] * len(flat.values), strict=True))
+        self._sizes: Final = self._measure_values(contents.leaves)
+        sizes = self._sizes or [0] * len(flat.values)
+        self.value_bytes: Final = dict(zip(flat.values, sizes, strict=True))
         """The size of each value, as a plan counts it."""
-
-        self._sizes: Final = sizes
 
     def fits(self, contents: _Contents) -> bool:
         """Return whether a state with these contents has this structure."""
@@ -165,7 +166,7 @@ class _Structure:
         # In most saves all tensors are where they were at the first, which is found faster.
         if self._addresses and self._addresses == list(map(torch.Tensor.data_ptr, tensors)):
             return True
-        return find_tied(tensors, ordinary=self._ordinary is not None) == self._find_tied
+        return find_tied(tensors, ordinary=self._ordinary is not None) == self._tied
 
     def flatten(self, tree: Any, leaves: Sequence[Any]) -> FlatState:
         """Flatten a state that fits."""

@@ -36,7 +36,7 @@ class FlatState:
     """Each tensor once. Tied tensors have the first of their names in sorted order, not in the order of dicts."""
     values: dict[str, object]
     aliases: dict[str, str] = field(default_factory=dict)
-    """Further names of tied tensors → the name in `tensors`."""
+    """The other names of tied tensors → the name in `tensors`."""
     paths: dict[str, Path] = field(default_factory=dict)
     """Name → the keys that lead to it, as in torch.distributed.checkpoint's planner data."""
     per_rank: dict[str, object] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class FlatState:
     resizers: dict[str, Resize | None] = field(default_factory=dict)
     """The `resize` function of each entry of `per_rank`, if it has one."""
     wholes: frozenset[str] = frozenset()
-    """Names of the values that are those of a `Whole`."""
+    """Names of the values that were in a `Whole`: each is stored as one value."""
     tree: Any = None
     """The nested state, with every Stateful replaced by the result of its state_dict()."""
 
@@ -53,7 +53,7 @@ def flatten_state(state: Mapping[str, object]) -> FlatState:
     """Flatten a nested state. Call state_dict() of every Stateful once.
 
     Raises DuplicateNameError if two entries get the same name; UnsupportedValueError if a Stateful holds
-    itself, or is in a tuple, as a PerRank; a parameter is lazy, or a tensor is nested.
+    itself; a Stateful, PerRank or Whole is in a tuple; a parameter is lazy, or a tensor is nested.
     """
     return flatten_resolved(resolve_state(state))
 
@@ -61,9 +61,9 @@ def flatten_state(state: Mapping[str, object]) -> FlatState:
 def resolve_state(state: Mapping[str, object]) -> Any:
     """Replace every Stateful in a nested state by the result of its state_dict(). Containers are copied.
 
-    The state of optimizers in its own dicts and lists is named by their parameters: see `name_optimizers`.
-    Those in boxes and in other objects' state_dict() have numbers, as torch gives them: other code reads
-    them. Raises as `flatten_state` and `name_optimizers`.
+    The state of an optimizer that lies in the state's own dicts and lists is named by its parameters: see
+    `name_optimizers`. In a PerRank, a Whole or another object's state_dict() it keeps the numbers that torch
+    gives, since other code reads it. Raises as `flatten_state` and `name_optimizers`.
     """
     found: _Found = []
     tree = _resolve(state, (), None, found)
@@ -103,6 +103,7 @@ def flatten_resolved(tree: Any) -> FlatState:
     found = find_tied(tensors, ordinary=ordinary)
     if not found:
         flat.tensors.update(zip(names, tensors, strict=True))
+    # By the index of each tensor's first leaf: the names of all its leaves, with their indexes.
     tied: dict[int, dict[str, int]] = {
         index: {name: index} for index, name in enumerate(names if found else ())
     }
@@ -156,7 +157,7 @@ def _check_depth(path: Path) -> None:
 
 
 def _resolve(node: object, path: Path, box: type | None, found: _Found) -> object:
-    """Replace Statefuls by their state, copy containers, and keep leaves. `box` is the kind of box around the node.
+    """Replace Statefuls by their state, copy containers, and keep leaves. `box` is the PerRank or Whole around it.
 
     `found` gets the modules, and the other Statefuls that are in no box, with the keys that lead to each.
     """
@@ -165,6 +166,7 @@ def _resolve(node: object, path: Path, box: type | None, found: _Found) -> objec
         assert isinstance(node, Stateful)
         if box is None or isinstance(node, torch.nn.Module):
             found.append((path, node))
+        # Another list: the optimizers in its state keep torch's numbers.
         return _resolve(node.state_dict(), path, box, [])
     if isinstance(node, PerRank | Whole):
         return _resolve_box(node, path, box, found)

@@ -1,4 +1,4 @@
-"""Encode values that aren't state tensors, of a closed list of types; decode them without running any code."""
+"""Encode the values of a state, beside its tensors, if their types are on a list. Decode them without running code."""
 
 import io
 import pickle
@@ -110,16 +110,16 @@ def _check(fqn: str, value: object) -> None:
     A container is visited again only at a greater depth. So one that contains itself reaches the greatest depth.
     """
     waiting: list[tuple[str, object, int]] = [(fqn, value, 0)]
-    seen: dict[int, int] = {}
+    deepest: dict[int, int] = {}
     while waiting:
         name, item, depth = waiting.pop()
         kind = type(item)
         if kind in _SCALARS:
             continue
         if kind in (list, tuple) or kind in _DICTS:
-            if depth <= seen.get(id(item), -1):
+            if id(item) in deepest and depth <= deepest[id(item)]:
                 continue
-            seen[id(item)] = depth
+            deepest[id(item)] = depth
             if depth == _MAX_DEPTH:
                 raise UnsupportedValueError(f"{fqn}: nested more than {_MAX_DEPTH} deep, or contains itself")
             waiting.extend((*part, depth + 1) for part in _list_parts(name, item))

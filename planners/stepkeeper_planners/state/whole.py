@@ -1,4 +1,4 @@
-"""Save a value as one piece, though its shape and length may change from save to save."""
+"""Save a value as one piece, though its shape and length may change from save to save, and fill it after a load."""
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -32,16 +32,16 @@ class Whole:
 
 
 def fill_value(current: object, loaded: object, *, in_place: bool, last: list[Callable[[], None]]) -> object:
-    """Return the loaded value, with the objects that are in the current one, or in its dicts, loaded.
+    """Return the loaded value. An object in `current`, or in its dicts, stays, and gets its part by load_state_dict().
 
-    With `in_place`, lists and dicts stay the same objects. `last` gets the calls to make once all other
-    objects have loaded: they may draw random numbers meanwhile.
+    With `in_place`, lists and dicts stay the same objects. `last` gets the calls that set random generators: other
+    objects may draw numbers while they load.
     """
     match current:
         case RandomState():
             last.append(partial(current.load_state_dict, loaded))  # type: ignore[arg-type]  # as below
         case PerRank() | Whole():
-            # A box in another one.
+            # A PerRank or Whole in another one.
             within = in_place or isinstance(current, Whole)
             current.value = fill_value(current.value, loaded, in_place=within, last=last)
         case _ if isinstance(current, Stateful) and not isinstance(current, type):

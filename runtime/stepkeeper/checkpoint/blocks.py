@@ -1,6 +1,6 @@
 """Number the blocks of a commit, identically on all ranks, and order them for reading. Pure."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final, Self
@@ -43,7 +43,7 @@ class BlockTable:
 
     blocks: tuple[Block, ...]
     first_numbers: Mapping[str, int]
-    whole: bool = False
+    one_block_each: bool = False
     """True if each object is one block, however large it is."""
 
     @classmethod
@@ -70,7 +70,7 @@ class BlockTable:
         if not length:
             return range(0)
         first = self.first_numbers[path]
-        if self.whole:
+        if self.one_block_each:
             return range(first, first + 1)
         return range(first + start // BLOCK_BYTES, first + (start + length - 1) // BLOCK_BYTES + 1)
 
@@ -81,26 +81,24 @@ class BlockTable:
     def order_for_reading(self, manifests: Sequence[Manifest]) -> list[int]:
         """Order all blocks so that tensors are completed one after another, and few are partly read at any time.
 
-        Each rank wrote its parts in the order of the tensors, so this follows all files in parallel. A tensor
-        that comes later in one file than in the others is read there out of order. A partly read tensor takes
-        host memory for all of it, unless the state is on the CPU.
+        Each rank wrote its chunks in the order of the tensors, so this follows the ranks' files in parallel. Unless the
+        state is on the CPU, a partly read tensor takes host memory for all of it.
         """
         chunks: dict[str, list[ChunkRecord]] = {}
         for manifest in manifests:
             for record in manifest.tensors:
                 chunks.setdefault(record.fqn, []).extend(record.chunks)
         order: dict[int, None] = {}
-        for tensors in zip_longest(*(manifest.tensors for manifest in manifests)):
-            for tensor in tensors:
-                for chunk in chunks.pop(tensor.fqn, ()) if tensor is not None else ():
-                    order.update(dict.fromkeys(self.find_blocks(chunk.path, *_locate_data(chunk))))
+        for of_all_ranks in zip_longest(*(manifest.tensors for manifest in manifests)):
+            for tensor in filter(None, of_all_ranks):
+                # The first rank that comes to a tensor brings the chunks of all ranks.
+                for chunk in chunks.pop(tensor.fqn, ()):
+                    start = chunk.offset_bytes + chunk.data_offset_bytes
+                    n_bytes = chunk.length_bytes - chunk.data_offset_bytes
+                    order.update(dict.fromkeys(self.find_blocks(chunk.path, start, n_bytes)))
+        # The blocks that hold no tensor's elements come last.
         order.update(dict.fromkeys(range(len(self.blocks))))
         return list(order)
-
-
-def _locate_data(chunk: ChunkRecord) -> tuple[int, int]:
-    """Return offset and length of the chunk's elements in the object."""
-    return chunk.offset_bytes + chunk.data_offset_bytes, chunk.length_bytes - chunk.data_offset_bytes
 
 
 def encode_runs(numbers: Iterable[int]) -> Runs:
@@ -121,7 +119,7 @@ def decode_runs(runs: Runs) -> Iterator[int]:
 
 
 def _merge_shardings(manifests: Sequence[Manifest]) -> Shardings:
-    """Return rank 0's shardings, and add the further names of tied tensors."""
+    """Return the shardings, which only rank 0's manifest has, under all names of tensors with several names."""
     saved = next((manifest.shardings for manifest in manifests if manifest.shardings.by_name), Shardings())
     aliases = {name: of for manifest in manifests for name, of in manifest.aliases.items()}
     tied = {name: saved.by_name[of] for name, of in aliases.items() if of in saved.by_name}
@@ -157,7 +155,3 @@ class Contents:
     def names(self) -> tuple[str, ...]:
         """The names of the tensors and values."""
         return (*self.tensors, *self.values)
-
-    def sort_for_reading(self, numbers: Collection[int]) -> list[int]:
-        """Sort these blocks into the order in which all ranks read them."""
-        return [number for number in self.reading_order if number in numbers]

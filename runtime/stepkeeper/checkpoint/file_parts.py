@@ -1,6 +1,6 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""Assemble an object from a rank's data in memory and the frames between its pieces."""
+"""Assemble an object from a rank's data in memory. A frame is the rest of a tensor file around its elements."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
 from stepkeeper.checkpoint.dcp_format.tensor_file import frame_tensor_file
 from stepkeeper.checkpoint.orders import TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File
-from stepkeeper.storage.base import Buffer
+from stepkeeper.storage.base import Buffer, flat_view
 
 __all__ = ["FileParts", "RankData"]
 
@@ -46,11 +46,11 @@ class FileParts(Sequence[Buffer]):
                 raise ValueError(
                     f"{order.fqn} has {length_bytes} bytes from {order.start} on, got {piece.nbytes}"
                 )
-            self._data.append(piece.cast("B") if piece.nbytes else memoryview(b""))
+            self._data.append(flat_view(piece))
             self._crcs.append(isal_zlib.crc32(self._data[-1]) if isinstance(order, TensorOrder) else 0)
 
     def __iter__(self) -> Iterator[Buffer]:
-        """Yield the parts. All bytes between the data of two tensors are one part."""
+        """Yield the data of all items, and one part before, between and after them, even if that is empty."""
         pending = b""
         for item, piece, crc in zip(self._file.items, self._data, self._crcs, strict=True):
             before, after = b"", b""

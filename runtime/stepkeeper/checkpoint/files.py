@@ -22,6 +22,8 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 __all__ = ["CommitFiles"]
 
 _KEPT_BLOCKS: Final = 8
+"""Blocks to keep besides those for each rank that saved."""
+
 _AHEAD_BLOCKS: Final = 4
 """Blocks to fetch ahead, divided among the objects that are read in parallel; none if there are more objects."""
 
@@ -50,7 +52,7 @@ class CommitFiles:
             for chunk in tensor.chunks
         }
         self._last: dict[str, int] = {}
-        """The last block that was read, by object."""
+        """The number of the last block that was read, by object."""
         self._lock = threading.Lock()
         self._blocks: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
         """The last blocks that were read or fetched ahead, the newest last."""
@@ -83,10 +85,12 @@ class CommitFiles:
         return slice_blocks(offset, length, partial(self._read_blocks, name))
 
     def _read_blocks(self, name: str, wanted: range) -> list[bytes]:
-        # Only a reader that goes through an object block by block will need the following blocks.
-        goes_on = wanted[0] - self._last.get(name, wanted[-1]) in (0, 1)
+        # Only a reader that goes through an object block by block will need the following blocks. The first read of an
+        # object counts as such if it is of one block.
+        last = self._last.get(name, wanted[-1])
+        is_sequential = wanted[0] in (last, last + 1)
         n_blocks = -(-self._sizes[name] // BLOCK_BYTES)
-        end = min(wanted.stop + self._n_ahead, n_blocks) if goes_on else wanted.stop
+        end = min(wanted.stop + self._n_ahead, n_blocks) if is_sequential else wanted.stop
         self._last[name] = wanted[-1]
         with self._lock:
             fetching = [self._fetch(name, block) for block in range(wanted.start, end)]

@@ -64,17 +64,17 @@ def finish_checkpoint(
     )
     _check_one_save([own, *(each.manifest for each in others_read)])
 
-    def metadata() -> bytes:
-        manifests = [own, *(each.parse_whole() for each in others_read)]
+    def encode() -> bytes:
+        manifests = [own, *(Manifest.from_json(each.data, own.folder) for each in others_read)]
         key_paths = None if structure is None else json.loads(structure.key_paths)
         paths = None if key_paths is None else {name: tuple(path) for name, path in key_paths.items()}
         return encode_metadata(manifests, key_paths=paths)
 
     parts = [Part(inventory=own.inventory.digest, aliases=own.aliases), *(each.part for each in others_read)]
     if cache is None:
-        encoded = metadata()
+        encoded = encode()
     else:
-        encoded = cache.get_metadata(None if structure is None else structure.key, parts, metadata)
+        encoded = cache.get_metadata(None if structure is None else structure.key, parts, encode)
     written = write_object(store, own.folder, METADATA_NAME, [encoded], patience)
     complete = replace(own, objects=(*own.objects, written, *(each.record for each in others_read)))
     data = complete.to_json()
@@ -90,30 +90,25 @@ def finish_checkpoint(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OtherManifest:
-    """Another rank's manifest, as this rank reads it."""
+    """Another rank's manifest. Its inventory may be very long, and is decoded only if the cache has no `.metadata`."""
 
     data: bytes
     manifest: Manifest
     """The manifest without its inventory."""
 
     part: Part
-    where: str
 
     @classmethod
     def parse(cls, data: bytes, folder: str) -> Self:
         heading, inventory = split_inventory(data, folder)
         manifest = Manifest.from_json(heading, folder)
         part = Part(inventory=sha256(inventory).digest(), aliases=manifest.aliases)
-        return cls(data=data, manifest=manifest, part=part, where=folder)
+        return cls(data=data, manifest=manifest, part=part)
 
     @property
     def record(self) -> ObjectRecord:
         """The record of the manifest itself."""
         return build_object_record(manifest_name(self.manifest.rank), [self.data])
-
-    def parse_whole(self) -> Manifest:
-        """Decode the manifest with its inventory."""
-        return Manifest.from_json(self.data, self.where)
 
 
 def verify_objects(

@@ -6,14 +6,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any, Final
 
-__all__ = [
-    "ChunkRecord",
-    "Inventory",
-    "TensorRecord",
-    "ValueRecord",
-    "encode_json",
-    "parse_tensor",
-]
+__all__ = ["ChunkRecord", "Inventory", "TensorRecord", "ValueRecord", "encode_json", "parse_tensor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +28,7 @@ class ChunkRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRecord:
-    """One tensor, and its chunks."""
+    """One tensor, and its chunks. `fqn` is its name in the flattened state."""
 
     fqn: str
     dtype: str

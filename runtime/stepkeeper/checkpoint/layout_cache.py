@@ -34,9 +34,9 @@ class Part:
 class LayoutCache:
     """Cache the layout of a rank's objects and the whole `.metadata` between saves, with the structure.
 
-    Only the newest structure is kept, identified by its key. Each result is stored with its other inputs:
-    - the layout with the lengths of the save's values, and the number and minimum size of the objects;
-    - `.metadata` with the parts of all ranks: this process knows others' structures by manifests only.
+    Each holds the newest result only, which is dropped before the next is computed, and is reused for equal inputs:
+    - of the layout: the rank, the structure and the values, and the number and minimum size of the objects;
+    - of `.metadata`: the structure, and the parts of all ranks, whose structures this process doesn't have.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class LayoutCache:
     def get_metadata(
         self, structure_key: str | None, parts: Sequence[Part], encode: Callable[[], bytes]
     ) -> bytes:
-        """Return the result of `encode` for these parts; that of the last call if it had the same parts."""
+        """Return the encoded `.metadata` of these parts. Call `encode` unless the last call had the same parts."""
         key = (structure_key, tuple(parts))
         if self._metadata is None or self._metadata[0] != key:
             self._metadata = None

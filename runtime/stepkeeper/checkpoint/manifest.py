@@ -31,6 +31,8 @@ BLOCK_BYTES: Final = 16 * 1024 * 1024
 
 _NUMBER: Final = "(?:0|[1-9][0-9]*)"
 _PATH: Final = re.compile(rf"({_NUMBER}/{_NUMBER}-[0-9a-f]{{32}})/([^/]+)")
+"""Matches a path in the root: the folder of a save, and the name of an object in it."""
+
 _OBJECT: Final = re.compile(rf"__{_NUMBER}_{_NUMBER}\.distcp|manifest\.{_NUMBER}\.json|\.metadata")
 
 
@@ -151,7 +153,7 @@ class Manifest:
         return ManifestRef(path=manifest_name(self.rank), size_bytes=len(data), crc32c=crc32c(data))
 
     def to_json(self) -> bytes:
-        """Encode the manifest with sorted keys. The inventory is between the other keys."""
+        """Encode the manifest with sorted keys. `split_inventory` relies on the keys around the inventory."""
         before = {
             "aliases": self.aliases,
             "block_bytes": BLOCK_BYTES,
@@ -185,7 +187,10 @@ class Manifest:
                 step=raw["step"],
                 claim=raw["claim"],
                 nonce=raw["nonce"],
-                objects=tuple(_parse_object(item) for item in raw["objects"]),
+                objects=tuple(
+                    ObjectRecord(path=o["path"], size_bytes=o["size_bytes"], blocks=tuple(o["blocks"]))
+                    for o in raw["objects"]
+                ),
                 inventory=Inventory(
                     tensors=tuple(parse_tensor(item) for item in raw["tensors"]),
                     values=tuple(ValueRecord(**item) for item in raw["values"]),
@@ -193,7 +198,7 @@ class Manifest:
                 aliases=dict(raw.get("aliases", {})),
                 shardings=Shardings.from_raw(raw["shardings"]) if "shardings" in raw else Shardings(),
             )
-        except ManifestError:
+        except ManifestError:  # a ValueError too
             raise
         except (ValueError, KeyError, TypeError) as error:
             raise ManifestError(f"{where} is no manifest: {error!r}") from error
@@ -209,7 +214,3 @@ def split_inventory(data: bytes, where: str) -> tuple[bytes, bytes]:
     if not 0 < start < end:
         raise ManifestError(f"{where} is no manifest that this stepkeeper wrote: it has no list of tensors")
     return data[:start] + Inventory().encoded + data[end:], data[start:end]
-
-
-def _parse_object(raw: Any) -> ObjectRecord:
-    return ObjectRecord(path=raw["path"], size_bytes=raw["size_bytes"], blocks=tuple(raw["blocks"]))

@@ -70,10 +70,8 @@ class Structure:
         orders = (
             json.dumps([o.fqn, o.dtype, o.global_shape, o.offsets, o.sizes, o.start]) for o in self.tensors
         )
-        aliases, shardings = (
-            json.dumps(dict(self.aliases), sort_keys=True),
-            json.dumps(self.shardings.to_raw()),
-        )
+        aliases = json.dumps(dict(self.aliases), sort_keys=True)
+        shardings = json.dumps(self.shardings.to_raw())
         return "\n".join((aliases, shardings, self.key_paths, *orders))
 
     @cached_property
@@ -115,7 +113,7 @@ def _read_orders(lines: Iterable[str]) -> tuple[TensorOrder, ...]:
     """Read the orders. Equal parts share one object: most tensors of a state have the shape of another."""
     alike: dict[object, object] = {}
 
-    def one(value: T) -> T:
+    def shared(value: T) -> T:
         return alike.setdefault(value, value)  # type: ignore[return-value]  # each stands for itself
 
     orders = []
@@ -123,10 +121,10 @@ def _read_orders(lines: Iterable[str]) -> tuple[TensorOrder, ...]:
         fqn, dtype, global_shape, offsets, sizes, start = json.loads(line)
         order = TensorOrder(
             fqn=fqn,
-            dtype=one(dtype),
-            global_shape=one(tuple(global_shape)),
-            offsets=one(tuple(offsets)),
-            sizes=one(tuple(sizes)),
+            dtype=shared(dtype),
+            global_shape=shared(tuple(global_shape)),
+            offsets=shared(tuple(offsets)),
+            sizes=shared(tuple(sizes)),
             start=start,
         )
         orders.append(order)

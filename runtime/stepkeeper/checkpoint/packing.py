@@ -12,6 +12,8 @@ from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
 __all__ = ["File", "Item", "pack_order"]
 
 _MAX_BYTES: Final = 512 * 1024 * 1024
+"""The size from which a rank writes more objects instead of larger ones."""
+
 _TOLERANCE: Final = 128
 """An object's size may deviate by one part in this many before a tensor is cut."""
 
@@ -43,6 +45,7 @@ def pack_order(order: SaveOrder, *, streams: int, least_bytes: int) -> tuple[Fil
     A tensor that doesn't fit is cut along its first axes, and each piece is a chunk of its own. Values are
     never cut. If there are several objects, each has at least `least_bytes`.
     """
+    # Popped from the end: first the tensors, then the values.
     waiting: list[TensorOrder | ValueOrder] = [*reversed(order.values), *reversed(order.tensors)]
     total_bytes = sum(map(_length_bytes, waiting))
     packing = _Packing(total_bytes, _count_files(total_bytes, streams, least_bytes))
@@ -54,6 +57,7 @@ def pack_order(order: SaveOrder, *, streams: int, least_bytes: int) -> tuple[Fil
             if pieces:
                 waiting += reversed(pieces)
                 continue
+            # It stays whole, in the object whose size then deviates less.
             if room_bytes < size_bytes / 2:
                 packing.start_next_file()
         packing.place_item(item, size_bytes)
@@ -66,11 +70,10 @@ class _Packing:
     """Fill objects up to evenly spaced ends: if one gets too much, the next gets less."""
 
     def __init__(self, total_bytes: int, n_files: int) -> None:
-        self._total_bytes = total_bytes
-        self._n_files = n_files
-        self._n_ended = 0
-        self._position = 0
-        self._offset = 0
+        self._total_bytes, self._n_files = total_bytes, n_files
+        self._n_ended = self._position = self._offset = 0
+        """The number of objects that are full, and the next item's place in the whole share and in its object."""
+
         self.tolerance_bytes = max(total_bytes // n_files // _TOLERANCE, _LEAST_PIECE_BYTES)
         self.files: list[list[Item]] = []
 
@@ -87,6 +90,7 @@ class _Packing:
         self.files[-1].append(Item(order=order, offset_bytes=self._offset, length_bytes=size_bytes))
         self._position += size_bytes
         self._offset += size_bytes
+        # An item that couldn't be cut may take the room of several objects.
         while self.room_bytes <= self.tolerance_bytes:
             self.start_next_file()
 
@@ -121,6 +125,7 @@ def _cut_tensor(order: TensorOrder | ValueOrder, room_bytes: int) -> tuple[Tenso
     n_rows = min((room_bytes - overhead_bytes) // row_bytes if row_bytes else 0, order.sizes[axis] - 1)
     if n_rows > 0:
         return _take_rows(order, axis, 0, n_rows), _take_rows(order, axis, n_rows, order.sizes[axis])
+    # Not even one row fits: cut the first row along the next axis.
     first, rest = _take_rows(order, axis, 0, 1), _take_rows(order, axis, 1, order.sizes[axis])
     pieces = _cut_tensor(first, room_bytes)
     return (*pieces, rest) if pieces else ()

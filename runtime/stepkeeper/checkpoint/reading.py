@@ -7,13 +7,7 @@ from functools import partial
 from typing import Final, final
 
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
-from stepkeeper.checkpoint.manifest import (
-    BLOCK_BYTES,
-    Manifest,
-    ObjectRecord,
-    manifest_name,
-    split_inventory,
-)
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, manifest_name, split_inventory
 from stepkeeper.checkpoint.reread import read_if_present, read_until_good
 from stepkeeper.errors import BadBytes, ManifestError, TornCheckpointError
 from stepkeeper.log.records import CommitRecord, ManifestRef
@@ -84,9 +78,9 @@ def check_metadata(store: Store, commit: CommitRecord) -> None:
     """Check `.metadata`, which stock readers use. Raises TornCheckpointError and StorageError."""
     data = fetch_manifest(store, commit.folder, commit.manifest, patience=DEFAULT_PATIENCE)
     first = _decode_head(data, commit, store.uri)
-    sizes_bytes = [record.size_bytes for record in first.objects if record.path == METADATA_NAME]
-    for size_bytes in sizes_bytes:
-        BlockReader(store, (first,)).read_verified(METADATA_NAME, 0, size_bytes)
+    for record in first.objects:
+        if record.path == METADATA_NAME:
+            BlockReader(store, (first,)).read_verified(METADATA_NAME, 0, record.size_bytes)
 
 
 def list_other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:
@@ -116,7 +110,7 @@ def fetch_manifest(store: Store, folder: str, ref: ManifestRef, *, patience: Pat
 def _decode_head(data: bytes, commit: CommitRecord, uri: str) -> Manifest:
     """Decode rank 0's manifest without its inventory, which may be very long. Raises ManifestError."""
     where = f"{uri}/{commit.folder}/{commit.manifest.path}"
-    with suppress(ManifestError):
+    with suppress(ManifestError):  # `from_json` reports what is wrong
         data = split_inventory(data, where)[0]
     return Manifest.from_json(data, where)
 
@@ -152,7 +146,7 @@ class BlockReader:
         patience: Patience = DEFAULT_PATIENCE,
         folder: str | None = None,
     ) -> None:
-        """Prepare to read by all ranks' proven manifests; from `folder`, if it isn't theirs."""
+        """Prepare to read by all ranks' proven manifests, from `folder`, or from their own if that is None."""
         self._store = store
         self._patience = patience
         self._folder = manifests[0].folder if folder is None else folder
@@ -167,21 +161,25 @@ class BlockReader:
 
     def read_block(self, path: str, block: int) -> bytes:
         """Read the whole block, verified. Raises as `read_verified`."""
-        record = self._objects[path]
-        bytes_of_block = _refer_to_block(f"{self._folder}/{path}", record, block)
+        record, start = self._objects[path], block * BLOCK_BYTES
+        # Also what an error names, if they are bad.
+        wanted = BadBytes(
+            path=f"{self._folder}/{path}",
+            offset_bytes=start,
+            length_bytes=min(BLOCK_BYTES, record.size_bytes - start),
+            crc32c=record.blocks[block],
+            block=block,
+        )
 
         def bad(data: bytes) -> tuple[str, BadBytes] | None:
             if block_crcs([data], BLOCK_BYTES) == (record.blocks[block],):
                 return None
-            return f"block {block} of {len(record.blocks)}", bytes_of_block
+            return f"block {block} of {len(record.blocks)}", wanted
 
         def read() -> bytes | None:
-            at = bytes_of_block
-            return read_if_present(self._store, at.path, at.offset_bytes, at.length_bytes)
+            return read_if_present(self._store, wanted.path, wanted.offset_bytes, wanted.length_bytes)
 
-        return read_until_good(
-            self._store, bytes_of_block.path, read, bad, missing=bytes_of_block, patience=self._patience
-        )
+        return read_until_good(self._store, wanted.path, read, bad, missing=wanted, patience=self._patience)
 
 
 def slice_blocks(offset: int, length: int, read: Callable[[range], Iterable[bytes]]) -> bytes:
@@ -195,14 +193,3 @@ def slice_blocks(offset: int, length: int, read: Callable[[range], Iterable[byte
         return blocks[0][skipped : skipped + length]
     last = length + skipped - BLOCK_BYTES * (len(blocks) - 1)
     return b"".join([memoryview(blocks[0])[skipped:], *blocks[1:-1], memoryview(blocks[-1])[:last]])
-
-
-def _refer_to_block(path: str, record: ObjectRecord, block: int) -> BadBytes:
-    start = block * BLOCK_BYTES
-    return BadBytes(
-        path=path,
-        offset_bytes=start,
-        length_bytes=min(BLOCK_BYTES, record.size_bytes - start),
-        crc32c=record.blocks[block],
-        block=block,
-    )

@@ -16,6 +16,7 @@ _READS: Final = 3
 
 def reread_bad_bytes(store: Store, bad: BadBytes) -> str | None:
     """Read the bytes once more. Return None if they are right, else the fault. Raises StorageError."""
+    # Of a whole object, read all: it may have become longer.
     length = None if bad.block is None else bad.length_bytes
     data = DEFAULT_PATIENCE.retry(lambda: read_if_present(store, bad.path, bad.offset_bytes, length))
     if data is None:
@@ -59,7 +60,6 @@ def read_until_good(
         TornCheckpointError: The bytes were bad in every read, or there is no object.
     """
     where = f"{store.uri}/{path}"
-    found, bytes_found = "", missing
     n_left = _READS
     while n_left:
         data = patience.retry(read)
@@ -69,6 +69,7 @@ def read_until_good(
         if complaint is None:
             return data
         found, bytes_found = complaint
-        # A bad copy proves nothing about the store: this read doesn't count.
-        n_left -= not (isinstance(store, CopiedStore) and store.distrust(path))
+        was_copy = isinstance(store, CopiedStore) and store.distrust(path)
+        # A bad copy proves nothing about the store: the read of one doesn't count.
+        n_left -= 0 if was_copy else 1
     raise TornCheckpointError(f"{where} is not what was written: {found} (read {_READS} times)", bytes_found)

@@ -45,12 +45,7 @@ def plan_files(store: Store, order: SaveOrder) -> tuple[File, ...]:
 
 
 def write_files(
-    store: Store,
-    folder: str,
-    files: Sequence[File],
-    data: RankData,
-    *,
-    patience: Patience,
+    store: Store, folder: str, files: Sequence[File], data: RankData, *, patience: Patience
 ) -> tuple[ObjectRecord, ...]:
     """Write the files into the folder durably, as many in parallel as the store allows. Raises StorageError."""
     with ThreadPoolExecutor(_choose_streams(store)[0], thread_name_prefix="stepkeeper-write") as pool:
@@ -65,7 +60,10 @@ def write_checkpoint(
     cache: LayoutCache | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> Manifest:
-    """Write one rank's objects and its manifest durably, or rank 0's objects only. Raises StorageError."""
+    """Write one rank's objects and its manifest durably. Raises StorageError.
+
+    Rank 0's manifest is written later, by `finish_checkpoint`: it lists all others.
+    """
     streams, least_bytes = _choose_streams(store)
     layout = (lay_out if cache is None else cache.get_layout)(order, streams=streams, least_bytes=least_bytes)
     objects = write_files(store, order.folder, layout.files, data, patience=patience)

@@ -58,16 +58,16 @@ def verify_commit(
     listed = patience.retry(lambda: store.list(f"{commit.folder}/"))
     sizes = {stat.path.removeprefix(f"{commit.folder}/"): stat.size_bytes for stat in listed}
     manifests, bad = _read_all_manifests(store, commit, patience)
-    proven = {commit.manifest.path, *(manifest_name(manifest.rank) for manifest in manifests)}
-    on_bytes(sum(sizes.get(name, 0) for name in proven))
-    proven |= {each.name for each in bad}
+    done = {commit.manifest.path, *(manifest_name(manifest.rank) for manifest in manifests)}
+    on_bytes(sum(sizes.get(name, 0) for name in done))
+    done |= {each.name for each in bad}
+    # Rank 0's manifest lists the other manifests as objects too. They are verified already.
     objects = [record for manifest in manifests for record in manifest.objects]
-    to_read = [record for record in objects if record.path not in proven]
+    to_read = [record for record in objects if record.path not in done]
     bad += _find_other_sizes(to_read, sizes)
-    bad += _find_bad_blocks(
-        store, manifests, [record for record in to_read if record.path in sizes], patience, on_bytes
-    )
-    expected = {record.path for record in objects} | proven
+    existing = [record for record in to_read if record.path in sizes]
+    bad += _find_bad_blocks(store, manifests, existing, patience, on_bytes)
+    expected = {record.path for record in objects} | done
     return CommitFindings(
         n_objects=len(expected),
         size_bytes=sum(sizes.get(name, 0) for name in expected),

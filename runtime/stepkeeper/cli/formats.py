@@ -17,11 +17,7 @@ from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.cli.read import OneSequence, select_commit
 from stepkeeper.cli.root import Root, open_root
 from stepkeeper.cli.terminal import AsJson, ExitCode, print_message, progress_bar, show_document
-from stepkeeper.errors import (
-    RefusedError,
-    StepkeeperError,
-    StorageError,
-)
+from stepkeeper.errors import RefusedError, StepkeeperError, StorageError
 from stepkeeper.log import CommitRecord
 from stepkeeper.quantities import size_text
 
@@ -34,7 +30,7 @@ _OPTION_NAMES: Final = {"overwrite=True": "--overwrite", 'values="leave_out"': "
 
 Kind = Literal["torch", "safetensors"]
 Convert = Callable[[Any, Callable[[int, int], None]], Any]
-"""Converts a source to a destination that is bound already. Takes the source and a function that shows progress."""
+"""Converts a source, its first argument, to a fixed destination. Calls the second with the bytes done and in all."""
 
 Source = Annotated[
     str, typer.Argument(metavar="URL", help="The root; or the path of a checkpoint's folder, without ://.")
@@ -94,7 +90,7 @@ def export(
     Every block is verified as it is read. Needs torch.
     """
     one_file = destination.suffix == _SAFETENSORS
-    if _is_safetensors(kind, looks_so=one_file):
+    if kind == "safetensors" or (kind is None and one_file):
         if max_shard_mib and one_file:
             raise typer.BadParameter(
                 f"--max-shard writes a folder of files, but {destination} names one file"
@@ -110,11 +106,11 @@ def export(
             raise typer.BadParameter("--prefix, --leave-out-values and --max-shard are for safetensors")
         write = _import_formats().checkpoint_to_torch_save
     convert = _bind_destination(write, destination, overwrite=overwrite)
+    # A folder with .metadata is one checkpoint, not a root.
     if "://" in source or not (Path(source) / ".metadata").exists():
         with open_root(context, source) as root:
-            _export_commit(
-                root, select_commit(root.open_log(), step, sequence), destination, convert, as_json
-            )
+            record = select_commit(root.open_log(), step, sequence)
+            _export_commit(root, record, destination, convert, as_json)
         return
     if step is not None or sequence is not None:
         raise typer.BadParameter(
@@ -130,11 +126,7 @@ def _export_commit(
     _check_outside(root, destination)
     with root.reading(record), CommitFiles(root.store, record, patience=root.patience) as files:
         done = _convert_with_progress(convert, files, f"export step {record.step}")
-    document = {
-        "sequence": record.slot,
-        "step": record.step,
-        "commit_uri": f"{root.uri}/{record.folder}",
-    }
+    document = {"sequence": record.slot, "step": record.step, "commit_uri": f"{root.uri}/{record.folder}"}
     what = f"exported step {record.step} (sequence {record.slot})"
     _show(root.uri, done, destination, document, what, as_json=as_json)
 
@@ -163,20 +155,15 @@ def import_(
     No code in them is run. Stock DCP loads the folder. Needs torch.
     """
     looks_so = source.is_dir() or source.name.endswith((_SAFETENSORS, ".json"))
-    if _is_safetensors(kind, looks_so=looks_so):
+    if kind == "safetensors" or (kind is None and looks_so):
         write = partial(_import_formats().safetensors_to_checkpoint, prefix=prefix)
     elif prefix:
         raise typer.BadParameter("--prefix is for safetensors")
     else:
         write = _import_formats().torch_save_to_checkpoint
-    done = _convert_with_progress(
-        _bind_destination(write, destination, overwrite=overwrite), source, f"import {source}"
-    )
+    convert = _bind_destination(write, destination, overwrite=overwrite)
+    done = _convert_with_progress(convert, source, f"import {source}")
     _show(source.absolute().as_uri(), done, destination, {}, f"imported {source}", as_json=as_json)
-
-
-def _is_safetensors(kind: Kind | None, *, looks_so: bool) -> bool:
-    return looks_so if kind is None else kind == "safetensors"
 
 
 def _bind_destination(write: Callable[..., Any], destination: Path, *, overwrite: bool) -> Convert:
@@ -212,6 +199,7 @@ def _as_command_errors() -> Iterator[None]:
     except StepkeeperError:
         raise
     except PlannerError as error:
+        # Its message names Python's arguments.
         message = str(error)
         for argument, option in _OPTION_NAMES.items():
             message = message.replace(argument, option)
@@ -229,9 +217,8 @@ def _as_command_errors() -> Iterator[None]:
 def _check_outside(root: Root, destination: Path) -> None:
     parts = urlsplit(root.uri)
     if parts.scheme == "file" and destination.resolve().is_relative_to(Path(unquote(parts.path)).resolve()):
-        raise RefusedError(
-            f"{destination} is in the root itself, where only its job writes; choose another place"
-        )
+        text = f"{destination} is in the root itself, where only its job writes; choose another place"
+        raise RefusedError(text)
 
 
 def _show(

@@ -1,4 +1,4 @@
-"""Read what the log's state lacks from a root's objects: claims and times."""
+"""Read from a root's objects what the log's state lacks: the entries of claims, and the times of slots."""
 
 import math
 from collections.abc import Collection
@@ -35,7 +35,7 @@ def _read_body(root: Root, slot: int) -> Body | None:
 def read_slot_times(root: Root) -> dict[int, float]:
     """Read when each slot was put, in seconds since 1970 by the store's clock; slots of unknown time are left out.
 
-    No slot counts as newer than the ones after it: its object is then a restored copy, or a repair's mark.
+    No slot counts as newer than the ones after it: a newer object is a restored copy, or a repair's mark.
     """
     times = _times(root.patience.retry(lambda: root.store.list(LOG_PREFIX)))
     next_unix_s = math.inf

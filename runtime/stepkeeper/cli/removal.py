@@ -1,4 +1,4 @@
-"""Decide which commits a person may remove, and when. Pure."""
+"""Decide which commits a person may remove with `stepkeeper rm`, and when. Pure."""
 
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -17,7 +17,6 @@ __all__ = [
 
 HOST_PREFIX: Final = "stepkeeper rm on "
 """Start of the host name in a claim that this command makes. Such a claim ends with its command."""
-
 
 REPAIR_PREFIX: Final = "stepkeeper repair on "
 """The same in a claim of the command repair."""

@@ -165,7 +165,8 @@ def table_row(document: Mapping[str, Any], now_unix_s: float) -> tuple[str, ...]
 def metrics_text(metrics: Mapping[str, float | str], *, most: int | None = None) -> str:
     """Format metrics as name=number, at most `most` of them; "-" if there are none."""
     shown = [f"{name}={float(value):.6g}" for name, value in metrics.items()]
-    return " ".join([*shown[:most], *(["…"] if shown[most:] and most is not None else [])]) or "-"
+    more = ["…"] if most is not None and len(shown) > most else []
+    return " ".join([*shown[:most], *more]) or "-"
 
 
 def time_text(time_unix_s: float) -> str:
@@ -190,7 +191,7 @@ def writer_text(document: Mapping[str, Any]) -> str:
 
 
 def attempt_text(owner: Mapping[str, Any] | None) -> str:
-    """Format the job's name and the number of its start."""
+    """Format the job's name and the number of its start; "-" for a process without an operator."""
     if owner is None:
         return "-"
     return f"{owner['name']} {owner['jobset_number']}.{owner['restart_attempt']}"

@@ -89,6 +89,7 @@ def _show(root: Root, plan: Plan, writing: LastWrite | None, *, as_json: bool) -
 
 
 def _lines(plan: Plan) -> list[tuple[str, str]]:
+    """List for each commit what the repair does with it, with a label: those set aside stay, but count as bad."""
     rebuilt, state = plan.rebuilt, plan.rebuilt.state
     kept = [record for record in state.live if record not in rebuilt.found]
     lines = [("kept", f"{len(kept)} commits" + (f": {', '.join(map(_name, kept))}" if kept else ""))]

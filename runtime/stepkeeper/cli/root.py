@@ -25,6 +25,7 @@ _METADATA: Final = ".metadata"
 _COMMIT: Final = re.compile(r"(?P<root>.+)/(?P<step>[0-9]+)/[0-9]+-[0-9a-f]{32}")
 _STEP: Final = re.compile(r"(?P<root>.+)/(?P<step>[0-9]+)")
 _IN_STEP: Final = re.compile(r"[0-9]+-[0-9a-f]{32}/.+")
+"""URIs of a checkpoint's and of a step's folder, and paths of objects below the latter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +55,13 @@ class Root:
 
     @contextmanager
     def reading(self, record: CommitRecord) -> Iterator[None]:
-        """Distinguish a commit that a job deletes while it is read, raising RestoreError, from a torn one."""
+        """Raise RestoreError in place of TornCheckpointError if a job deletes the commit while the block reads it."""
         try:
             yield
         except TornCheckpointError as error:
             if record.slot not in self.log.refresh().commits:
-                raise RestoreError(
-                    f"step {record.step} (sequence {record.slot}) has just been deleted"
-                ) from error
+                text = f"step {record.step} (sequence {record.slot}) has just been deleted"
+                raise RestoreError(text) from error
             raise
 
     def _lacking_folder(self) -> Path | None:
@@ -75,19 +75,16 @@ class Root:
         named = _COMMIT.fullmatch(self.uri) or _STEP.fullmatch(self.uri)
         if self.patience.retry(lambda: self.store.list(_METADATA)):
             what = "one checkpoint"
-        elif named and any(map(_IN_STEP.fullmatch, self._paths())):
+        elif named and any(
+            _IN_STEP.fullmatch(each.path) for each in self.patience.retry(lambda: self.store.list(""))
+        ):
             what = f"the folder of the checkpoints of step {named['step']}"
         else:
             return
-        todo = (
-            f"its root is probably {named['root']}"
-            if named
-            else "stock torch.distributed.checkpoint reads it"
-        )
+        todo = "stock torch.distributed.checkpoint reads it"
+        if named:
+            todo = f"its root is probably {named['root']}"
         raise BadUriError(f"{self.uri} is {what}, not a root, which has the log of a whole run: {todo}")
-
-    def _paths(self) -> list[str]:
-        return [stat.path for stat in self.patience.retry(lambda: self.store.list(""))]
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""Provide what all commands share: opening a root, printing text and JSON, progress bars, exit codes."""
+"""Provide what all commands share: printing text and JSON, progress bars, exit codes."""
 
 import json
 import sys
@@ -93,7 +93,7 @@ def _printable(character: str) -> str:
 
 
 def show_document(uri: str, document: dict[str, Any]) -> None:
-    """Print a JSON document on stdout: format, root and the given keys."""
+    """Print a JSON document on stdout: keys format and uri (the root's), and those of `document`."""
     whole = {"format": FORMAT, "uri": uri, **document}
     typer.echo(json.dumps(whole, indent=2))
 
@@ -112,15 +112,15 @@ def show_table(
     if not rows:
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    empty = {
-        column
+    shown = [
+        (column, cells)
         for column, cells in zip(columns, zip(*rows, strict=True), strict=True)
-        if column in optional and set(cells) == {"-"}
-    }
-    for column in (each for each in columns if each not in empty):
+        if column not in optional or set(cells) != {"-"}
+    ]
+    for column, _ in shown:
         table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(cell for column, cell in zip(columns, row, strict=True) if column not in empty))
+    for row in zip(*(cells for _, cells in shown), strict=True):
+        table.add_row(*row)
     console = Console(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False, markup=False)
     console.print(table)
 

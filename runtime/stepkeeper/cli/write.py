@@ -17,13 +17,7 @@ from stepkeeper.cli.removal import (
 )
 from stepkeeper.cli.render import age_text, count_text
 from stepkeeper.cli.root import Root, Url, open_root
-from stepkeeper.cli.terminal import (
-    AsJson,
-    Sequences,
-    print_message,
-    show_document,
-    show_table,
-)
+from stepkeeper.cli.terminal import AsJson, Sequences, print_message, show_document, show_table
 from stepkeeper.cli.verify import verify_with_progress
 from stepkeeper.errors import PinLostError, RefusedError
 from stepkeeper.log import BeginEntry, CommitRecord, LogState
@@ -89,8 +83,7 @@ def gc(
         bool, typer.Option("--pins", help="List the pins and who holds them; delete nothing.")
     ] = False,
     remove: Annotated[
-        str | None,
-        typer.Option("--remove", metavar="NAME", help="With --pins: remove the pin of this name."),
+        str | None, typer.Option("--remove", metavar="NAME", help="With --pins: remove the pin of this name.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -19,14 +19,14 @@ from stepkeeper.kernel_record import KernelRecord
 
 _SOCKET_GONE: Final = 0
 _STDERR: Final = 2
-_FIRST: Final = 1
+_FIRST_PID: Final = 1
 
 
 def serve(socket_fd: int, trainer_pid: int) -> None:
     """Answer requests until the trainer closes the socket or has died, then end this process at once.
 
-    Unfinished work is dropped: only what is in the log is committed. If a signal killed the trainer, its
-    termination message is written here.
+    Unfinished work is dropped: only commits in the log count. If a signal killed the trainer, this writes the trainer's
+    termination message.
     """
     channel = Channel(socket.socket(fileno=socket_fd))
     # The socket alone isn't enough: a forked worker may hold the other end, and outlive the trainer.
@@ -36,7 +36,7 @@ def serve(socket_fd: int, trainer_pid: int) -> None:
     while (packet := channel.receive(trainer)) is not None:
         server.receive_packet(packet)
     # For a container's first process the kubelet reports the signal itself, and adds the end of the log.
-    if trainer_pid != _FIRST and (number := record.read_end_signal()) is not None:
+    if trainer_pid != _FIRST_PID and (number := record.read_end_signal()) is not None:
         server.write_message_of_killed(number)
     os._exit(_SOCKET_GONE)
 

@@ -22,6 +22,8 @@ _INLINE_LIMIT_BYTES: Final = 32 * 1024
 """A longer body is sent in a memfd, because a packet has to fit into the socket's buffer."""
 
 _MAX_FDS: Final = 4
+"""The most file descriptors of a packet, with that of a long body."""
+
 _LOOK_AGAIN_MILLIS: Final = 500
 """Milliseconds between checks of a peer that has no descriptor for its end."""
 
@@ -44,11 +46,9 @@ class Peer(Protocol):
     @property
     def end_fd(self) -> int | None:
         """Descriptor that is readable once the process has ended; None if there is none."""
-        ...
 
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
-        ...
 
 
 class Channel:
@@ -78,7 +78,7 @@ class Channel:
             memory.close()
 
     def _send(self, parts: Sequence[bytes], fds: Sequence[int], timeout_s: float | None) -> None:
-        # socket.send_fds ignores its flags, and a timeout of the socket would hold for the receiving thread too.
+        # socket.send_fds ignores its flags, and a timeout of the socket would also end the receiving thread's waits.
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         if timeout_s is None:
             self._socket.sendmsg(parts, rights)
@@ -90,17 +90,13 @@ class Channel:
             except BlockingIOError as error:
                 left_s = ends_s - time.monotonic()
                 if left_s <= 0:
-                    raise TimeoutError(
-                        f"the other end of the channel received nothing for {timeout_s} s"
-                    ) from error
-                self._wait_until_writable(left_s)
+                    text = f"the other end of the channel received nothing for {timeout_s} s"
+                    raise TimeoutError(text) from error
+                room = select.poll()
+                room.register(self._socket, select.POLLOUT)
+                room.poll(left_s * 1000)
             else:
                 return
-
-    def _wait_until_writable(self, timeout_s: float) -> None:
-        poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
-        poll.poll(timeout_s * 1000)
 
     def receive(self, peer: Peer | None = None) -> Packet | None:
         """Wait for the next message. Return None once the other end is closed, or `peer` has ended.
@@ -111,13 +107,13 @@ class Channel:
             return None
         try:
             data, fds, _, _ = socket.recv_fds(self._socket, _INLINE_LIMIT_BYTES + 1, _MAX_FDS)
-        except ConnectionResetError:
+        except ConnectionResetError:  # the other end was closed with unread packets
             return None
         if not data:
             return None
         if data[:1] == _INLINE:
             return Packet(message=json.loads(data[1:]), fds=tuple(fds))
-        *fds, body_fd = fds
+        *fds, body_fd = fds  # the sender appends the body's descriptor
         try:
             with mmap.mmap(body_fd, 0, access=mmap.ACCESS_READ) as body:
                 return Packet(message=json.loads(body[:]), fds=tuple(fds))
@@ -153,14 +149,14 @@ class Channel:
 class Outbox:
     """Send messages without waiting for the trainer. Any thread may send.
 
-    The socket of a trainer that hangs fills up. Reports must continue then: they show the hang to the
-    operator.
+    The socket of a trainer that hangs fills up. Reports must continue then: they show the hang to the operator.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._lock = threading.Lock()
         self._kept: deque[dict[str, Any]] = deque()
+        """Messages that found no room, oldest first. While there are some, a thread sends them."""
 
     def offer(self, message: dict[str, Any]) -> None:
         """Send a message, or drop it if the trainer isn't receiving."""

@@ -23,7 +23,7 @@ _log: Final = logger(__name__)
 _EXIT_TIMEOUT_S: Final = 2.0
 _CLOSE_TIMEOUT_S: Final = 4.0
 _REAPED_S: Final = 0.1
-"""Seconds in which a killed process and its listening thread end, unless a system call hangs."""
+"""The least seconds that a killed process and its reading thread have to end, even if the time is up."""
 
 _LOOK_S: Final = 2.0
 """The interval at which a wait for an answer checks whether the companion makes progress."""
@@ -31,8 +31,8 @@ _LOOK_S: Final = 2.0
 _KILL_TIMEOUT_S: Final = 2.0
 """Seconds that a killed process may take to end. In a hanging system call, as on a hung NFS, it takes longer."""
 
-_NO_REPLY: Final = 0
-"""Id of messages that get no answer: the trainer's state, and the last message."""
+_NO_REQUEST: Final = 0
+"""Id of messages for whose answer no thread waits: the trainer's state, and the request to close of `dismiss`."""
 
 _FAREWELL_MILLIS: Final = 120_000
 """Milliseconds that a dismissed process has for the upkeep after its commits and for its last report."""
@@ -50,11 +50,18 @@ class CompanionProcess:
         """Futures by the commit's slot, until both the caller and the companion's notice have used them."""
 
         self._next_id = 1
-        self._lost = self._is_dismissed = False
+        self.lost = False
+        """True once the process can no longer be reached."""
+
+        self._is_dismissed = False
         self._owner = os.getpid()
-        self._complaint: str | None = None
+        self.complaint: str | None = None
+        """The newest failure of the upkeep after a commit; None if the newest upkeep succeeded."""
+
         self.structure_key: str | None = None
-        """Key of the structure that the process holds, from its last save. Callers that request writes set it."""
+        """Key of the structure (names, shapes and shardings of a state) that the process has from its last save.
+        Callers that request writes set it.
+        """
 
         env = companion_environment()
         with forks_held_back():
@@ -66,16 +73,6 @@ class CompanionProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def lost(self) -> bool:
-        """True once the process can no longer be reached."""
-        return self._lost
-
-    @property
-    def complaint(self) -> str | None:
-        """The newest failure of the upkeep after a commit; None if the newest upkeep succeeded."""
-        return self._complaint
 
     def send_request(
         self,
@@ -89,22 +86,15 @@ class CompanionProcess:
     ) -> dict[str, Any]:
         """Send a request with open file descriptors, wait for the companion's answer, and return its body.
 
-        Args:
-            kind: The message's name on the wire.
-            body: The request, as JSON.
-            fds: Open file descriptors to send along.
-            timeout_s: Seconds to wait without progress before the process is killed.
-            makes_progress: Polled during the wait. Returns True if there was progress since its last call.
-            kill_timeout_s: Seconds to wait for the end of a killed process.
+        After `timeout_s` seconds without progress the process is killed, and has `kill_timeout_s` seconds to end.
+        `makes_progress` is polled meanwhile: it returns True if there was progress since its last call.
 
-        Raises:
-            CompanionLostError: The process is gone, or didn't answer in time and was killed.
-            StepkeeperError: The companion raised it; the class is the same.
+        Raises CompanionLostError if the process is gone or was killed, or the companion's own StepkeeperError.
         """
         future: Future[dict[str, Any]] = Future()
         ends_s = time.monotonic() + timeout_s
         with self._lock:
-            if self._lost:
+            if self.lost:
                 raise self._loss(kind)
             number, self._next_id = self._next_id, self._next_id + 1
             self._pending[number] = future
@@ -129,12 +119,12 @@ class CompanionProcess:
         """
         with self._lock:
             found = self._upkeep_future(slot)
-            if self._lost and not found.done():
+            if self.lost and not found.done():
                 found.set_exception(self._unfinished())
         return found
 
     def _upkeep_future(self, slot: int) -> Future[None]:
-        """Return the future for both sides, the waiting caller and the companion's notice, whichever comes first."""
+        """Return the commit's future for its two users: the waiting caller, and the companion's notice."""
         found = self._upkeep.pop(slot, None)
         if found is None:
             found = self._upkeep[slot] = Future()
@@ -148,7 +138,7 @@ class CompanionProcess:
     def send_state(self, kind: Kind, body: Mapping[str, Any]) -> None:
         """Send a message without waiting. It is dropped if the companion is gone or doesn't keep up."""
         with suppress(OSError):
-            self._channel.send({"id": _NO_REPLY, "kind": kind, "body": body}, timeout_s=0.0)
+            self._channel.send({"id": _NO_REQUEST, "kind": kind, "body": body}, timeout_s=0.0)
 
     def kill(self, timeout_s: float = _KILL_TIMEOUT_S) -> None:
         """Kill the process at once, fail all pending requests, and wait `timeout_s` seconds for its end."""
@@ -160,7 +150,7 @@ class CompanionProcess:
                 self.pid,
                 timeout_s,
             )
-        self._lost = True
+        self.lost = True
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Close the socket, so that the process ends, and kill it after half of `timeout_s` seconds."""
@@ -175,22 +165,22 @@ class CompanionProcess:
     def dismiss(self) -> None:
         """Let the process finish the upkeep after its commits and end by itself.
 
-        This takes no lock, so the garbage collector may call it anywhere. In a child that C code forked,
-        which has the same socket, it does nothing: the process is the parent's.
+        This takes no lock, so the garbage collector may call it anywhere. In a child that C code forked, which has the
+        same socket, it does nothing: the process is the parent's.
         """
         if os.getpid() != self._owner:
             return
         self._is_dismissed = True
         farewell = encode(CloseRequest(within_millis=_FAREWELL_MILLIS))
         try:
-            self._channel.send({"id": _NO_REPLY, "kind": Kind.CLOSE, "body": farewell}, timeout_s=0.0)
+            self._channel.send({"id": _NO_REQUEST, "kind": Kind.CLOSE, "body": farewell}, timeout_s=0.0)
         except OSError:
             self._channel.shut_down()
 
     def forget_after_fork(self) -> None:
         """Close this copy of the socket in a forked child: the process is its parent's."""
         self._lock = threading.Lock()
-        self._lost = True
+        self.lost = True
         self._process.forget_after_fork()
         self._channel.close()
 
@@ -203,7 +193,8 @@ class CompanionProcess:
     def _read(self) -> None:
         try:
             while (packet := self._channel.receive(self._process)) is not None:
-                if self._is_dismissed and packet.message.get("id") == _NO_REPLY:
+                if self._is_dismissed and packet.message.get("id") == _NO_REQUEST:
+                    # The answer to `dismiss`: the process is done, and ends once the socket is closed.
                     self._channel.shut_down()
                     break
                 self._take(packet.message)
@@ -214,7 +205,7 @@ class CompanionProcess:
             )
             self._process.kill()
         with self._lock:
-            self._lost = True
+            self.lost = True
             pending, self._pending = self._pending, {}
             for upkeep in self._upkeep.values():
                 if not upkeep.done():
@@ -228,6 +219,7 @@ class CompanionProcess:
             self._channel.close()
 
     def _take(self, message: dict[str, Any]) -> None:
+        """Handle a message of the companion: an answer, or one of the kinds that no request asked for."""
         if "directive" in message:
             self._follow(decode(Directive, message["directive"]))
             return
@@ -235,10 +227,10 @@ class CompanionProcess:
             _write_stacks(message["stacks"])
             return
         if "complaint" in message:
-            self._complaint = message["complaint"]
-            if self._complaint is not None:
+            self.complaint = message["complaint"]
+            if self.complaint is not None:
                 _log.error(
-                    "%s; the commit is valid, and the upkeep is retried after the next one", self._complaint
+                    "%s; the commit is valid, and the upkeep is retried after the next one", self.complaint
                 )
             return
         if "upkept" in message:

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Kind(StrEnum):
-    """Names of the messages, whose bodies have the same names. Comments have the answers in parentheses."""
+    """Names of the messages. Bodies are the classes below, such as `OpenRequest`. Comments name answers as (Class)."""
 
     OPEN = "open"  # with the file descriptors of its StackRequest
     CLAIM = "claim"  # (ClaimedRoot)
@@ -91,14 +91,10 @@ class ClaimRequest:
     """Another writer's step to continue from if nothing is committed."""
 
     after: Claim | None = None
-    """The trainer's present claim, which must still be the newest.
-
-    Another claim follows it, unless HEAD is the base already.
-    """
+    """The trainer's present claim, which must still be the newest. It stays if HEAD is the requested base already."""
 
     nonce: str | None = None
-    """Nonce of the claim's entry. By it, a companion that replaces a lost one can find out whether the entry was
-    put."""
+    """Nonce of the claim's entry, by which a companion that replaces a lost one finds out whether the entry was put."""
 
     take_over: str | None = None
     """Name of the job whose root becomes this one's."""
@@ -107,7 +103,7 @@ class ClaimRequest:
     """True to take over the root of any job."""
 
     asks_past: bool = False
-    """True to get this training's past in the answer."""
+    """True to get this training's past (its restarts so far) in the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +168,7 @@ class WriteRequest:
         return checkpoint_folder(self.step, self.claim, self.nonce)
 
     def order(self, structure: Structure, *, rank: int, world_size: int) -> SaveOrder:
-        """Build the whole order from this request and its structure."""
+        """Build the save's order from this request and its structure."""
         return SaveOrder(
             rank=rank,
             world_size=world_size,

@@ -1,6 +1,7 @@
 """Start the companion's process, and detect at once that it, or this process's parent, has ended.
 
-Neither waits for a pipe or socket to close: forked workers may hold copies of both ends.
+The end of a pipe or socket doesn't show that: forked workers may hold copies of both ends. A pidfd does, a descriptor
+of one process, which is never another's with the same pid. In a sandbox without pidfds, the pid is used.
 """
 
 import os
@@ -30,10 +31,9 @@ def start_process(
 ) -> "ChildProcess":
     """Start a process that gets its end of a socket as `end_number`, no stdin, and this process's output.
 
-    No pipe reports the start's outcome: workers that are forked meanwhile would inherit it, and block the
-    start until they end. The process starts with stop signals blocked, and unblocks them once it ignores
-    them. It has its own process group, so signals to this process's group don't reach it. It has to close
-    other inherited files.
+    No pipe reports the start's outcome: workers that are forked meanwhile would inherit it, and block the start until
+    they end. The process starts with stop signals blocked, and unblocks them once it ignores them. It has its own
+    process group, so signals to this process's group don't reach it. It has to close other inherited files.
     """
     pid = os.posix_spawn(
         arguments[0],
@@ -50,30 +50,39 @@ def start_process(
     return ChildProcess(pid)
 
 
-class ChildProcess:
+class _WatchedProcess:
+    """A process with a descriptor that shows its end."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid: Final = pid
+        self.end_fd = _open_pidfd(pid)
+        """Descriptor that is readable once the process has ended; None in a sandbox without pidfd_open."""
+
+        # It isn't closed while a thread waits for it: that thread refers to this object.
+        self._close_fd = weakref.finalize(self, _close, self.end_fd)
+
+    def _send(self, number: int) -> None:
+        # It may end, or be reaped by other code, right now.
+        with suppress(ProcessLookupError):
+            if self.end_fd is None:
+                os.kill(self.pid, number)
+            else:
+                signal.pidfd_send_signal(self.end_fd, number)
+
+
+class ChildProcess(_WatchedProcess):
     """A child process. Any thread may use this object."""
 
     def __init__(self, pid: int) -> None:
         """Watch the child `pid`, which hasn't been reaped yet."""
-        self.pid: Final = pid
+        super().__init__(pid)
         self._lock = threading.Lock()
         self._has_ended = False
-        self._code: int | None = None
-        self._end_fd = _open_pidfd(pid)
-        # It isn't closed while a thread waits for it: that thread refers to this object.
-        self._close_fd = weakref.finalize(self, _close, self._end_fd)
+        self.code: int | None = None
+        """The exit code, negative for a signal; None until `has_ended`, or if other code reaped it."""
+
         # Code that runs at the interpreter's exit may still kill it.
         self._close_fd.atexit = False
-
-    @property
-    def end_fd(self) -> int | None:
-        """Descriptor that is readable once the process has ended; None in a sandbox without pidfd_open."""
-        return self._end_fd
-
-    @property
-    def code(self) -> int | None:
-        """The exit code, negative for a signal; None until `has_ended`, or if other code reaped it."""
-        return self._code
 
     def has_ended(self) -> bool:
         """Return whether the process has ended, and reap it if so."""
@@ -83,16 +92,15 @@ class ChildProcess:
     def _reap(self) -> bool:
         if self._has_ended:
             return True
-        # By the descriptor: other code may have reaped the child, and its pid may be another child's by now.
-        which = (os.P_PID, self.pid) if self._end_fd is None else (os.P_PIDFD, self._end_fd)
+        which = (os.P_PID, self.pid) if self.end_fd is None else (os.P_PIDFD, self.end_fd)
         try:
             result = os.waitid(*which, os.WEXITED | os.WNOHANG)
-        except ChildProcessError:
+        except ChildProcessError:  # other code has reaped it
             self._has_ended = True
             return True
         if result is not None:
             self._has_ended = True
-            self._code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+            self.code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
         return self._has_ended
 
     def wait(self, timeout_s: float) -> bool:
@@ -102,61 +110,38 @@ class ChildProcess:
             left_s = ends_s - time.monotonic()
             if left_s <= 0:
                 return False
-            if self._end_fd is None:
+            if self.end_fd is None:
                 time.sleep(min(left_s, _LOOK_AGAIN_S))
             else:
-                _await_readable(self._end_fd, left_s)
+                _await_readable(self.end_fd, left_s)
         return True
 
     def kill(self) -> None:
         """Kill the process, unless it has ended. It ends soon, unless one of its system calls hangs."""
         with self._lock:
-            if self._reap():
-                return
-            # Other code in this process may reap it right now.
-            with suppress(ProcessLookupError):
-                if self._end_fd is None:
-                    os.kill(self.pid, signal.SIGKILL)
-                else:
-                    signal.pidfd_send_signal(self._end_fd, signal.SIGKILL)
+            if not self._reap():
+                self._send(signal.SIGKILL)
 
     def forget_after_fork(self) -> None:
         """Close this copy of the descriptor in a forked child: the process is its parent's."""
         self._lock = threading.Lock()
         self._has_ended = True
-        self._end_fd = None
+        self.end_fd = None
         self._close_fd()
 
 
-class ParentProcess:
-    """The process that started this one."""
-
-    def __init__(self, pid: int) -> None:
-        """Watch the parent, which passed its own `pid`. It may have ended since."""
-        self._pid = pid
-        self._end_fd = _open_pidfd(pid)
-        self._close_fd = weakref.finalize(self, _close, self._end_fd)
-
-    @property
-    def end_fd(self) -> int | None:
-        """Descriptor that is readable once the process has ended; None in a sandbox without pidfd_open."""
-        return self._end_fd
+class ParentProcess(_WatchedProcess):
+    """The process that started this one, which passed its own pid. It may have ended since."""
 
     def send_signal(self, number: int) -> None:
         """Send the process a signal, unless it has ended."""
-        if self.has_ended():
-            return
-        # It may end right now.
-        with suppress(ProcessLookupError):
-            if self._end_fd is None:
-                os.kill(self._pid, number)
-            else:
-                signal.pidfd_send_signal(self._end_fd, number)
+        if not self.has_ended():
+            self._send(number)
 
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
         # If it has, this process has another parent. The pid may be reused by now, so check both.
-        return os.getppid() != self._pid or (self._end_fd is not None and _await_readable(self._end_fd, 0.0))
+        return os.getppid() != self.pid or (self.end_fd is not None and _await_readable(self.end_fd, 0.0))
 
 
 def _open_pidfd(pid: int) -> int | None:
@@ -180,7 +165,7 @@ def _await_readable(fd: int, timeout_s: float) -> bool:
 
 
 _END_NUMBERS: Final = (3, 4)
-"""Numbers that the process's end of the socket may get."""
+"""Numbers that the process's end of the socket may get: the first that isn't its number in this process."""
 
 
 def companion_environment() -> dict[str, str]:

@@ -36,9 +36,14 @@ class Progress:
         self._lock = threading.Lock()
         self._state = TrainerState()
         self._latest: tuple[int, int | None, Mapping[str, object] | None] | None = None
+        """The last finished step, the milliseconds that it took, and its metrics."""
+
         self._sent: object = None
+        """The `_latest` that was sent last."""
+
         self._last_step_s: float | None = None
         self._complained: set[str] = set()
+        """Names of metrics that a warning has named: one warning each is enough."""
 
     @property
     def step(self) -> int | None:
@@ -128,7 +133,7 @@ def select_stored_metrics(metrics: Mapping[str, object] | None) -> dict[str, str
     for name, value in list((metrics or {}).items())[:MAX_METRICS]:
         number = value.item() if isinstance(value, torch.Tensor) and _is_plain(value) else value
         if isinstance(number, numbers.Real | str) and len(str(name)) <= _NAME_LIMIT:
-            # An integer beyond the range of floats can't be compared with others.
+            # Left out: a text that is no number, or an integer beyond the range of floats.
             with suppress(OverflowError, ValueError):
                 found[str(name)] = repr(float(number))
     return found
@@ -136,8 +141,5 @@ def select_stored_metrics(metrics: Mapping[str, object] | None) -> dict[str, str
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Return whether reading the tensor is cheap. A subclass may communicate with other ranks for it."""
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.device.type == "cpu"
-        and tensor.numel() == 1
-    )
+    is_basic = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return is_basic and tensor.device.type == "cpu" and tensor.numel() == 1

@@ -1,4 +1,4 @@
-"""Report the job's progress to the operator, in a thread that no other one waits for.
+"""Report the job's progress to the operator, in a thread that no other one waits for except at the end.
 
 Reports go over HTTPS, with the pod's token and without the environment's proxies.
 """
@@ -101,7 +101,11 @@ class Reporter:
         self._commits: tuple[ReportedCommit, ...] = ()
         self._stacks: str | None = None
         self._news = 1
+        """Counts the changes to report at once. The first report is one."""
+
         self._answered = 0
+        """The value of `_news` in the last report that was answered."""
+
         self._closing = False
         self._started = False
 
@@ -118,8 +122,8 @@ class Reporter:
     def update_log(self, log: LogView, commit: ReportedCommit | None) -> None:
         """Carry `log` in reports from here on, and `commit` until a report with it is answered."""
         with self._changed:
-            known = (self._log.claim, self._log.error)
-            urgent = commit is not None or (log.claim, log.error) != known
+            before = (self._log.claim, self._log.error)
+            urgent = commit is not None or (log.claim, log.error) != before
             self._log = log
             if commit is not None:
                 self._commits = (*self._commits, commit)[-MAX_COMMITS:]
@@ -192,6 +196,7 @@ class Reporter:
             )
 
     def _take_answer(self, news: int, report: Report, directive: Directive) -> None:
+        """Drop the commits and stacks that `report` carried. Those that came after it stay for the next one."""
         with self._changed:
             self._answered = news
             self._interval_s = directive.report_interval_s
@@ -200,16 +205,18 @@ class Reporter:
             self._changed.notify_all()
 
     def _pause(self, most_s: float, until_news_after: int | None) -> None:
-        """Wait for `most_s` seconds, or less if the reporter closes, or at news after the number given."""
+        """Wait for `most_s` seconds, but only until `_news` exceeds a number.
+
+        None backs off after a failure: news doesn't end the wait, but `await_answer` shortens it.
+        """
         deadline = time.monotonic() + most_s
         with self._changed:
             while (left_s := deadline - time.monotonic()) > 0:
                 if until_news_after is not None and self._news > until_news_after:
                     return
                 if self._closing and until_news_after is None:
-                    # The process is about to end: try once more soon.
-                    left_s = min(left_s, 0.1)
-                    self._changed.wait(left_s)
+                    # Try again soon, until `await_answer` gives up.
+                    self._changed.wait(min(left_s, 0.1))
                     return
                 self._changed.wait(left_s)
 

@@ -1,4 +1,7 @@
-"""Answer the trainer's requests in the companion process, and run background tasks between them."""
+"""Answer the trainer's requests in the companion process, and run background tasks between them.
+
+The tasks are the upkeep (checks and deletions) after each commit, and deletions for a save that lacks room.
+"""
 
 import contextlib
 import os
@@ -38,6 +41,7 @@ from stepkeeper.storage.moved import moved
 __all__ = ["Server"]
 
 _BROKEN: Final = 70
+"""The exit code after an error outside a request: EX_SOFTWARE of sysexits.h."""
 
 _OF_A_SAVE: Final = (Kind.STAGE, Kind.UPLOAD, Kind.WRITE, Kind.COMMIT, Kind.VOID)
 """Requests that are answered before the upkeep after earlier commits. All others wait for it: a restore must not choose
@@ -62,6 +66,8 @@ class Server:
         """Received packets; None means that a background task can advance."""
 
         self._requests: list[Packet] = []
+        """Requests that have no answer yet, in the order in which they came."""
+
         self._tasks = TaskQueue(lambda: self._inbox.put(None))
         self._opening: OpenRequest | None = None
         self._session: Session | None = None
@@ -72,12 +78,15 @@ class Server:
         """A request that failed for lack of room. It is retried once all deletable data is deleted."""
 
         self._flush_from_s: float | None = None
+        """Time from which a request to close doesn't wait for tasks; None without such a request."""
+
         self._close_by_s = 0.0
+        """Time at which that request has to be answered."""
 
     def receive_packet(self, packet: Packet) -> None:
-        """Store the trainer's state at once, and queue every other packet."""
+        """Handle a packet in the receiving thread: the trainer's state and LINK at once. Queue every other one."""
         if packet.message["kind"] == Kind.LINK:
-            # It arrives after the answer to the opening.
+            # It arrives after the answer to the opening, so there are stacks if the opening requested them.
             if self._stacks is not None:
                 self._stacks.link(packet.message["body"])
             return
@@ -93,7 +102,9 @@ class Server:
         if self._session is not None and self._session.reporter is not None:
             self._session.reporter.update_state(self._state)
         if self._stacks is not None:
-            self._stacks.see_step(_step_of(self._state))
+            # A restore, or the last save, is no slow step.
+            is_training = self._state.phase is ReportPhase.TRAINING
+            self._stacks.see_step(self._state.step if is_training else None)
 
     def write_message_of_killed(self, number: int) -> None:
         """Write the termination message of a trainer that signal `number` killed, unless it had a notice."""
@@ -147,6 +158,7 @@ class Server:
         if packet is self._postponed:
             return n_tasks == 0
         if kind in (Kind.STAGE, Kind.WRITE):
+            # Otherwise a training that saves faster than old commits are deleted would fill the store.
             return n_tasks < _MOST_BEHIND
         if kind == Kind.CLOSE and self._flush_from_s is not None:
             return n_tasks == 0 or time.monotonic() >= self._flush_from_s
@@ -170,11 +182,8 @@ class Server:
 
     def _postpone_for_room(self, packet: Packet, error: Exception) -> bool:
         """Postpone `packet` and return True if it failed for lack of room that deletions may make."""
-        if (
-            not is_full(error)
-            or packet.message["kind"] not in (Kind.WRITE, Kind.UPLOAD)
-            or packet is self._postponed
-        ):
+        writes_data = packet.message["kind"] in (Kind.WRITE, Kind.UPLOAD)
+        if not writes_data or not is_full(error) or packet is self._postponed:
             return False
         room = None if self._session is None else self._session.make_room()
         if room is not None:
@@ -194,7 +203,7 @@ class Server:
             opened = Session(opening, self._send_directive, on_complaint=self._send_complaint)
             opened.resume_claim()
             self._session = opened
-            # An earlier state wasn't forwarded, a later one is. In between, both threads forward it.
+            # The receiving thread forwards states that come from now on. This one may have come before.
             if opened.reporter is not None and self._state is not None:
                 opened.reporter.update_state(self._state)
             self._open_stacks(opening, fds)
@@ -258,8 +267,3 @@ class Server:
             self._stacks.ask("the operator requested them")
         # The operator repeats the directive in each answer as long as it is valid.
         self._outbox.offer({"directive": encode(directive)})
-
-
-def _step_of(state: TrainerState) -> int | None:
-    """Return the last finished step while the process trains; None during a restore or the last save."""
-    return state.step if state.phase is ReportPhase.TRAINING else None

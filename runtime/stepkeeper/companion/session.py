@@ -1,4 +1,4 @@
-"""Carry out the trainer's requests in the companion process. Only this code writes to a root."""
+"""Carry out the trainer's requests in the companion process. In a training, only this code writes to the root."""
 
 import socket
 import sys
@@ -25,11 +25,7 @@ from stepkeeper.companion.reporter import LogView, Reporter
 from stepkeeper.companion.shares import ShareWriter
 from stepkeeper.companion.upkeep import CommitUpkeep
 from stepkeeper.contract import Directive, Head, ReportedCommit
-from stepkeeper.errors import (
-    CompanionError,
-    ForeignStepsError,
-    UnknownOutcomeError,
-)
+from stepkeeper.errors import CompanionError, ForeignStepsError, UnknownOutcomeError
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, Log
 from stepkeeper.log.foreign_steps import find_steps_in, find_unnamed_in
 from stepkeeper.log.store_times import StoreTimes, read_restart_history
@@ -98,9 +94,9 @@ class Session:
         return replace(claimed, past=read_restart_history(self._log.entry, self._times, self._claim.slot))
 
     def _read_offer(self, body: ClaimRequest) -> ForeignBase | None:
-        """Return the step of another writer that the trainer chose, if any.
+        """Return the other writer's step that the trainer chose to continue from, if any.
 
-        Raises ForeignStepsError if there are such steps, and the trainer chose none.
+        Raises ForeignStepsError if the root has such steps, and the trainer chose none.
         """
         if body.offer is None:
             listed = self._patience.retry(lambda: self._store.list(""))
@@ -130,9 +126,8 @@ class Session:
     def commit_save(self, body: CommitRequest) -> tuple[Committed, BackgroundTask]:
         """Make the checkpoint HEAD. Return the answer, and the upkeep task to start after it is sent.
 
-        The task runs in the log's thread too, but for its blocking calls, which use only the store, so
-        requests may be answered meanwhile. Tasks have to run one after another, in the order of their
-        commits.
+        The task runs in the log's thread too, but for its blocking calls. These use only the store, so requests may be
+        answered meanwhile. Tasks have to run one after another, in the order of their commits.
         """
         order, own = self.shares.take_written(body.folder)
         finished = finish_checkpoint(
@@ -173,7 +168,7 @@ class Session:
     ) -> CommitRecord:
         """Append the commit's entry to the log, and retry until the store has answered."""
         claim = self._require_claim()
-        # An append that is still open, such as a deletion's, must not be mistaken for this commit's.
+        # An append is open while it isn't known whether its entry was put. An open one isn't this commit's.
         self._settle_log()
         try:
             return self._log.commit(
@@ -224,16 +219,10 @@ class Session:
     def _update_reporter(self, commit: ReportedCommit | None = None) -> None:
         if self.reporter is None:
             return
-        state = self._log.state
-        latest = state.latest
-        head = None
-        if latest is not None:
-            head = Head(
-                sequence=latest.slot,
-                step=latest.step,
-                uri=self._folder_uri(latest.folder),
-                size_bytes=latest.size_bytes,
-            )
+        state, head = self._log.state, None
+        if (latest := state.latest) is not None:
+            uri = self._folder_uri(latest.folder)
+            head = Head(sequence=latest.slot, step=latest.step, uri=uri, size_bytes=latest.size_bytes)
         claim = None if self._claim is None else self._claim.slot
         self.reporter.update_log(
             LogView(root=state.root, claim=claim, tail=state.tail, head=head, error=self._upkeep.complaint),

@@ -1,4 +1,7 @@
-"""Write, stage and upload one rank's shares of saves in the companion process."""
+"""Write, stage and upload one rank's shares of saves in the companion process.
+
+A share is what this rank writes of a save. With a local disk it is staged there first, and uploaded to the root later.
+"""
 
 import mmap
 import os
@@ -29,12 +32,17 @@ class ShareWriter:
         if opening.tier is not None:
             self._staging = LocalStaging(store, LocalTier(opening.tier, store.uri), patience=patience)
         self._staging_fails = False
+        """True if the last share couldn't be staged: the reason is reported once."""
+
         self.layout_cache = LayoutCache()
         self._staged: dict[str, tuple[SaveOrder, Manifest]] = {}
+        """By folder, the share that is on the local disk and not in the root yet."""
+
         self._written: dict[str, tuple[SaveOrder, Manifest]] = {}
+        """By folder, the share that is in the root and not committed yet."""
 
     def write_share(self, body: WriteRequest, region_fd: int) -> Written:
-        """Write this rank's share durably. Rank 0's manifest is written with the commit."""
+        """Write this rank's share durably, with its manifest; rank 0's is written later, for the commit."""
         order = self.complete_order(body)
         with _map_region(region_fd) as data:
             manifest = write_checkpoint(
@@ -61,7 +69,7 @@ class ShareWriter:
         return Staged(held=True)
 
     def upload_share(self, body: UploadRequest) -> Written:
-        """Upload the staged share, as `write_share` would write it. Raises SaveError if it is gone."""
+        """Upload the staged share, as `write_share` would write it. Raises SaveError if the disk has lost it."""
         if self._staging is None or body.folder not in self._staged:
             raise CompanionError(f"nothing was staged for {body.folder} by this companion process")
         order, manifest = self._staged[body.folder]

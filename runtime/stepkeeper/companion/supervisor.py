@@ -29,10 +29,10 @@ _OPEN_TIMEOUT_S: Final = 60.0
 
 
 class Companion(RootClaims):
-    """Run the trainer's companion processes, one after another, for one claim of the root.
+    """Run one trainer's companion processes, one after another, and make its claims through them.
 
-    The process ends soon after the last reference to this object is gone, even without `close`. A save in
-    flight holds a reference too.
+    The process ends soon after the last reference to this object is gone, even without `close`. A save in flight holds
+    a reference too.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Companion(RootClaims):
         Args:
             opening: The first message to each process.
             on_directive: Called with each directive of the operator, in the receiving thread.
-            claiming: The claim to make, without its base.
+            claiming: The first claim to make, without its base.
             stack_meeting: Where the companions of all ranks meet; None if stacks aren't read.
-            stacks_after_s: Seconds after which a step is slow, if it also takes far longer than earlier steps: the
-                stacks of all ranks are dumped then. None doesn't watch steps.
+            stacks_after_s: Seconds after which the stacks of all ranks are dumped in a step that also takes far longer
+                than earlier ones. None: steps aren't watched.
         """
         super().__init__(claiming or ClaimRequest())
         self._stack_meeting = stack_meeting
@@ -99,9 +99,8 @@ class Companion(RootClaims):
     def ensure_process(self) -> CompanionProcess:
         """Return the running companion process, and start one if there is none.
 
-        It knows the root, the claim and the trainer's state, but no earlier request: send related ones to the
-        same process. Raises CompanionLostError if it is lost while it starts, FencedError, and ClosedError
-        after `close`.
+        A new one has the root, the claim and the trainer's state, but no earlier request: send related ones to the same
+        process. Raises CompanionLostError if it is lost while it starts, FencedError, and ClosedError after `close`.
         """
         with self._lock:
             if self._closed:
@@ -119,11 +118,10 @@ class Companion(RootClaims):
     def _start_process(self) -> CompanionProcess:
         process = self._starting = CompanionProcess(self._on_directive)
         try:
-            # This order matters: the closing thread does both in the opposite order.
+            # After `_starting` is set: the closing thread first gives the start up, then kills `_starting`.
             if self._is_start_given_up:
-                raise ClosedError(
-                    "the companion process was ended during its start, because its manager was closed"
-                )
+                text = "the companion process was ended during its start, because its manager was closed"
+                raise ClosedError(text)
             opening, fds = self._with_stacks(replace(self._opening, claim=self._held_claim))
             process.send_request(Kind.OPEN, encode(opening), fds=fds, timeout_s=_OPEN_TIMEOUT_S)
             process.send_state(Kind.STATE, encode(self._state))
@@ -180,6 +178,9 @@ class Companion(RootClaims):
         """End the process within `limit_s` seconds, and start no other.
 
         If the time allows, the upkeep after the last commits is done and the last report is answered.
+
+        Shares of the limit: up to a half to get hold of a process that is starting. Of the rest, 60 % for the process's
+        work, 75 % for its answer, and what is left for its end.
         """
         ends_s = time.monotonic() + limit_s
         process = self._take_last_process(limit_s / 4)
@@ -200,13 +201,14 @@ class Companion(RootClaims):
     def _take_last_process(self, patience_s: float) -> CompanionProcess | None:
         """Take over the current process. One that isn't ready in time is killed, here or in its thread."""
         self._closed = True
-        is_idle = self._lock.acquire(timeout=patience_s)
-        if not is_idle:
+        # The thread that starts a process holds the lock.
+        has_lock = self._lock.acquire(timeout=patience_s)
+        if not has_lock:
             self._is_start_given_up = True
             if (starting := self._starting) is not None:
                 starting.kill()
-            is_idle = self._lock.acquire(timeout=patience_s)
-        if not is_idle:
+            has_lock = self._lock.acquire(timeout=patience_s)
+        if not has_lock:
             _log.warning("the companion process is still starting; it is ended once it has started")
             return None
         try:

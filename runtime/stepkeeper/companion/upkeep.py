@@ -1,4 +1,7 @@
-"""Verify a commit after its answer, and delete commits that retention doesn't keep, and leftovers of earlier claims."""
+"""Do the upkeep after a commit: verify it, delete commits that retention doesn't keep, and leftovers of earlier claims.
+
+A commit is deleted in the log first, and its data after that, unless a pin (a reader's hold on the data) protects it.
+"""
 
 import traceback
 from collections.abc import Callable, Mapping
@@ -36,15 +39,9 @@ class CommitUpkeep:
     ) -> None:
         """Store the arguments; nothing is read yet.
 
-        Args:
-            log: The root's log.
-            store: The root.
-            times: The store's times of its objects.
-            keep: The commits to keep; None: nothing is ever deleted.
-            require_claim: Returns this process's claim.
-            on_complaint: Called with each new failure of these tasks, and with None once they succeed again.
-            on_end: Called at the end of the upkeep after each commit.
-            patience: How long to retry requests to the store.
+        `keep` has the commits to keep; None: no commit is ever deleted. `require_claim` returns this process's claim.
+        `on_complaint` is called with each new failure of these tasks, and with None once they succeed again; `on_end`
+        at the end of the upkeep after each commit. `patience` limits the retries of requests to the store.
         """
         self._log = log
         self._store = store
@@ -58,18 +55,20 @@ class CommitUpkeep:
         """The newest failure of the upkeep; None once it succeeded again."""
 
         self._verified: set[int] = set()
-        self._folders: dict[int, str] = {}
-        """Folders by slot, of commits whose data may still exist, even after their deletion in the log.
-        """
+        """Slots of the commits that this process has verified."""
 
-        self._collected = False
+        self._folders: dict[int, str] = {}
+        """Folders by slot, of commits whose data may still exist, even after their deletion in the log."""
+
+        self._has_collected = False
+        """True once the leftovers of earlier claims are deleted."""
 
     def work_after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
         """Verify the commit, then delete all deletable data. The next commit's upkeep retries what failed."""
         try:
             yield from self._verify_commit(record, finished)
             yield from self._delete_unkept()
-            if not self._collected:
+            if not self._has_collected:
                 yield from self._collect_garbage()
             self._set_complaint(None)
         except Exception as error:  # the commit is valid, and the next save needs this process
@@ -87,8 +86,7 @@ class CommitUpkeep:
     def _verify_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
         """Check that the store holds the written objects.
 
-        Raises VerifyError if it doesn't, or FencedError if a later claim, which may have deleted them, owns
-        the root.
+        Raises VerifyError if it doesn't, or FencedError if a later claim owns the root.
         """
         if record.slot not in self._log.state.commits:
             # Retention has deleted this commit already, after a later one.
@@ -96,6 +94,7 @@ class CommitUpkeep:
         try:
             yield from run_in_thread(partial(verify_objects, self._store, finished, patience=self._patience))
         except VerifyError:
+            # A later claim may have deleted the objects: that is a fence (FencedError), no damage.
             self._log.resume(self._require_claim())
             raise
         self._verified.add(record.slot)
@@ -119,11 +118,12 @@ class CommitUpkeep:
             )
         commits = self._log.state.commits
         deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
-        # These stay deleted in the log, and a later pin finds that it is too late.
+        # What is deleted in the log stays so: a pin that comes after this point finds that it is too late.
         is_over = leases_by(self._times, self._log.state.tail)
         left = yield from run_in_thread(
             partial(sweep, self._store, deleted, is_over=is_over, patience=self._patience)
         )
+        # Pinned data is left; the next upkeep tries again.
         for slot in {each.slot for each in deleted} - {each.slot for each in left}:
             assert slot is not None
             del self._folders[slot]
@@ -142,7 +142,7 @@ class CommitUpkeep:
             )
         )
         self._folders |= {each.slot: each.folder for each in report.pinned if each.slot is not None}
-        self._collected = True
+        self._has_collected = True
 
     def _report_failure(self, what: str, error: Exception) -> None:
         self._set_complaint(f"{what}: {error!r}")

@@ -73,10 +73,7 @@ class SlowestRank:
     """The slowest rank and its step."""
 
     slowest: int
-    """Its rank."""
-
     step: int
-    """Its step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

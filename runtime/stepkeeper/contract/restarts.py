@@ -1,4 +1,4 @@
-"""Classify the ends of attempts, and limit and delay the restarts. All supervisors use these rules."""
+"""Classify the ends of attempts (starts of all pods of a job), and limit and delay the restarts."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +23,7 @@ FENCED: Final = "Fenced"
 
 _FAILURES: Final = frozenset({Cause.APPLICATION_ERROR, Cause.STORAGE_UNAVAILABLE, Cause.HANG})
 _DISRUPTIONS: Final = frozenset(Cause) - _FAILURES - {Cause.REQUESTED}
+"""Causes that count toward the limit of disruptions: neither the job's own failures nor a request."""
 
 
 class AttemptKind(StrEnum):
@@ -66,7 +67,7 @@ class AttemptKind(StrEnum):
 
 
 def is_disruption(cause: str) -> bool:
-    """Return True if `cause` counts toward the limit of disruptions, as an unknown cause does."""
+    """Return True if `cause` counts toward the limit of disruptions. Readers of messages replace an unknown one."""
     return cause in _DISRUPTIONS
 
 
@@ -142,9 +143,12 @@ class RestartLimits:
             n_failures: Restarts after failures so far, since the last new commit.
             n_starts: Starts in a row without a new commit, with this one.
         """
-        if cause in {Cause.APPLICATION_ERROR, Cause.STORAGE_UNAVAILABLE}:
-            doublings = n_failures if cause == Cause.APPLICATION_ERROR else max(0, n_starts - 1)
-            due = end + self.compute_wait_s(doublings)
+        if cause == Cause.APPLICATION_ERROR:
+            due = end + self.compute_wait_s(n_failures)
+        elif cause == Cause.STORAGE_UNAVAILABLE:
+            due = end + self.compute_wait_s(max(0, n_starts - 1))
+        elif n_starts > 1:
+            due = start + self.compute_wait_s(n_starts - 2)
         else:
-            due = start + self.compute_wait_s(n_starts - 2) if n_starts > 1 else 0.0
+            return None
         return due if due > end else None

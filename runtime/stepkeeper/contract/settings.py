@@ -48,7 +48,7 @@ class EveryInterval:
     seconds: int | None = None
 
     def __post_init__(self) -> None:
-        if self.steps is None and self.seconds is None:
+        if self.steps is None and self.seconds is None:  # perhaps a newer operator set a member unknown here
             raise UnknownMemberError("interval.every: give steps, seconds or both")
 
 
@@ -77,6 +77,7 @@ class Interval:
     def __post_init__(self) -> None:
         n_given = sum(each is not None for each in (self.every, self.continuous, self.auto))
         if n_given != 1:
+            # If none is given, a newer operator may have set one that is unknown here.
             error = ContractError if n_given else UnknownMemberError
             raise error("interval: give exactly one of every, continuous and auto")
 
@@ -135,10 +136,11 @@ class Settings:
     """The root of its checkpoints."""
 
     interval: Annotated[Interval, Else(Interval(auto=AutoInterval()))]
-    """Read as Auto if this version knows none of its members."""
+    """When to save. `Else`, here and below, is the value where a newer operator set only members that this version
+    doesn't know: decoding them raises UnknownMemberError."""
 
     retention: Annotated[Retention, Else(Retention(every_steps=1))] = Retention()
-    """All commits are kept if this version doesn't know the mode."""
+    """Which commits to keep; all, as multiples of 1, if this version doesn't know the mode of `best`."""
 
     on_disruption: Annotated[OnDisruption, Else(OnDisruption.SAVE)] = OnDisruption.SAVE
     total_steps: int | None = None

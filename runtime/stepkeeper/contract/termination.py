@@ -14,6 +14,7 @@ _LIMIT_BYTES: Final = 4096
 
 _ERROR_LIMIT_BYTES: Final = 2048
 
+# The strength of an exit code as evidence of the pod's end.
 _PRECEDENCE: Final[dict[int, int]] = {
     ExitCode.DONE: 0,
     ExitCode.PEER_LOST: 1,
@@ -77,29 +78,30 @@ class Termination:
         """Return whether this message replaces an earlier one in the pod.
 
         A later message of the same process replaces its earlier one, and so does one from a later restart. Among
-        processes that run side by side, the message with the most evidence about the pod's end stands. The operator
-        uses the same order among pods. A process that was asked to stop, or lost a peer, often fails with another error
-        soon after.
+        processes that run side by side, the message with the strongest evidence of the pod's end stands. The operator
+        uses the same order among pods. A stop for a notice counts more than an error: a process that was asked to stop
+        often fails with another error soon after.
 
         A launcher stops the other processes once one of them has ended. Their messages replace nothing.
         """
-        beside = self.rank != earlier.rank and self.restart == earlier.restart
-        return not beside or (
-            _precedence(self.code) >= _precedence(earlier.code) and not self._follows(earlier)
-        )
+        if self.rank == earlier.rank or self.restart != earlier.restart:
+            return True
+        return _precedence(self.code) >= _precedence(earlier.code) and not self._follows(earlier)
 
     def join(self, earlier: "Termination") -> "Termination":
         """Return this message or the earlier one, whichever stands, with the first failure of both."""
         stands = self if self.replaces(earlier) else earlier
+        # A failure before a restart, or before the training was done after all, explains no end.
         if self.restart != earlier.restart or stands.code == ExitCode.DONE:
             return stands
         return replace(stands, first_failure=earlier.first_failure or self.first_failure)
 
     def _follows(self, earlier: "Termination") -> bool:
-        """Return whether a launcher stopped this process because the earlier one had ended."""
+        """Return whether a launcher stopped this process, with SIGTERM, because the earlier one had ended."""
         if self.code != ExitCode.SAVED:
             return False
         if earlier.code == ExitCode.SAVED:
+            # It stopped for a notice of its own, such as a directive. A SIGTERM from the kubelet reaches both.
             return self.notice == NoticeSource.SIGTERM and earlier.notice not in {NoticeSource.SIGTERM, None}
         return earlier.code != ExitCode.DONE and earlier.notice is None
 

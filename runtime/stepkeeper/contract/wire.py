@@ -95,9 +95,9 @@ def decode_message(kind: type[T], data: bytes | str) -> T:
 
 def list_unknown(kind: type, data: bytes | str) -> tuple[str, ...]:
     """List the paths of keys, and the values, that `decode_message` ignores."""
-    passed_over: list[str] = []
-    _decode_message(kind, data, passed_over)
-    return tuple(passed_over)
+    ignored: list[str] = []
+    _decode_message(kind, data, ignored)
+    return tuple(ignored)
 
 
 def decode(kind: type[T], raw: object) -> T:
@@ -105,7 +105,7 @@ def decode(kind: type[T], raw: object) -> T:
     return typing.cast(T, _decode(kind, raw, kind.__name__, None))
 
 
-def _decode_message(kind: type, data: bytes | str, passed_over: list[str]) -> object:
+def _decode_message(kind: type, data: bytes | str, ignored: list[str]) -> object:
     path = kind.__name__
     try:
         raw = json.loads(data)
@@ -118,33 +118,33 @@ def _decode_message(kind: type, data: bytes | str, passed_over: list[str]) -> ob
                 f"{path}: format {written} is newer than {MESSAGE_FORMAT}, the newest that this version of stepkeeper "
                 "reads: use the same or a newer version here"
             )
-    return _decode(kind, raw, path, passed_over)
+    return _decode(kind, raw, path, ignored)
 
 
-def _decode(kind: Any, raw: object, path: str, passed_over: list[str] | None) -> object:
-    """Decode `raw`, and add unknown parts to `passed_over`. Without that list, decode strictly."""
+def _decode(kind: Any, raw: object, path: str, ignored: list[str] | None) -> object:
+    """Decode `raw`, and append the parts that this version doesn't know to `ignored`. None: decode strictly."""
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
-        return _decode_optional(kind, raw, path, passed_over)
+        return _decode_optional(kind, raw, path, ignored)
     if origin is Annotated:
-        return _decode_annotated(kind, raw, path, passed_over)
+        return _decode_annotated(kind, raw, path, ignored)
     if origin is tuple:
         if not isinstance(raw, list):
             raise ContractError(f"{path}: expected a list, got {type(raw).__name__}")
         item_kind = typing.get_args(kind)[0]
-        return tuple(_decode(item_kind, item, f"{path}[{i}]", passed_over) for i, item in enumerate(raw))
+        return tuple(_decode(item_kind, item, f"{path}[{i}]", ignored) for i, item in enumerate(raw))
     if origin is dict:
         return _decode_strings(raw, path)
     if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(kind, raw, path, passed_over)
+        return _decode_dataclass(kind, raw, path, ignored)
     return _decode_scalar(kind, raw, path)
 
 
-def _decode_annotated(kind: Any, raw: object, path: str, passed_over: list[str] | None) -> object:
+def _decode_annotated(kind: Any, raw: object, path: str, ignored: list[str] | None) -> object:
     inner, mark = typing.get_args(kind)
     if isinstance(mark, Else):
-        return _decode_or_else(inner, mark, raw, path, passed_over)
-    value = _decode(inner, raw, path, passed_over)
+        return _decode_or_else(inner, mark, raw, path, ignored)
+    value = _decode(inner, raw, path, ignored)
     if isinstance(value, str) and len(value) > mark.limit:
         raise ContractError(f"{path}: expected at most {mark.limit} characters, got {len(value)}")
     if isinstance(value, int) and value > mark.limit:
@@ -152,21 +152,21 @@ def _decode_annotated(kind: Any, raw: object, path: str, passed_over: list[str] 
     return value
 
 
-def _decode_or_else(kind: Any, mark: Else, raw: object, path: str, passed_over: list[str] | None) -> object:
+def _decode_or_else(kind: Any, mark: Else, raw: object, path: str, ignored: list[str] | None) -> object:
     try:
-        return _decode(kind, raw, path, passed_over)
+        return _decode(kind, raw, path, ignored)
     except UnknownMemberError as error:
-        if passed_over is None:
+        if ignored is None:
             raise
-        passed_over.append(str(error))
+        ignored.append(str(error))
         return mark.value
 
 
-def _decode_optional(kind: Any, raw: object, path: str, passed_over: list[str] | None) -> object:
+def _decode_optional(kind: Any, raw: object, path: str, ignored: list[str] | None) -> object:
     if raw is None:
         return None
     (inner,) = (arg for arg in typing.get_args(kind) if arg is not type(None))
-    return _decode(inner, raw, path, passed_over)
+    return _decode(inner, raw, path, ignored)
 
 
 def _decode_strings(raw: object, path: str) -> dict[str, str]:
@@ -180,15 +180,15 @@ def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
-def _decode_dataclass(kind: Any, raw: object, path: str, passed_over: list[str] | None) -> object:
+def _decode_dataclass(kind: Any, raw: object, path: str, ignored: list[str] | None) -> object:
     if not isinstance(raw, dict):
         raise ContractError(f"{path}: expected an object, got {type(raw).__name__}")
     hints = _hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     if unknown := sorted(set(raw) - set(fields)):
-        if passed_over is None:
+        if ignored is None:
             raise ContractError(f"{path}: unknown key {unknown[0]!r}; known: {', '.join(fields)}")
-        passed_over.extend(f"{path}.{name}" for name in unknown)
+        ignored.extend(f"{path}.{name}" for name in unknown)
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in raw:
@@ -196,14 +196,14 @@ def _decode_dataclass(kind: Any, raw: object, path: str, passed_over: list[str] 
     try:
         return kind(
             **{
-                name: _decode(hints[name], item, f"{path}.{name}", passed_over)
+                name: _decode(hints[name], item, f"{path}.{name}", ignored)
                 for name, item in raw.items()
                 if name in fields
             }
         )
     except ContractError:
         raise
-    except ValueError as error:
+    except ValueError as error:  # from the class's own checks
         raise ContractError(f"{path}: {error}") from error
 
 

@@ -1,10 +1,15 @@
 """Decide each rank's next move, so that all ranks act on a wish after the same step. Pure.
 
-A wish is a request by name: to stop, or to save. A round is about one wish. Each rank holds its train thread,
-publishes the last step that it has passed, and releases the thread once rank 0 has published the latest of
-these steps. No rank has passed a later one, so the wish is due at the first step after it: for any
-interleaving and any step numbers, even if training returns to an earlier commit. `StepAgreement` applies
-these rules to the ranks' store, and `tests/property/agreement_model` to all interleavings.
+A wish is a request by name: to stop, or to save. A rank passes a step when its train loop has finished that step. A
+round is about one wish:
+
+1. A rank with a wish opens the round. Every rank then holds its train thread: it may not pass a step.
+2. Every rank publishes the last step that it has passed.
+3. Rank 0 publishes the latest of these steps, and every rank releases its thread.
+
+No rank has passed a later step, so the wish is due at the first step after it. This holds for any interleaving and any
+step numbers, even if training returns to an earlier commit. `StepAgreement` applies these rules to the ranks' store,
+and `tests/property/agreement_model` to all interleavings.
 """
 
 from collections.abc import Collection
@@ -41,15 +46,15 @@ def kills_for(stops: Collection[str | None]) -> bool | None:
 
 
 class Position(NamedTuple):
-    """A place in the sequence of steps, which is the same in all ranks."""
+    """A place in the sequence of passed steps, which is the same in all ranks. Later positions compare greater."""
 
     n_returns: int
     """How often training had returned to a lower step before."""
 
     step: int
 
-    def follow_by(self, step: int) -> Self:
-        """Return the position of `step`, which is passed next."""
+    def move_to(self, step: int) -> Self:
+        """Return the position of `step`, the next step that is passed."""
         return self._replace(n_returns=self.n_returns + (step < self.step), step=step)
 
 
@@ -101,6 +106,8 @@ Move: TypeAlias = Listen | Open | Answer | Conclude | Await
 
 
 class _Stage(Enum):
+    """A rank's progress in a round: no round is open, the train thread is held, its last step is sent."""
+
     LISTENING = "listening"
     HELD = "held"
     ANSWERED = "answered"
@@ -112,12 +119,12 @@ class RankView:
 
     rank: int
     wishes: tuple[str, ...] = ()
-    """Wishes of this rank that no round has been about yet."""
+    """Wishes of this rank that wait for a round."""
 
     agreed: tuple[Agreed, ...] = ()
     """Agreed wishes that are due at a step that this rank hasn't reached.
 
-    This is a sequence, not a set: a rank that is ahead may repeat a wish before this one has reached the first.
+    The same wish may be here twice: a rank that is ahead may repeat it before this one has reached the first.
     """
 
     passed: Position = _BEFORE_ANY_STEP
@@ -149,13 +156,13 @@ class RankView:
         return replace(self, wishes=(*self.wishes, name))
 
     def agree_alone(self) -> Self:
-        """Agree on this rank's wishes at once, as the only rank."""
+        """Agree on this rank's wishes at once, as the only rank. They are due at its next step."""
         agreed = tuple(Agreed(name, _BEFORE_ANY_STEP) for name in self.wishes)
         return replace(self, wishes=(), agreed=self.agreed + agreed)
 
     def pass_step(self, step: int) -> tuple[Self, tuple[str, ...]]:
         """Pass `step`, which a held rank never does. Return the next view, and the wishes that are due."""
-        passed = self.passed.follow_by(step)
+        passed = self.passed.move_to(step)
         due = tuple(agreed.name for agreed in self.agreed if passed > agreed.beyond)
         later = tuple(agreed for agreed in self.agreed if passed <= agreed.beyond)
         return replace(self, passed=passed, agreed=later), due

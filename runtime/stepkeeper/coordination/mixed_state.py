@@ -16,7 +16,7 @@ _KEPT: Final = (PartlyRestoredError, FencedError, NoticeDeadlineError)
 class MixedState:
     """Track whether the state holds parts of a checkpoint whose restore failed, until another one succeeds.
 
-    A restore has the same outcome in all ranks, so all agree on it, except for the names.
+    A restore has the same outcome in all ranks, so all have the same answer. Only `names` may differ.
     """
 
     def __init__(self) -> None:
@@ -24,8 +24,12 @@ class MixedState:
         """The checkpoint, and the operation on it; None if the state isn't mixed."""
 
         self._end = ""
+        """How that operation ended, for messages."""
+
         self._cause: BaseException | None = None
         self._is_changed_now = False
+        """True if the restore that runs now has changed the state."""
+
         self.names: frozenset[str] = frozenset()
         """Names of this rank's state that may hold parts of it. The next restore has to fill all of them."""
 
@@ -35,7 +39,7 @@ class MixedState:
         return self._doing is not None
 
     def note_change(self, what: str, doing: str, names: frozenset[str] = frozenset()) -> None:
-        """Record that a restore changes the named parts of the state from here on. Texts are for messages."""
+        """Record that a restore of `what` changes the state's parts `names` from here on. `doing` is for messages."""
         self._doing, self._end = f"{what} only, since {doing}", "has not ended"
         self._is_changed_now = True
         self.names |= names
@@ -55,6 +59,7 @@ class MixedState:
             yield
         except BaseException as error:
             if not (self.is_mixed and self._is_changed_now):
+                # This restore has changed nothing: the state is what it was, mixed or not.
                 raise
             self._cause, self._end = error, f"failed: {type(error).__name__}: {text_with_notes(error)}"
             if isinstance(error, _KEPT) or not isinstance(error, Exception):

@@ -1,7 +1,8 @@
 """Detect the end of a rank's process at once, by connections that its kernel closes.
 
-Each rank is connected with one rank above it and a few below it, in a tree of all ranks. Only a rank that leaves in
-order sends a byte. So a rank that is busy, or holds the GIL for long, is never mistaken for a lost one.
+The ranks form a tree. Each is connected with its neighbors: one rank above it and a few below it. Nothing is sent,
+except one byte by a rank that leaves in order. So a rank that is busy, or holds the GIL for long, is never taken for a
+lost one.
 """
 
 import secrets
@@ -41,11 +42,7 @@ class PeerLinks:
 
     def describe(self, towards: str | None) -> dict[str, Any]:
         """Describe this rank's address for the ranks below, which reach the host `towards`, if given."""
-        return {
-            "hosts": addresses_of_host(towards),
-            "port": self._joining.port,
-            "secret": self._secret.hex(),
-        }
+        return {"hosts": addresses_of_host(towards), "port": self._joining.port, "secret": self._secret.hex()}
 
     def connect_above(self, peer: int, address: Mapping[str, Any]) -> None:
         """Connect to `peer`, the rank above this one, at its described `address`. Raises OSError."""

@@ -1,4 +1,8 @@
-"""Track which ranks are lost or have left, and announce when this one leaves."""
+"""Track which ranks are lost or have left, and announce when this one leaves.
+
+A rank is lost if it ended without notice, left because of an error, or was given up by another. The first announcement
+of a lost rank stays in the ranks' store, so that all ranks name the same one.
+"""
 
 import atexit
 import sys
@@ -21,15 +25,18 @@ _log: Final = logger(__name__)
 _LOST: Final = "lost"
 _LEFT: Final = "left"
 _LINKS: Final = "links"
+"""Names in the store: the first lost rank, and, with a rank's number, that it left, and its address."""
+
 _WHY_LIMIT: Final = 500
 _ANNOUNCE_S: Final = 1.0
 """The time for announcing that a rank leaves or is lost. The store may be gone with rank 0."""
 
 
 class Board(Protocol):
-    """The ranks' store, in which the first value of a name stays. Without it, methods raise PeerLostError.
+    """The ranks' store, in which the first value that is proposed under a name stays.
 
-    The store has `within_s` seconds for its answer; None: as long as waits may continue.
+    The methods raise PeerLostError if the store is gone or doesn't answer in `within_s` seconds; None: as long as waits
+    may continue.
     """
 
     def propose(self, name: str, value: Mapping[str, Any], *, within_s: float | None = None) -> None: ...
@@ -65,22 +72,20 @@ class PeerWatch:
             self._board.propose(f"{_LINKS}/{self._rank}", links.describe(towards))
             if links.above is not None:
                 links.connect_above(links.above, await_value(f"{_LINKS}/{links.above}", links.above))
-        except OSError as error:  # PeerLostError and NoticeDeadlineError are among these
+        except OSError as error:
+            # PeerLostError and NoticeDeadlineError are OSErrors too, and end the start.
             if isinstance(error, StepkeeperError):
                 raise
-            _log.warning(
-                "rank %d isn't connected to its neighbors, and detects a lost rank late: %s",
-                self._rank,
-                error,
-            )
+            text = "rank %d isn't connected to its neighbors, and detects a lost rank late: %s"
+            _log.warning(text, self._rank, error)
 
     def announce_loss(
         self, rank: int, why: str, *, fenced: bool = False, timeout_s: float = _ANNOUNCE_S
     ) -> StepkeeperError:
-        """Announce that a rank is lost, and return the error, with which all waits end, that names it.
+        """Announce that a rank is lost, and return the error with which all waits end.
 
-        If another rank was announced before, it names that one. `fenced`: the rank left because another claim
-        owns the root, so the others have lost the root too.
+        The error names the rank that was announced first. `fenced`: this rank left because another claim owns the root,
+        so the others have lost the root too.
         """
         return _loss(self._announce({"rank": rank, "why": why, "fenced": fenced}, timeout_s))
 
@@ -124,7 +129,7 @@ class PeerWatch:
             raise PeerLostError(f"rank {waited_for} has left, and rank {self._rank} waits for it")
 
     def _note_ended(self, rank: int, why: str) -> None:
-        """Handle the end of `rank` without notice to this one, unless it announced the reason in the store."""
+        """Handle the end of `rank` without a byte of notice. A reason that it announced in the store stays."""
         self._end_waits(self._announce({"rank": rank, "why": why, "died": True}, _ANNOUNCE_S))
 
     def _end_waits(self, announced: Mapping[str, Any]) -> None:

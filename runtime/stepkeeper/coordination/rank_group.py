@@ -27,71 +27,56 @@ class RankGroup(Protocol):
     @property
     def ranks(self) -> Ranks:
         """This rank, the world size, and the processes of the ranks."""
-        ...
 
     @property
     def store_host(self) -> str | None:
         """The host of the ranks' store, which all of them reach; None if the store is no server."""
-        ...
 
     @property
     def limits(self) -> TimeLimits:
         """The limits of this rank's waits for others."""
-        ...
 
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         """Return rank 0's `value` in every rank. Raises PeerLostError if it doesn't come in time."""
-        ...
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         """Return the values of all ranks, by rank, in rank 0. The others get an empty list, and don't wait.
 
         Raises PeerLostError, which names the first missing rank, when the time is up.
         """
-        ...
 
     def abort(self) -> None:
         """End all waits of this process for other ranks soon, with a PeerLostError: the process ends."""
-        ...
 
     def watch_peers(self) -> None:
         """Detect the end of other ranks from now on, even while this one is busy. Ranks: all ranks call this."""
-        ...
 
     def look_for_loss(self) -> None:
         """End all waits of this process if a rank was announced as lost. Raises PeerLostError without the store."""
-        ...
 
     def read_moved(self) -> int:
         """Return how many bytes saves and restores of all ranks have moved. Raises PeerLostError without the store."""
-        ...
 
     def heartbeat(self) -> AbstractContextManager[Callable[[int], None]]:
         """Send heartbeats while the block runs. Without them, a rank that waits for this one gives it up.
 
         The block gets a function that counts moved bytes, which the next heartbeat reports.
         """
-        ...
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         """Announce that this rank leaves, and end the waits for it. An `error` ends all waits."""
-        ...
 
     def leave(self, timeout_s: float) -> None:
         """Wait until the others have read this rank's broadcasts, since the store ends with rank 0."""
-        ...
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         """Set the value of `name`, unless another rank has proposed one."""
-        ...
 
     def publish(self, name: str, value: Mapping[str, Any]) -> None:
         """Set or replace the value of `name`. Only one rank publishes under a name."""
-        ...
 
     def read_proposal(self, name: str) -> dict[str, Any] | None:
         """Return at once the proposed or published value of `name`; None if there is none."""
-        ...
 
 
 class SoloRankGroup:

@@ -35,7 +35,7 @@ _SLACK_S: Final = 300.0
 
 
 class RootProof:
-    """Prove the root of one process's store once, before its first claim."""
+    """Call `prove_shared` for one process's store once, before its first claim."""
 
     def __init__(self, store: Store, ranks: RankGroup) -> None:
         self._store = store
@@ -44,10 +44,9 @@ class RootProof:
         """True once the proof was made."""
 
     def make(self) -> None:
-        """Call `prove_shared` once, which all ranks do at the same point.
+        """Call `prove_shared`, unless it has been called. All ranks call this at the same point.
 
-        It uses Python's random numbers, and restores their state: call it in the train thread, or while that
-        waits.
+        It uses Python's random numbers and restores their state, so the train thread calls it, or waits for it.
         """
         if self.made:
             return
@@ -67,44 +66,41 @@ class _Finding:
     rank: int
     host: str
     unshared: str | None = None
-    """The reason why this isn't the root that rank 0 writes to."""
+    """The reason why this isn't the root that rank 0 writes to; None if it is."""
 
     overwrote: bool = False
-    """True if it saw rank 0's object, and could overwrite it all the same."""
+    """True if it saw rank 0's object, and could put another one under the same name."""
 
 
 def prove_shared(
-    store: Store,
-    ranks: RankGroup,
-    *,
-    host: str | None = None,
-    patience: Patience = DEFAULT_PATIENCE,
+    store: Store, ranks: RankGroup, *, host: str | None = None, patience: Patience = DEFAULT_PATIENCE
 ) -> None:
     """Prove that all ranks see one root, and that a name in it can be taken only once. Nothing is left there.
 
-    All ranks call this, and all raise the same error: UnsharedRootError, which names the hosts that see
-    another root than rank 0, NotExclusiveError if two writers of one name both succeeded,
-    TransientStorageError if another process claimed the root meanwhile, or StorageError if rank 0 may not
-    write, or gets no answer in time.
+    Rank 0 puts a probe object, all ranks look for it, and rank 0 concludes from their findings.
+
+    All ranks call this, and all raise the same error: UnsharedRootError, which names the hosts that see another root
+    than rank 0, NotExclusiveError if two writers of one name both succeeded, TransientStorageError if another process
+    claimed the root meanwhile, or StorageError if rank 0 may not write, or gets no answer in time.
     """
-    own = socket.gethostname() if host is None else host
+    own_host = socket.gethostname() if host is None else host
     meet_s, timeout_s = ranks.limits.start_s, patience.total_s + _SLACK_S
     ranks.gather("probe/met", {}, meet_s)
     placed: dict[str, Any] | None = None
     if ranks.rank == 0:
         try:
-            placed = {"path": _place_probe_with_room(store, patience), "host": own}
+            placed = {"path": _place_probe_with_room(store, patience), "host": own_host}
         except StepkeeperError as error:
             placed = {"error": encode_error(error)}
     placed = ranks.broadcast("probe/placed", placed, 2 * meet_s)
     if "error" in placed:
         raise decode_error(placed["error"])
     path = str(placed["path"])
-    finding = _look_for_probe(store, path, ranks, own, patience)
+    finding = _look_for_probe(store, path, ranks, own_host, patience)
     findings = ranks.gather("probe/found", encode(finding), timeout_s)
     verdict: dict[str, Any] | None = None
     if ranks.rank == 0:
-        verdict = _clean_up(store, path, patience, [decode(_Finding, each) for each in findings], own)
+        verdict = _clean_up(store, path, patience, [decode(_Finding, each) for each in findings], own_host)
     verdict = ranks.broadcast("probe/verdict", verdict, timeout_s)
     if "error" in verdict:
         raise decode_error(verdict["error"])
@@ -135,6 +131,7 @@ def _place_probe_with_room(store: Store, patience: Patience) -> str:
 def _place_probe(store: Store, patience: Patience) -> str:
     """Put rank 0's probe object, check that a second put loses, and return its path, which ends with its content."""
     nonce = new_nonce()
+    # By the log's next slot, in its name, a later start knows a leftover. `_clean_up` sees whether the slot was taken.
     path = f"{PROBE_PREFIX}{find_tail(store, patience) + 1:08d}-{nonce}"
     # False may be the answer to a retry of a put that succeeded: no other process knows the nonce.
     patience.retry(lambda: store.put_if_absent(path, nonce.encode()))
@@ -147,7 +144,10 @@ def _place_probe(store: Store, patience: Patience) -> str:
 
 
 def _look_for_probe(store: Store, path: str, ranks: RankGroup, host: str, patience: Patience) -> _Finding:
-    """Look for rank 0's object. The last rank also tries to take its name."""
+    """Look for rank 0's object, until the answer is final or `patience` is over.
+
+    The last rank, which is on another host than rank 0 if there are several, also tries to take the object's name.
+    """
     expected = path.rpartition("-")[2].encode()
     asks_to_take = ranks.rank == ranks.world_size - 1 and ranks.rank != 0
     pauses_s = patience.pauses_s()
@@ -163,6 +163,7 @@ def _look_for_probe(store: Store, path: str, ranks: RankGroup, host: str, patien
         except StorageError as error:
             unshared, final = str(error), True
         else:
+            # Other bytes may be an early sight of the object, so they are read again.
             unshared = None if found == expected else f"it has another object there, of {len(found)} bytes"
             final = unshared is None
         if final:
@@ -176,7 +177,7 @@ def _look_for_probe(store: Store, path: str, ranks: RankGroup, host: str, patien
 
 
 def _try_to_take(store: Store, path: str) -> tuple[str, bool]:
-    """Find out why rank 0's object isn't seen, and whether that is final."""
+    """Return why rank 0's object isn't seen, and whether that is final: a retry would find the same."""
     try:
         if not store.put_if_absent(path, b"another"):
             return "the store doesn't show it yet", False
@@ -227,11 +228,10 @@ def _verdict(uri: str, findings: Sequence[_Finding], host: str) -> StepkeeperErr
             by_host.setdefault(finding.host, []).append(finding)
     if not by_host:
         return None
-    named = [
-        f"{name} (rank {', '.join(str(finding.rank) for finding in found[:4])}{', …' if len(found) > 4 else ''}: "
-        f"{found[0].unshared})"
-        for name, found in by_host.items()
-    ]
+    named = []
+    for name, found in by_host.items():
+        ranks = ", ".join(str(finding.rank) for finding in found[:4]) + (", …" if len(found) > 4 else "")
+        named.append(f"{name} (rank {ranks}: {found[0].unshared})")
     more = f" and {len(named) - _NAMED_HOSTS} other hosts" if len(named) > _NAMED_HOSTS else ""
     return UnsharedRootError(
         f"{uri} is not shared by all hosts: the object that {host} (rank 0) wrote is not seen by "

@@ -9,48 +9,37 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from stepkeeper.coordination.agreement_rules import (
-    STOP,
-    STOP_ASKED,
-    STOPS,
-    Answer,
-    Await,
-    Conclude,
-    Listen,
-    Move,
-    Open,
-    Position,
-    RankView,
-)
+from stepkeeper.coordination import agreement_rules as rules
+from stepkeeper.coordination.agreement_rules import STOP, STOPS, Position, RankView
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import StepkeeperError
 
-__all__ = ["STOP", "STOPS", "STOP_ASKED", "StepAgreement"]
+__all__ = ["StepAgreement"]
 
 _POLL_S: Final = 0.1
 _LOOK_S: Final = 0.5
 """The interval at which a rank checks for lost ranks, even without a wait."""
 
 _EARLY: Final = "agreement/early"
-"""A name: a rank got a notice before all ranks had started."""
+"""A name in the ranks' store. It has a value if a rank got a notice before all ranks had started."""
 
 _EARLY_LOOK_S: Final = 0.3
 _HELD_LOOK_S: Final = 0.2
 _ROUND_TIMEOUT_S: Final = 300.0
-"""As long as other waits for a silent rank: a compilation, an import or a collective may hold the GIL. A notice's
+"""Seconds to wait for a silent rank in a round: a compilation, an import or a collective may hold the GIL. A notice's
 deadline and the end of the process cut it short.
 """
 
 
 class StepAgreement:
-    """Agree with the other ranks on the steps after which wishes are due. Call `pass_step` after each step."""
+    """Agree with the other ranks on the steps after which wishes are due. Call `pass_step` after each step.
+
+    The train thread calls `pass_step`, and is held there during a round. A thread of this object does the rest.
+    """
 
     def __init__(
-        self,
-        rank_group: RankGroup,
-        waits: Waits | None = None,
-        on_met: Callable[[], None] = lambda: None,
+        self, rank_group: RankGroup, waits: Waits | None = None, on_met: Callable[[], None] = lambda: None
     ) -> None:
         """Store the arguments. A thread calls `on_met` when all ranks have started, before any round."""
         self._rank_group = rank_group
@@ -63,6 +52,8 @@ class StepAgreement:
         self._changed = threading.Condition()
         self._view = RankView(rank=rank_group.rank)
         self._error: BaseException | None = None
+        """The error that ended this object's thread: `pass_step` raises it."""
+
         self._closing = False
         self._stop_wished_s: float | None = None
         """Time of this rank's wish to stop, by time.monotonic()."""
@@ -107,7 +98,8 @@ class StepAgreement:
             if self._error is not None:
                 raise self._error
             if self._stop_wished_s is not None and not set(STOPS).isdisjoint(self._view.wishes):
-                # No round is open for it: the store doesn't answer, or not all ranks have started.
+                # The stop has no round yet: the store doesn't answer, or not all ranks have started. Train on, but not
+                # beyond the notice's deadline.
                 self._waits.check(self._stop_wished_s)
             self._view, due = self._view.pass_step(step)
             return due
@@ -123,7 +115,7 @@ class StepAgreement:
             self._rank_group.broadcast("agreement/all-stopped", {} if came else None, timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """End the thread, which leaves the store once the rank group is aborted."""
+        """End the thread. A wait for the store ends first if the rank group was aborted (`RankGroup.abort`)."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -147,7 +139,7 @@ class StepAgreement:
             self._is_past_start.set()
 
     def _meet(self) -> None:
-        """Wait until all ranks have started. A rank that is silent in a later round is lost, not late."""
+        """Wait until all ranks have started. From then on a silent rank counts as lost, not as late."""
         start_s = self._rank_group.limits.start_s
         met = self._rank_group.gather("agreement/met", {}, start_s)
         self._rank_group.broadcast("agreement/all-met", {"ranks": len(met)} if met else None, 2 * start_s)
@@ -176,25 +168,25 @@ class StepAgreement:
                 move = self._view.next_move()
             self._make(move)
 
-    def _make(self, move: Move) -> None:
+    def _make(self, move: rules.Move) -> None:
         """Make a move, which may wait for other ranks, and apply its result."""
         group = self._rank_group
         match move:
-            case Listen(number):
+            case rules.Listen(number):
                 name = self._read_wish(number)
                 self._become(lambda view: view.receive_wish(name))
-            case Open(number, wish):
+            case rules.Open(number, wish):
                 group.propose(f"round/{number}", {"name": wish})
                 name = self._read_wish(number)
                 self._become(lambda view: view.receive_wish(name))
-            case Answer(number, passed):
+            case rules.Answer(number, passed):
                 answers = group.gather(f"round/{number}/passed", passed._asdict(), _ROUND_TIMEOUT_S)
                 positions = tuple(Position(**answer) for answer in answers)
                 self._become(lambda view: view.receive_answers(positions))
-            case Conclude(number, latest):
+            case rules.Conclude(number, latest):
                 group.broadcast(f"round/{number}/beyond", latest._asdict(), _ROUND_TIMEOUT_S)
                 self._become(lambda view: view.receive_conclusion(latest))
-            case Await(number):
+            case rules.Await(number):
                 beyond = Position(**group.broadcast(f"round/{number}/beyond", None, _ROUND_TIMEOUT_S))
                 self._become(lambda view: view.receive_conclusion(beyond))
 

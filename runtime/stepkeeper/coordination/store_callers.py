@@ -1,4 +1,4 @@
-"""Call the ranks' store from worker threads, so that callers can time out.
+"""Call the ranks' store, torch.distributed's key-value store, from worker threads, so that callers can time out.
 
 The store's client is C++ and can't be interrupted: if the process with the store hangs, a call never returns.
 """
@@ -32,8 +32,8 @@ _LOOK_S: Final = 0.1
 class _StoreCalls:
     """Track the calls in progress, and prevent new ones at the end of the process.
 
-    The store is C++. A daemon thread that returns from it into an ending interpreter is unwound through
-    frames that allow no unwinding, and the whole process aborts.
+    Python ends a daemon thread that returns into an ending interpreter by unwinding its stack. The store's C++ frames
+    don't allow that, and the whole process would abort.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class _StoreCalls:
 
     @contextmanager
     def counted(self, alone: AbstractContextManager[object] | None = None) -> Iterator[None]:
-        """Register a call, which holds `alone` if it is given. A daemon thread that calls after the end blocks here."""
+        """Register a call, which holds the lock `alone` if it is given. After `end`, a daemon thread stays here."""
         call = object()
         with nullcontext() if alone is None else alone:
             if self._begin(call):
@@ -52,7 +52,7 @@ class _StoreCalls:
                 finally:
                     self._finish(call)
                 return
-        # It holds no lock that another thread waits for, and ends with the process.
+        # The thread waits here for the process's end. It holds no lock that another thread needs.
         threading.Event().wait()
 
     def _begin(self, call: object) -> bool:
@@ -68,12 +68,13 @@ class _StoreCalls:
             self._changed.notify_all()
 
     def end(self, timeout_s: float) -> None:
-        """Prevent further calls by daemon threads, and wait for those in progress, which aren't stuck."""
+        """Prevent more calls by daemon threads, and wait for those in progress. A call is stuck after `timeout_s`."""
         with self._changed:
             self._ended = True
-            while (
-                self._began_s and (left_s := max(self._began_s.values()) + timeout_s - time.monotonic()) > 0
-            ):
+            while self._began_s:
+                left_s = max(self._began_s.values()) + timeout_s - time.monotonic()
+                if left_s <= 0:
+                    return
                 self._changed.wait(left_s)
 
     def forget_after_fork(self) -> None:
@@ -91,8 +92,8 @@ os.register_at_fork(after_in_child=STORE_CALLS.forget_after_fork)
 class StoreCallers:
     """Threads that call one store, each with its own client: a client blocks all its users while one waits.
 
-    All connect at the first call. Kubernetes removes the DNS names of a job's pods before it stops the pods,
-    so during the last save none could. The threads end with the last reference to this object.
+    All connect at the first call. Kubernetes removes the DNS names of a job's pods before it stops the pods, so during
+    the last save none could connect. The threads end with the last reference to this object.
     """
 
     def __init__(self, store: Store) -> None:
@@ -103,8 +104,8 @@ class StoreCallers:
     def ask(self, call: Callable[[Store], T], limit_s: float, check: Callable[[], None]) -> T:
         """Run `call` with a client of the store, and return its result.
 
-        `check` is polled meanwhile, and what it raises ends the wait. Raises TimeoutError without an answer
-        in `limit_s`, RuntimeError if the store is gone or can't be reached.
+        `check` is polled meanwhile, and an error that it raises ends the wait. Raises TimeoutError without an answer in
+        `limit_s`, RuntimeError if the store is gone or can't be reached.
         """
         ends_s = time.monotonic() + limit_s
         future: Future[T] = Future()
@@ -114,7 +115,7 @@ class StoreCallers:
                 try:
                     return future.result(max(0.0, min(_LOOK_S, ends_s - time.monotonic())))
                 except TimeoutError:
-                    if future.done():
+                    if future.done():  # just now, or the call itself raised it
                         return future.result(0)
                 check()
                 if time.monotonic() >= ends_s:
@@ -160,7 +161,7 @@ class _Call(Generic[T]):
 
 
 class _Threads:
-    """The threads and their clients. They hold no reference that would keep the rank group alive."""
+    """The threads and their clients. They have no reference to `StoreCallers`, which ends them when it is dropped."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -199,7 +200,7 @@ class _Threads:
             del call  # it refers to the waiting thread's objects
 
     def _leave(self, error: BaseException) -> None:
-        """End a thread that couldn't connect. The last one fails the queued calls; the next starts all."""
+        """End a thread that couldn't connect. The last one fails the queued calls; a later call starts all threads."""
         with self._starting:
             self._n_running -= 1
             while not self._n_running and not self._calls.empty():

@@ -1,4 +1,8 @@
-"""Exchange values among several processes over their process group's store, never over a device."""
+"""Exchange values among several processes over their process group's store, never over a device.
+
+A rank in a save or a restore sends heartbeats: it counts up a number in the store. Ranks that wait for it read the
+number, and give the rank up if it hangs.
+"""
 
 import hashlib
 import json
@@ -18,7 +22,7 @@ from stepkeeper.coordination.store_callers import StoreCallers
 from stepkeeper.coordination.waits import SilenceLimit, Waits
 from stepkeeper.errors import PeerLostError, StepkeeperError
 from stepkeeper.time_limits import GROUP_TIMEOUT_S, TimeLimits
-from stepkeeper_planners.geometry.layout import Ranks, ranks_in_group
+from stepkeeper_planners.geometry.layout import ranks_in_group
 
 __all__ = ["StoreRankGroup"]
 
@@ -30,10 +34,10 @@ _LOOK_S: Final = 0.5
 """The interval at which a waiting rank checks for lost ranks."""
 
 _MOVED: Final = "moved"
-"""A name: the count of bytes that saves and restores have moved on all ranks."""
+"""A name in the store: the count of bytes that saves and restores have moved on all ranks."""
 
 _BEATS: Final = "beats"
-"""Names: the heartbeat count of each rank in a save or a restore; 0 for other ranks."""
+"""Names: the count of heartbeats of each rank in a save or a restore; 0 for other ranks."""
 
 _BEAT_EVERY_S: Final = 1.0
 _ADDRESS_S: Final = 300.0
@@ -46,9 +50,9 @@ _REMEMBERED: Final = 8
 """The number of broadcasts that may be unread at once: each of a rank's threads waits for one at most."""
 
 _instances: Final[Counter[str]] = Counter()
-"""The number of rank groups that this process has made, by members.
+"""The number of rank groups that this process has made, by members. It separates their names in the store.
 
-The ranks of a group make them in the same order; other ranks needn't.
+The ranks of a group make their groups in the same order. Other ranks needn't.
 """
 
 
@@ -72,53 +76,42 @@ class StoreRankGroup:
         self.limits: Final = limits or TimeLimits()
         self._waits = waits or Waits()
         self._watch = PeerWatch(self, rank, world_size, self._waits)
-        self._base = store
-        self._rank = rank
-        self._world_size = world_size
-        self._ranks = ranks_in_group(rank, range(world_size) if members is None else members)
+        self._store = store
+        self.rank: Final = rank
+        self.world_size: Final = world_size
+        self.ranks: Final = ranks_in_group(rank, range(world_size) if members is None else members)
         self._callers = StoreCallers(store)
         self._aborted = threading.Event()
         self._broadcasts: deque[str] = deque(maxlen=_REMEMBERED)
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
-
-    @property
-    def ranks(self) -> Ranks:
-        return self._ranks
+        """On rank 0, names of broadcasts that other ranks may not have read."""
 
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        if self._rank == 0:
+        if self.rank == 0:
             if value is None:
                 raise PeerLostError(f"{name}: rank 0 has no value to give")
             self.publish(name, value)
             self._broadcasts.append(name)
             return dict(value)
         found = self._await(name, SilenceLimit(timeout_s, time.monotonic()), waiting_for=0)
-        # Rank 0 may leave, with the store, as soon as the value is read.
+        # Rank 0 may leave, with the store, as soon as the value is read. The count isn't needed then.
         with suppress(PeerLostError):
             self._ask(lambda client: self._note_read(client, name))
         return found
 
     def _note_read(self, client: Store, name: str) -> None:
         # The last reader deletes the value, since a job makes many. No rank waits for the deletion.
-        if client.add(name + _READERS, 1) == self._world_size - 1:
+        if client.add(name + _READERS, 1) == self.world_size - 1:
             client.delete_key(name)
             client.delete_key(name + _READERS)
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        self.publish(f"{name}/{self._rank}", value)
-        if self._rank != 0:
+        self.publish(f"{name}/{self.rank}", value)
+        if self.rank != 0:
             return []
         limit = SilenceLimit(timeout_s, time.monotonic())
-        values = [self._await(f"{name}/{rank}", limit, waiting_for=rank) for rank in range(self._world_size)]
+        values = [self._await(f"{name}/{rank}", limit, waiting_for=rank) for rank in range(self.world_size)]
         # No other rank reads the values. A job makes many, which would fill the memory of rank 0.
-        self._ask(lambda client: [client.delete_key(f"{name}/{rank}") for rank in range(self._world_size)])
+        self._ask(lambda client: [client.delete_key(f"{name}/{rank}") for rank in range(self.world_size)])
         return values
 
     def abort(self) -> None:
@@ -139,18 +132,18 @@ class StoreRankGroup:
         return _beating(self.beat, self.end_beats)
 
     def beat(self, moved_bytes: int) -> None:
-        """Publish a heartbeat and the count of moved bytes. Waiting ranks then expect more heartbeats."""
+        """Publish a heartbeat, and add `moved_bytes` to the count. Waiting ranks then expect more heartbeats."""
 
         def add(client: Store) -> None:
-            client.add(f"{_BEATS}/{self._rank}", 1)
+            client.add(f"{_BEATS}/{self.rank}", 1)
             if moved_bytes:
                 client.add(_MOVED, moved_bytes)
 
         self._ask(add, self.limits.store_answer_s)
 
     def end_beats(self, n_beats: int) -> None:
-        """Take back `n_beats` heartbeats. Other ranks expect no more, unless another save has published its own."""
-        self._ask(lambda client: client.add(f"{_BEATS}/{self._rank}", -n_beats), self.limits.store_answer_s)
+        """Subtract `n_beats` heartbeats. Other ranks expect no more, unless another save's make the count positive."""
+        self._ask(lambda client: client.add(f"{_BEATS}/{self.rank}", -n_beats), self.limits.store_answer_s)
 
     def announce_leave(self, error: BaseException | None, timeout_s: float) -> None:
         self._watch.announce_leave(error, timeout_s)
@@ -161,7 +154,7 @@ class StoreRankGroup:
 
     def leave(self, timeout_s: float) -> None:
         ends_s = time.monotonic() + timeout_s
-        # If the store was in another process that is gone, no rank can read now.
+        # Without the store, in another process (as torchrun's may be), no rank can read any more.
         with suppress(PeerLostError):
             for name in self._broadcasts:
                 while (left_s := ends_s - time.monotonic()) > 0 and self._is_there(name, left_s):
@@ -184,7 +177,7 @@ class StoreRankGroup:
 
     @property
     def store_host(self) -> str | None:
-        store: Any = self._base
+        store: Any = self._store
         while isinstance(store, PrefixStore):
             store = store.underlying_store
         host = getattr(store, "host", None)
@@ -193,8 +186,8 @@ class StoreRankGroup:
     def _await(self, name: str, limit: SilenceLimit, waiting_for: int) -> dict[str, Any]:
         """Wait for the value of `name`.
 
-        Raises PeerLostError if it doesn't come within `limit`, the rank hangs or has left, or any is lost;
-        NoticeDeadlineError.
+        Raises PeerLostError if it doesn't come within `limit`, the rank `waiting_for` hangs or has left, or any rank is
+        lost; NoticeDeadlineError.
         """
         since_s = time.monotonic()
         look_s, pause_s = since_s + _LOOK_S, _SHORTEST_PAUSE_S
@@ -204,7 +197,7 @@ class StoreRankGroup:
             now_s = time.monotonic()
             if limit.is_over(now_s) or self._aborted.wait(pause_s):
                 raise PeerLostError(
-                    f"rank {self._rank} waited {now_s - since_s:.1f} s for rank {waiting_for} ({name}): that rank "
+                    f"rank {self.rank} waited {now_s - since_s:.1f} s for rank {waiting_for} ({name}): that rank "
                     "is lost or far behind"
                 )
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -214,11 +207,12 @@ class StoreRankGroup:
             if self._is_silent(waiting_for, limit, beat_limit, now_s):
                 raise PeerLostError(
                     f"rank {waiting_for} hangs: it sent no heartbeat for {self.limits.apart_s:.1f} s while "
-                    f"rank {self._rank} waited for it ({name})"
+                    f"rank {self.rank} waited for it ({name})"
                 )
             try:
                 self._watch.check_wait(waiting_for, since_s)
             except StepkeeperError:
+                # A rank may put its value and leave: the value counts.
                 if (found := self.read_proposal(name)) is None:
                     raise
                 return found
@@ -229,6 +223,7 @@ class StoreRankGroup:
         n_beats, moved = self._read_beats(rank)
         if limit.has_moved(moved, now_s):
             self._waits.note_progress()
+        # A rank outside of saves and restores sends none.
         if not n_beats or beat_limit.has_moved(n_beats, now_s):
             beat_limit.restart(now_s)
         return beat_limit.is_over(now_s)
@@ -251,7 +246,7 @@ class StoreRankGroup:
             if within_s is not None:
                 return
             if self._aborted.is_set():
-                raise PeerLostError(f"rank {self._rank} is ending and no longer waits for the ranks' store")
+                raise PeerLostError(f"rank {self.rank} is ending and no longer waits for the ranks' store")
             self._waits.check(since_s)
 
         try:
@@ -262,11 +257,11 @@ class StoreRankGroup:
             raise
         except TimeoutError as error:
             raise PeerLostError(
-                f"rank {self._rank} gets no answer from rank 0, which holds the ranks' store: rank 0 hangs, or its "
+                f"rank {self.rank} gets no answer from rank 0, which holds the ranks' store: rank 0 hangs, or its "
                 f"host is gone ({error})"
             ) from error
         except RuntimeError as error:
-            raise PeerLostError(f"rank {self._rank} has lost the ranks' store: {error}") from error
+            raise PeerLostError(f"rank {self.rank} has lost the ranks' store: {error}") from error
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None, waits: Waits | None = None) -> Self:
@@ -275,9 +270,9 @@ class StoreRankGroup:
         from torch.distributed.distributed_c10d import _get_default_store
 
         members = dist.get_process_group_ranks(group)
-        who = _digest(members)
-        _instances[who] += 1
-        store = PrefixStore(f"{_PREFIX}/{who}/{_instances[who]}", _get_default_store())
+        digest = _digest(members)
+        _instances[digest] += 1
+        store = PrefixStore(f"{_PREFIX}/{digest}/{_instances[digest]}", _get_default_store())
         limits = TimeLimits(_read_timeout_s(group))
         return cls(store, dist.get_rank(group), dist.get_world_size(group), members, waits, limits=limits)
 
@@ -286,8 +281,8 @@ class StoreRankGroup:
 def _beating(beat: Callable[[int], None], end: Callable[[int], None]) -> Iterator[Callable[[int], None]]:
     """Send heartbeats in a thread while the block runs, and give it a function that counts moved bytes.
 
-    `beat` publishes one, with the bytes since the last one; other ranks then expect more. A PeerLostError,
-    without the store, ends the thread. `end` takes the given number of heartbeats back, in the same thread.
+    `beat` publishes one, with the bytes since the last one. `end` subtracts the number of published ones at the end,
+    in the same thread. A PeerLostError, without the store, ends the thread.
     """
     over = threading.Event()
     moved_bytes = 0
@@ -297,18 +292,18 @@ def _beating(beat: Callable[[int], None], end: Callable[[int], None]) -> Iterato
         moved_bytes += n_bytes
 
     def run() -> None:
-        beaten_bytes = n_beats = 0
+        published_bytes = n_beats = 0
         with suppress(PeerLostError):
             while True:
                 now_bytes = moved_bytes
-                beat(now_bytes - beaten_bytes)
-                beaten_bytes, n_beats = now_bytes, n_beats + 1
+                beat(now_bytes - published_bytes)
+                published_bytes, n_beats = now_bytes, n_beats + 1
                 if over.wait(_BEAT_EVERY_S):
                     break
         with suppress(PeerLostError):
             end(n_beats)
 
-    # From Python 3.12 on no thread starts while the interpreter ends. Then no heartbeats are expected.
+    # From Python 3.12 on no thread starts while the interpreter ends. Without a first heartbeat, none are expected.
     with suppress(RuntimeError):
         threading.Thread(target=run, name="heartbeat", daemon=True).start()
     try:

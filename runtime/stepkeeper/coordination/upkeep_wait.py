@@ -69,7 +69,7 @@ class UpkeepWait:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _has_ended(self, slot: int, pause_s: float) -> bool:
-        """Return whether the upkeep has ended, or that can't be known; else return False after a pause."""
+        """Return True if the upkeep has ended, or its end can't be seen; else return False after a pause."""
         if self._rank_group.rank == 0:
             return self._done is None or self._has_ended_here(self._done)
         try:

@@ -1,4 +1,7 @@
-"""End all waits of a process that has a notice or has lost a rank."""
+"""Wait in a manager's calls, and end all waits of a process that has a notice or has lost a rank.
+
+A notice is a request to save and stop; its deadline is the time by which the process has to stop waiting.
+"""
 
 import threading
 import time
@@ -38,21 +41,21 @@ def call_weakly(method: Callable[P, T]) -> Callable[P, T | None]:
 
 
 class SilenceLimit:
-    """Limit how long a rank waits for others without any rank's progress."""
+    """Limit how long a rank waits for others without any rank's progress. Progress is a count that has changed."""
 
     def __init__(self, timeout_s: float, now_s: float) -> None:
         self._timeout_s = timeout_s
         self._ends_s = now_s + timeout_s
-        self._moved: int | None = None
+        self._count: int | None = None
 
     def is_over(self, now_s: float) -> bool:
         """Return whether the time is over."""
         return now_s > self._ends_s
 
-    def has_moved(self, moved: int, now_s: float) -> bool:
-        """Record the bytes that saves have moved. If there are more than before, restart and return True."""
-        before, self._moved = self._moved, moved
-        if before is None or moved == before:
+    def has_moved(self, count: int, now_s: float) -> bool:
+        """Record the count. If it differs from the last one, restart the time and return True."""
+        before, self._count = self._count, count
+        if before is None or count == before:
             return False
         self.restart(now_s)
         return True
@@ -72,14 +75,20 @@ class Waits:
         """
 
         self._lock = threading.Lock()
-        self._loss: StepkeeperError | None = None
+        self.loss: StepkeeperError | None = None
+        """The error that ends all waits, if another rank is lost; else None."""
+
         self._death: StepkeeperError | None = None
+        """The same if that rank ended without notice."""
+
         self._has_ended = threading.Event()
         self._progress_s = 0.0
         self._over_since_s: float | None = None
         """Time of the last progress before a notice's deadline ended a wait."""
 
         self._calls: dict[object, float] = {}
+        """When each of the manager's calls that now run in some thread began."""
+
         forget_in_forks(self)
 
     def limit_by_notices(self, left_s: Callable[[float], float | None]) -> None:
@@ -102,31 +111,26 @@ class Waits:
         finally:
             self._calls.pop(call, None)
 
-    @property
-    def loss(self) -> StepkeeperError | None:
-        """The error that ends all waits, if another rank is lost; else None."""
-        return self._loss
-
     def end_all(self, error: StepkeeperError, *, is_death: bool = False) -> None:
         """Raise `error`, which names a lost rank, in all present and later waits. The first error stays.
 
         `is_death`: the rank ended without notice to the others.
         """
         with self._lock:
-            if self._loss is None:
-                self._loss, self._death = error, error if is_death else None
+            if self.loss is None:
+                self.loss, self._death = error, error if is_death else None
         self._has_ended.set()
 
     def forget_after_fork(self) -> None:
         """End all waits in a forked child, which doesn't have the threads that would resolve them."""
         self._lock, self._has_ended = threading.Lock(), threading.Event()
-        self._loss, self._death = ClosedError(_FORKED), None
+        self.loss, self._death = ClosedError(_FORKED), None
 
     def explain(self, error: BaseException, timeout_s: float) -> BaseException:
-        """Return the loss of a rank that ended without notice, as the cause of `error`; else `error`.
+        """Return the loss of a rank that ended without notice, which explains `error`; without one, return `error`.
 
-        The training's collectives may fail before the connections between the ranks show the loss, so this
-        waits for it. An exit that the program chose is returned unchanged.
+        The training's collectives may fail before the connections between the ranks show the loss, so this waits for
+        it. An exit that the program chose is returned unchanged.
         """
         if not isinstance(error, Exception):
             return error
@@ -143,21 +147,21 @@ class Waits:
 
     def raise_loss(self) -> None:
         """Raise the error that ends all waits, if there is one."""
-        if (loss := self._loss) is not None:
+        if (loss := self.loss) is not None:
             # A new one each time: several threads raise it, and each adds its own trace.
             raise type(loss)(str(loss))
 
     @property
     def has_to_hurry(self) -> bool:
         """True if a notice has come or a rank is lost: work that the next start can do is left to it."""
-        return self._loss is not None or self.notice_left_s(time.monotonic()) is not None
+        return self.loss is not None or self.notice_left_s(time.monotonic()) is not None
 
     def check(self, since_s: float) -> None:
         """Check that a wait since `since_s` may continue. Raises NoticeDeadlineError, or a rank's loss."""
         self.raise_loss()
         progress_s = max(since_s, self._progress_s)
         if self._over_since_s is not None and self._progress_s <= self._over_since_s:
-            # The deadline ended another wait before: it doesn't restart with each wait.
+            # The deadline has ended another wait, and nothing has progressed since: it doesn't restart with each wait.
             progress_s = self._over_since_s
         left_s = self.notice_left_s(progress_s)
         if left_s is not None and left_s <= 0:
@@ -184,7 +188,7 @@ class Waits:
                 self.check(since_s)
             except NoticeDeadlineError:
                 raise
-            except StepkeeperError:
+            except StepkeeperError:  # a rank is lost
                 if wait_for(futures, _SETTLE_S).not_done:
                     raise
                 return True

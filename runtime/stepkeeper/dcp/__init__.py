@@ -23,8 +23,7 @@ _MODULES: Final = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'stepkeeper.dcp' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = value
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
     return value
 
 

@@ -4,6 +4,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self, final
 
 from stepkeeper.errors import BadUriError
@@ -35,7 +36,7 @@ class Located:
     """The folder of the next save or load, for torch's storage classes."""
 
     _does: str
-    """Their use of the folder, for errors."""
+    """Words for an error: what a class does with the folder, and how to name it."""
 
     def __init__(self, path: Location | None) -> None:
         if path is not None:
@@ -73,23 +74,19 @@ class Located:
 
 
 class Folder:
-    """Access one folder of a store, by paths that begin with its name, as error messages show them."""
+    """Access one folder by paths that begin with its name, so that code for a root with many folders can use it."""
 
     def __init__(self, store: Store) -> None:
-        """Wrap `store`, whose root is the folder."""
+        """Wrap `store`, whose root is the folder itself."""
         self._store = store
-        self._uri, _, self.name = store.uri.rpartition("/")
+        self.uri, _, self.name = store.uri.rpartition("/")
+        """URI of the folder above this one, and this one's name."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def uri(self) -> str:
-        """URI of the folder above this one."""
-        return self._uri
 
     @property
     def own_uri(self) -> str:
@@ -111,15 +108,7 @@ class Folder:
 
     def list(self, prefix: str) -> list[ObjectStat]:
         found = self._store.list(self._within(prefix))
-        return [
-            ObjectStat(
-                path=self.path(stat.path),
-                size_bytes=stat.size_bytes,
-                crc32c=stat.crc32c,
-                time_unix_s=stat.time_unix_s,
-            )
-            for stat in found
-        ]
+        return [replace(stat, path=self.path(stat.path)) for stat in found]
 
     def delete(self, path: str) -> None:
         self._store.delete(self._within(path))
@@ -136,6 +125,8 @@ class Folder:
 
 @final
 class _StreamedFolder(Folder):
+    """A folder in a StreamedStore, and one itself: a writer recognizes these by `streams`."""
+
     def __init__(self, store: StreamedStore) -> None:
         super().__init__(store)
         self.streams = store.streams

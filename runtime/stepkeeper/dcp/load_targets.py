@@ -35,8 +35,7 @@ class LoadTargets:
     ) -> None:
         """Map every item of the plan to memory that the planner gives, by the checkpoint's blocks.
 
-        `chunks` has its chunks by their file and first byte in it. Raises ManifestError if no manifest lists
-        an item.
+        `chunks` has its chunks by their file and first byte in it. Raises ManifestError if no manifest lists an item.
         """
         self.table = table
         self.places = Places()
@@ -58,6 +57,7 @@ class LoadTargets:
         info, fqn = self._metadata.storage_data[item.storage_index], item.storage_index.fqn
         if info.relative_path not in self.table.first_numbers:
             raise ManifestError(f"{fqn}: no manifest lists {info.relative_path!r}")
+        # Two items may read one value, and there is nothing to read of an empty one.
         if fqn not in self.places.values and info.length:
             record = ValueRecord(
                 fqn=fqn, path=info.relative_path, offset_bytes=info.offset, length_bytes=info.length
@@ -67,6 +67,7 @@ class LoadTargets:
     def _add_tensor(self, item: ReadItem) -> None:
         target = _Target(item, stored_dtype(self._metadata, item.storage_index), self._planner)
         if not prod(item.lengths):
+            # Nothing is read, but the planner has to get the item.
             target.resolve()
             target.commit()
             return
@@ -110,6 +111,7 @@ class _Target:
         self._planner = planner
         self._wanted: torch.Tensor | None = None
         self._aside: torch.Tensor | None = None
+        """Memory for the elements as they are stored, if the planner's can't take them byte by byte."""
 
     def resolve(self) -> torch.Tensor:
         """Return CPU memory of the item's shape and stored dtype. Raises RestoreError for another shape."""

@@ -42,7 +42,7 @@ tensors are stored row by row.
 """
 
 _ALIGNMENT_BYTES: Final = 64
-"""Items get places apart from each other, also items without bytes."""
+"""Each item begins at another multiple of this, even after one without bytes: its start identifies it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +58,15 @@ class WrittenItem:
 
 @dataclass(slots=True, kw_only=True)
 class _Item:
+    """An item of the plan, and its place in the share."""
+
     item: WriteItem
     order: TensorOrder | ValueOrder
-    end: int
-    n_open: int
+    n_unread: int
+    """The number of its bytes that are still to be read. Each is read once."""
+
     data: memoryview | None = None
+    """Its bytes, from the first read of them to the last."""
 
 
 @final
@@ -78,7 +82,7 @@ class Share:
         for item in items:
             made = self._make_item(item, start)
             self._items.append(made)
-            start += -(-max(made.end - start, 1) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            start += -(-max(made.n_unread, 1) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         self._starts = [made.order.start for made in self._items]
 
     @property
@@ -99,8 +103,8 @@ class Share:
             if made.data is None:
                 made.data = _elements(made.order, self._resolve(made.item))
             part = made.data[span.start - made.order.start : span.stop - made.order.start]
-            made.n_open -= span.stop - span.start
-            if made.n_open <= 0:
+            made.n_unread -= span.stop - span.start
+            if made.n_unread <= 0:
                 made.data = None
         return part
 
@@ -134,7 +138,7 @@ class Share:
             assert isinstance(blob, BytesIO)
             data = blob.getbuffer()
             order = ValueOrder(fqn=fqn, start=start, length_bytes=data.nbytes)
-            return _Item(item=item, order=order, end=start + data.nbytes, n_open=data.nbytes, data=data)
+            return _Item(item=item, order=order, n_unread=data.nbytes, data=data)
         planned = item.tensor_data
         assert planned is not None
         tensor = TensorOrder(
@@ -145,8 +149,7 @@ class Share:
             sizes=tuple(planned.chunk.sizes),
             start=start,
         )
-        n_bytes = size_in_bytes(tensor.dtype, tensor.sizes)
-        return _Item(item=item, order=tensor, end=start + n_bytes, n_open=n_bytes)
+        return _Item(item=item, order=tensor, n_unread=size_in_bytes(tensor.dtype, tensor.sizes))
 
 
 def _elements(order: TensorOrder | ValueOrder, resolved: Any) -> memoryview:
@@ -192,6 +195,7 @@ def add_storage_places(metadata: Metadata, written: Mapping[MetadataIndex, Writt
     placed.storage_data = dict(written)
     places: dict[MetadataIndex, _StorageInfo] = {}
     cut: dict[str, dict[tuple[int, ...], tuple[ChunkRecord, ...]]] = {}
+    """The pieces of each chunk that was cut, by the tensor's name and the chunk's offsets."""
     for index, item in placed.storage_data.items():
         first = item.pieces[0]
         places[index] = _StorageInfo(first.path, first.offset_bytes, first.length_bytes)
@@ -205,7 +209,7 @@ def add_storage_places(metadata: Metadata, written: Mapping[MetadataIndex, Writt
     for fqn, by_offsets in cut.items():
         entry = entries[fqn]
         assert isinstance(entry, TensorStorageMetadata)
-        entries[fqn] = replace(entry, chunks=_cut(entry.chunks, by_offsets))
+        entries[fqn] = replace(entry, chunks=_cut_chunks(entry.chunks, by_offsets))
     return Metadata(
         state_dict_metadata=entries,
         planner_data=placed.planner_data,
@@ -214,19 +218,17 @@ def add_storage_places(metadata: Metadata, written: Mapping[MetadataIndex, Writt
     )
 
 
-def _cut(
+def _cut_chunks(
     chunks: Sequence[ChunkStorageMetadata], by_offsets: Mapping[tuple[int, ...], tuple[ChunkRecord, ...]]
 ) -> list[ChunkStorageMetadata]:
+    """Replace each chunk that was cut by its pieces."""
     found = []
     for chunk in chunks:
-        pieces = by_offsets.get(tuple(chunk.offsets))
-        if pieces is None:
-            found.append(chunk)
-            continue
-        found += [
+        pieces = [
             ChunkStorageMetadata(offsets=torch.Size(piece.offsets), sizes=torch.Size(piece.sizes))
-            for piece in pieces
+            for piece in by_offsets.get(tuple(chunk.offsets), ())
         ]
+        found += pieces or [chunk]
     return found
 
 
@@ -238,6 +240,8 @@ def pickle_metadata(metadata: Metadata) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
+    """Pickle the properties of tensors with the fields that every torch reads."""
+
     @override
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not TensorProperties:

@@ -17,6 +17,7 @@ from stepkeeper_planners.state.tree import flatten_state
 __all__ = ["Stager"]
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+"""The classes whose tensors have nothing to copy but their elements."""
 
 Layout = tuple[tuple[torch.dtype, torch.Size], ...]
 """Dtypes and shapes of the tensors in a buffer, in order."""

@@ -138,9 +138,10 @@ class StorageWriter(Located, storage.StorageWriter):
             values=share.values,
         )
         with self._open() as folder:
-            taken = self._next_file_number(folder, order.rank)
+            # The objects of a checkpoint that is in the folder stay until this one is complete.
+            first = self._next_file_number(folder, order.rank)
             files = [
-                replace(file, name=f"__{order.rank}_{taken + number}.distcp")
+                replace(file, name=f"__{order.rank}_{first + number}.distcp")
                 for number, file in enumerate(plan_files(folder, order))
             ]
             objects = write_files(folder, folder.name, files, share, patience=self._patience)

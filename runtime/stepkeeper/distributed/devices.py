@@ -35,7 +35,8 @@ def find_hardware() -> Hardware:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None and _uses_torch_xla():
         # A device without a number, since a number would make torch_xla decide about SPMD.
-        return Hardware(device=torch.device("xla"), backend="gloo", on_tpu=_runs_on_tpu())
+        on_tpu = importlib.import_module("torch_xla.runtime").device_type() == "TPU"
+        return Hardware(device=torch.device("xla"), backend="gloo", on_tpu=on_tpu)
     if accelerator is None:
         return Hardware(device=torch.device("cpu"), backend="gloo", on_tpu=False)
     index = read_local_rank(os.environ) % torch.accelerator.device_count()
@@ -58,7 +59,3 @@ def _uses_torch_xla() -> bool:
         return True
     named = "PJRT_DEVICE" in os.environ or any(name.startswith("TPU_") for name in os.environ)
     return named and importlib.util.find_spec("torch_xla") is not None
-
-
-def _runs_on_tpu() -> bool:
-    return bool(importlib.import_module("torch_xla.runtime").device_type() == "TPU")

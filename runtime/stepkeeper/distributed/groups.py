@@ -141,8 +141,7 @@ def _join_pods(backend: str, timeout: timedelta) -> None:
 def _join_launched(backend: str, timeout: timedelta) -> None:
     """Form the group by torchrun's variables, under names of each start.
 
-    After a restart by torchrun, its store may still hold values of the earlier processes, such as gloo's
-    addresses.
+    After a restart by torchrun, its store may still hold values of the earlier processes, such as gloo's addresses.
     """
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     try:

@@ -32,9 +32,8 @@ _ALL: Final = "all"
 def meet(identity: Identity, timeout_s: float) -> Store:
     """Wait for all hosts of the job, and return their common store.
 
-    The wait consists of short ones, so that Python's signal handlers run in between. Raises
-    ProcessGroupError, which names the hosts that didn't join in `timeout_s`, or PeerLostError: rank 0 was
-    lost, with the store.
+    The wait consists of short ones, so that Python's signal handlers run in between. Raises ProcessGroupError, which
+    names the hosts that didn't join in `timeout_s`, or PeerLostError: rank 0 was lost, with the store.
     """
     ends_s = time.monotonic() + timeout_s
     tcp_store = (_serve if identity.rank == 0 else _join)(identity, ends_s)
@@ -53,11 +52,8 @@ def meet(identity: Identity, timeout_s: float) -> Store:
 def _serve(identity: Identity, ends_s: float) -> TCPStore:
     """Open the store in this process, with retries: another process may still be leaving the port."""
     port = identity.coordinator_port
-
-    def listen() -> TCPStore:
-        return _open(_own_address(), port, ends_s, is_master=True)
-
-    return _try(listen, ends_s, f"rank 0 can't listen on port {port}")
+    complaint = f"rank 0 can't listen on port {port}"
+    return _try(lambda: _open(_own_address(), port, ends_s, is_master=True), ends_s, complaint)
 
 
 def _join(identity: Identity, ends_s: float) -> TCPStore:

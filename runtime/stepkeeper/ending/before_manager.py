@@ -1,8 +1,8 @@
 """Handle SIGTERM in a process without a training manager.
 
-A container's first process ignores SIGTERM without a handler: it would be killed at the end of the grace
-period, and count as failed. A handler of the program, in Python or in C, takes precedence, even if it is
-installed later.
+The kernel ignores SIGTERM for a container's first process without a handler. The kubelet would kill it at the end of
+the grace period, and it would count as failed. The program's own handler, in Python or C, takes precedence, even a
+later one.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ __all__ = ["SigtermAct", "clean_up_at_sigterm", "exit_at_early_notice", "leave_n
 
 _log: Final = logger(__name__)
 _started: "list[SigtermAct]" = []
-"""The act for an early notice, if any. The signal watcher holds it weakly."""
+"""The act for an early notice, if any. This reference keeps it alive, since the signal watcher holds it weakly."""
 
 
 def exit_at_early_notice(pod: Identity, trigger: Path = Path(NOTICE_FILE)) -> None:
@@ -62,19 +62,18 @@ class SigtermAct:
         self.wants_sigterm = True
         self._act = act
         self._trigger = trigger
-        self._since_s = 0.0
         self._watches = False
+        self._since_s = 0.0
+        """Time from which on a signal counts: an earlier one was another handler's."""
 
     def start(self) -> bool:
         """Watch, if this is the main thread and SIGTERM would end the process. Return True if so."""
         handler = signal.getsignal(signal.SIGTERM)
-        before = handler.before if isinstance(handler, SigtermHandler) else handler
-        is_taken = before is not handler and signal_watcher.is_wanted_besides(SigtermAct)
-        if (
-            before is signal.SIG_DFL
-            and not is_taken
-            and threading.current_thread() is threading.main_thread()
-        ):
+        # If the watcher has installed its handler for another listener, the one that it replaced counts.
+        replaced = handler.before if isinstance(handler, SigtermHandler) else handler
+        is_a_notice = replaced is not handler and signal_watcher.is_wanted_besides(SigtermAct)
+        is_main = threading.current_thread() is threading.main_thread()
+        if replaced is signal.SIG_DFL and not is_a_notice and is_main:
             self._since_s, self._watches = time.monotonic(), True
             signal_watcher.add_listener(self)
         return self._watches
@@ -88,8 +87,8 @@ class SigtermAct:
     def check_notices(self, sigterm_s: float | None, *, was_handled: bool) -> None:
         """Act if there is a notice that would end the process. The signal watcher calls this in its thread."""
         came = sigterm_s is not None and sigterm_s >= self._since_s
-        found = came or (self._trigger is not None and self._trigger.exists())
-        if not self._watches or was_handled or not found:
+        has_notice = came or (self._trigger is not None and self._trigger.exists())
+        if not self._watches or was_handled or not has_notice:
             return
         handler = signal.getsignal(signal.SIGTERM)
         is_ours = isinstance(handler, SigtermHandler) and not (self.yields_to_c and handler.calls_displaced)
@@ -124,14 +123,14 @@ def _exit_early(pod: Identity, source: NoticeSource) -> None:
         os._exit(ExitCode.SAVED)
 
 
-def _clean_up(held: "WeakMethod[Callable[[], object]]", limit_s: float, _: NoticeSource) -> None:
+def _clean_up(method: "WeakMethod[Callable[[], object]]", limit_s: float, _: NoticeSource) -> None:
     """Clean up, for `limit_s` seconds at most, and let SIGTERM end the process."""
-    if (clean_up := held()) is not None:
+    if (clean_up := method()) is not None:
         thread = threading.Thread(target=clean_up, name="stepkeeper-sigterm", daemon=True)
         thread.start()
         thread.join(limit_s)
         if thread.is_alive():
             _log.warning("SIGTERM: the cleanup took longer than %s s and was cut short", limit_s)
-    # The main thread may be in a long call, and only it may set a handler in Python.
+    # Through C: Python lets only the main thread set a handler, which may be in a long call.
     ctypes.pythonapi.PyOS_setsig(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,17 +1,10 @@
-"""Choose the saves at the end, for all ranks together. Pure: rank 0 passes in the state of each rank."""
+"""Choose for all ranks what they save at the end. Rank 0 calls these pure functions with a value from each rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = [
-    "EndChoice",
-    "LastStepOfRank",
-    "NewestSave",
-    "StopChoice",
-    "choose_end",
-    "choose_stop_save",
-]
+__all__ = ["EndChoice", "LastStepOfRank", "NewestSave", "StopChoice", "choose_end", "choose_stop_save"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,39 +23,37 @@ class NewestSave:
 
 
 class StopChoice(NamedTuple):
-    """The choice whether to save the stop step now."""
+    """The choice whether to save the stop step, at which all ranks stop."""
 
     starts: bool
     why: str | None = None
-    """The reason, for messages; None if there was no choice."""
+    """The reason, for messages; None if the rules left no choice."""
 
 
 def choose_stop_save(newest: Sequence[NewestSave], cost_s: float | None, *, again: bool) -> StopChoice:
     """Choose whether to start a save of the stop step, besides one that may be in flight.
 
     Another save never endangers older commits, but it takes bandwidth from the one in flight. If there is time for
-    only one, the one in flight gets all of it.
-
-    Args:
-        newest: The newest save as each rank knows it.
-        cost_s: Seconds from the call to the commit of a recent save; None if none was measured.
-        again: True if an earlier save of this step failed.
+    only one, the one in flight gets all of it. `newest` has a value from each rank. `cost_s` is the seconds from the
+    call to the commit of a recent save; None if none was measured. `again`: an earlier save of this step failed.
     """
     left = [each.left_s for each in newest if each.left_s is not None]
     if again and cost_s is not None and left and min(left) < cost_s:
         why = f"the save failed and is not retried: {min(left):.1f} s are left, a save needs {cost_s:.1f} s"
         return StopChoice(False, why)
     if all(each.is_of_stop for each in newest):
+        # It is saved, or being saved, on every rank. A failure on one rank fails it for all.
         has_failed = any(each.failed for each in newest)
         return StopChoice(has_failed, "the save of this step failed and is retried" if has_failed else None)
     running_s = [each.in_flight_s for each in newest if each.in_flight_s is not None]
     if not running_s or not left:
+        # Nothing competes for the bandwidth, or nothing limits the time.
         return StopChoice(True)
     if cost_s is None:
         return StopChoice(True, "no save was measured before")
-    left_s, rest_s = min(left), max(0.0, cost_s - min(running_s))
-    times = f"{left_s:.1f} s are left, the save in flight needs about {rest_s:.1f} s more, and one more {cost_s:.1f} s"
-    if rest_s + cost_s <= left_s:
+    left_s, more_s = min(left), max(0.0, cost_s - min(running_s))
+    times = f"{left_s:.1f} s are left, the save in flight needs about {more_s:.1f} s more, and one more {cost_s:.1f} s"
+    if more_s + cost_s <= left_s:
         return StopChoice(True, f"{times}: both run")
     return StopChoice(False, f"{times}: only the one in flight is finished")
 
@@ -82,7 +73,7 @@ class LastStepOfRank:
 
 
 class EndChoice(NamedTuple):
-    """The choice of all ranks at the training's end."""
+    """The choice for all ranks at the training's end."""
 
     saves: bool
     """True to save the last finished step."""
@@ -98,6 +89,7 @@ def choose_end(ends: Sequence[LastStepOfRank]) -> EndChoice:
     """Choose whether all ranks save their last step, and whether training is done."""
     stops = any(end.stops for end in ends)
     steps = sorted({end.step for end in ends if end.step is not None})
+    # A save needs all ranks at one step, each with the state that the step left.
     if not steps:
         return EndChoice(False, stops)
     loss = None

@@ -1,7 +1,7 @@
-"""Tolerate the exits of a DataLoader's workers, which a signal to the whole session or process group ends too.
+"""Tolerate the exits of a DataLoader's workers: a signal to the whole session or process group ends them too.
 
-torch raises an error in the train thread when such a worker dies, either from its SIGCHLD handler anywhere in that
-thread, or at the next batch.
+torch then raises an error in the train thread: in its SIGCHLD handler, which can run between any two instructions, or
+when the loop receives the next batch.
 """
 
 import signal
@@ -49,9 +49,11 @@ def interrupts_a_step(error: BaseException) -> bool:
 def tolerate_worker_exits() -> Iterator[None]:
     """Log errors of the program's SIGCHLD handler, which must end no save. torch checks workers again."""
     before = signal.getsignal(signal.SIGCHLD)
+    # Handlers run in the main thread, and only it may set them.
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
+    tolerated: list[Exception] = []
 
     def handle(signum: int, frame: FrameType | None) -> None:
         try:
@@ -59,11 +61,11 @@ def tolerate_worker_exits() -> Iterator[None]:
         except Exception as error:
             tolerated.append(error)
 
-    tolerated: list[Exception] = []
     signal.signal(signal.SIGCHLD, handle)
     try:
         yield
     finally:
+        # Otherwise the program has installed another one in the block, which stays.
         if signal.getsignal(signal.SIGCHLD) is handle:
             signal.signal(signal.SIGCHLD, before)
         for error in tolerated:

@@ -13,13 +13,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from stepkeeper.contract import Cause, ExitCode
-from stepkeeper.errors import (
-    UNANSWERED,
-    FencedError,
-    NoticeDeadlineError,
-    PartlyRestoredError,
-    PeerLostError,
-)
+from stepkeeper.errors import UNANSWERED, FencedError, NoticeDeadlineError, PartlyRestoredError, PeerLostError
 from stepkeeper.loggers import logger, run_briefly
 
 __all__ = [
@@ -45,6 +39,8 @@ _LAST_MOMENT_S: Final = 0.15
 """Seconds after a process's time limit at which it ends even if no Python thread can run."""
 
 _INTERRUPTED: Final = 130
+"""128 + SIGINT, as shells report a program that Ctrl-C ended."""
+
 _CODES: Final[dict[type[BaseException], int]] = {
     FencedError: ExitCode.FENCED,
     PeerLostError: ExitCode.PEER_LOST,
@@ -52,8 +48,10 @@ _CODES: Final[dict[type[BaseException], int]] = {
     KeyboardInterrupt: _INTERRUPTED,
 }
 _MOST_LINKS: Final = 20
+"""How many causes of an error are followed: a chain of causes may be a circle."""
+
 _SIGEV_THREAD: Final = 2
-_ABSOLUTE: Final = 1
+_TIMER_ABSTIME: Final = 1
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -73,7 +71,7 @@ def has_own_code(error: BaseException) -> bool:
 
 
 def find_end(error: BaseException) -> BaseException:
-    """Return the error that decides the exit: the cause of a partial restore if it has a code, or `error`."""
+    """Return the error that decides the exit: the cause of a partial restore if `has_own_code`, else `error`."""
     cause = error.__cause__ if isinstance(error, PartlyRestoredError) else None
     return error if cause is None or not has_own_code(cause) else cause
 
@@ -88,9 +86,11 @@ def format_traceback(error: BaseException) -> str | None:
 def find_known_cause(failure: BaseException | None) -> Cause | None:
     """Return the external cause that the exception or its chain proves, or None."""
     for _ in range(_MOST_LINKS):
+        if failure is None:
+            break
         if isinstance(failure, UNANSWERED):
             return Cause.STORAGE_UNAVAILABLE
-        failure = failure and failure.__cause__
+        failure = failure.__cause__
     return None
 
 
@@ -139,6 +139,7 @@ class ExitTimer:
         if not hasattr(library, "timer_create"):
             return
         function = ctypes.cast(library["_exit"], ctypes.c_void_p).value
+        # The timer's thread calls function(value).
         event = _Event(value=code, notify=_SIGEV_THREAD, function=function)
         timer = ctypes.c_void_p()
         if library.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:
@@ -147,7 +148,7 @@ class ExitTimer:
         fraction, whole = math.modf(at_s)
         # C's `struct itimerspec`: the interval, and the time, each in seconds and nanoseconds.
         when = (ctypes.c_long * 4)(0, 0, int(whole), int(fraction * 1e9))
-        library.timer_settime(timer, _ABSOLUTE, ctypes.byref(when), None)
+        library.timer_settime(timer, _TIMER_ABSTIME, ctypes.byref(when), None)
 
     def cancel(self) -> None:
         """Let the process continue."""
@@ -159,8 +160,8 @@ class ExitTimer:
 def ending_in_time(left_s: float | None, code: int, *, lasts: Callable[[], bool]) -> Iterator[None]:
     """End the process with `code` if the block hasn't ended in `left_s` seconds; None sets no limit.
 
-    If `lasts` returns True after the block, the process has to end in the same time: the interpreter waits
-    for threads, and calls registered exit functions.
+    If `lasts` returns True after the block, the limit stays: the whole process has to end by then, though the
+    interpreter still waits for threads, and calls registered exit functions.
     """
     ended = threading.Event()
 

@@ -1,7 +1,9 @@
-"""End a process that has lost its root with exit code 77, even if no manager's block is left.
+"""End a process that has lost its root (is fenced) with exit code 77, also without a manager's `with` block.
 
-This holds if a FencedError ends the process. In a pod of the operator, whose batch Job acts on exit codes, it holds for
-any other end too: a start that has lost its root must not look done. Standard library only.
+Two hooks do so. The exception hook acts if an exception ends the process. In a pod of the operator, whose batch Job
+acts on exit codes, an exit function acts at any other end: a start that has lost its root must not look done.
+
+This module imports only the standard library at first: other imports wait until a process is fenced.
 """
 
 import atexit
@@ -15,15 +17,16 @@ from weakref import WeakMethod
 
 __all__ = ["end_as_fenced_if", "show_exception"]
 
-_lost: Final[list[Callable[[], Callable[[], bool] | None]]] = []
+_checks: Final[list[Callable[[], Callable[[], bool] | None]]] = []
+"""Functions that each return a manager's `is_lost`, or None if that manager is gone."""
 
 
 def end_as_fenced_if(is_lost: Callable[[], bool], *, is_pods: bool) -> None:
-    """End this process as fenced if the method `is_lost` returns True at its end.
+    """End this process as fenced if the method `is_lost` returns True at the process's end.
 
-    `is_pods`: the operator gave this root to the pod. Otherwise the method's object is held weakly.
+    `is_pods`: the operator gave this root to the pod. Any other root counts only as long as the method's object lives.
     """
-    _lost.append((lambda: is_lost) if is_pods else WeakMethod(is_lost))
+    _checks.append((lambda: is_lost) if is_pods else WeakMethod(is_lost))
     if not isinstance(sys.excepthook, _ShowAndEnd):
         sys.excepthook = _ShowAndEnd(sys.excepthook)
 
@@ -51,12 +54,13 @@ class _ShowAndEnd:
         # A prompt shows exceptions too, and continues.
         is_prompt = sys.flags.interactive or hasattr(sys, "ps1")
         if not is_prompt and (isinstance(error, FencedError) or _is_fenced()):
-            _lost.clear()
+            # The exception below has the code: the exit function has nothing left to do.
+            _checks.clear()
             raise SystemExit(int(ExitCode.FENCED))
 
 
 def _end_pod() -> None:
-    """End a pod's process as fenced, after all other exit functions."""
+    """End a pod's process as fenced. This is the first registered exit function, so it runs last."""
     if not _is_fenced():
         return
     from stepkeeper.contract import ExitCode, Identity
@@ -71,8 +75,8 @@ def _end_pod() -> None:
 
 
 def _is_fenced() -> bool:
-    return any(is_lost is not None and is_lost() for is_lost in [find() for find in tuple(_lost)])
+    return any(is_lost() for find in tuple(_checks) if (is_lost := find()) is not None)
 
 
 atexit.register(_end_pod)
-os.register_at_fork(after_in_child=_lost.clear)
+os.register_at_fork(after_in_child=_checks.clear)

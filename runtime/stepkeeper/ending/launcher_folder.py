@@ -1,8 +1,10 @@
-"""Register the processes that handle SIGTERM as a notice with `python -m stepkeeper.launch`.
+"""Register the processes that save at SIGTERM with `python -m stepkeeper.launch`, which sends it to them first.
 
-Each has a file in a folder of the launcher, which sends SIGTERM to these processes only. The file's name distinguishes
-a process from a later one with the same pid, and from one in another PID namespace. torchrun forwards SIGTERM to whole
-sessions, which ends the ranks' data loaders while they still train, and kills all of them 30 s later.
+The command that the launcher runs, such as torchrun, gets it when they have ended. torchrun would forward it to whole
+sessions, which ends the ranks' data loaders while the ranks still train, and would kill all of them 30 s later.
+
+Each registered process has a file in a folder of the launcher. The file's name distinguishes the process from a later
+one with the same pid, and from one in another PID namespace.
 """
 
 import os
@@ -15,15 +17,15 @@ from stepkeeper.kernel_record import KernelRecord
 
 __all__ = ["list_registered", "register", "unregister"]
 
-_OWN_ONLY: Final = 0o600
+_MODE: Final = 0o600
 _OWN_NAMESPACE: Final = Path("/proc/self/ns/pid")
 
 
 def register() -> None:
-    """Register this process with the launcher, if there is one, to get SIGTERM in place of the command."""
+    """Register this process with the launcher, if there is one, to get SIGTERM before the command does."""
     if (path := _own_file()) is not None:
         with suppress(OSError):
-            path.touch(_OWN_ONLY)
+            path.touch(_MODE)
 
 
 def unregister() -> None:
@@ -35,9 +37,9 @@ def unregister() -> None:
 
 def list_registered(folder: Path) -> frozenset[int]:
     """Return the pids of the registered processes that still run, in this PID namespace."""
-    signed = {path.name: int(path.name.partition("-")[0]) for path in folder.glob("[1-9]*-*")}
+    pids = {path.name: int(path.name.partition("-")[0]) for path in folder.glob("[1-9]*-*")}
     return frozenset(
-        pid for name, pid in signed.items() if name == _name(pid) and not KernelRecord(pid).has_ended()
+        pid for name, pid in pids.items() if name == _name(pid) and not KernelRecord(pid).has_ended()
     )
 
 

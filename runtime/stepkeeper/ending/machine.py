@@ -1,20 +1,22 @@
 """Decide how a process of the training ends. Pure: no threads, files or clocks.
 
-An `Ending` is the state of one rank. `move` is the next action of its train thread. `shell.py` makes the move, and
-passes its result to a method, which returns the next `Ending`. `tests/property/agreement_model` does so in all
-interleavings of the ranks.
+An `Ending` is the state of one rank. Its `move` is the next action of the rank's train thread. `shell.py` makes the
+move, and passes the result to a method, which returns the next `Ending`. `tests/property/agreement_model` does so in
+all interleavings of the ranks. The stop step is the step at which all ranks agreed to stop after a notice.
 
     Running → Stopping → Saved | GaveUp      all ranks reach a stop step, or a program ends itself after a notice
     Running → Done                           training is done
-    any     → GaveUp                         an exception, a fence, a lost rank
+    any     → GaveUp                         an exception, a fence (another claim owns the root), a lost rank
 
-The moves, until `move` is None again or all parts are closed:
+Three methods begin an end. The moves that follow, until `move` is None again or all parts are closed:
 
-    stop    SAVE_STOP, repeated while a retry may help; MEET and then SAVE_STOP if the job saves nothing at a stop
+    stop    SAVE_STOP, repeated while a retry may help; if the job saves nothing at a stop: MEET, SAVE_STOP
     leave   after a stop: SETTLE, CLOSE
             at a stop step where the program hasn't stopped: MEET, SAVE_STOP, CLOSE
             otherwise: AGREE, then SAVE_LAST or SAVE_STOP if the ranks choose so, CLOSE
     fail    SETTLE, CLOSE; only CLOSE after the loss of a rank
+
+SAVE_STOP without the step's state saves nothing: it only waits for the newest save.
 """
 
 from dataclasses import dataclass, replace
@@ -35,7 +37,7 @@ class Move(Enum):
     """An action of the train thread on the way to its end. All ranks make the first four together."""
 
     MEET = "meet"
-    """Wait until all ranks have reached the stop step. SAVE_STOP follows, without a state to save."""
+    """Wait until all ranks have reached the stop step."""
 
     SAVE_STOP = "save the stop step"
     """If the stop step's state is available, choose with all ranks whether to save it. Wait for the newest save."""
@@ -99,6 +101,7 @@ class Ending:
             return EndKind.of(code)
         if self.has_stopped:
             return EndKind.SAVED if self.loss is None else EndKind.GAVE_UP
+        # Without a stop this is the code of a notice's deadline, which ends the process or may do so.
         return EndKind.STOPPING if self.code is None else EndKind.GAVE_UP
 
     def reach(self, step: int) -> Self:
@@ -116,10 +119,9 @@ class Ending:
     def on_save_finished(
         self, loss: str | None, *, may_retry: bool = False, choice: str | None = None
     ) -> Self:
-        """Continue after the newest save has ended. `loss` is why it failed or wasn't started, if it did.
+        """Continue after SAVE_STOP. `loss` is the reason that a save failed or wasn't started; None without one.
 
-        `may_retry`: another try may avoid the failure. `choice` is the ranks' choice and its reason, for
-        messages.
+        `may_retry`: another try may avoid the failure. `choice` is the ranks' choice and its reason, for messages.
         """
         n_tries = self.n_tries + 1
         again = self.has_state and may_retry and n_tries < _MOST_TRIES
@@ -137,10 +139,10 @@ class Ending:
         return replace(self, move=None, has_stopped=True, loss=loss)
 
     def leave(self, *, ends_itself: bool = False, respects_stop: bool = True) -> Self:
-        """End the process in order.
+        """End the process without an exception.
 
-        `ends_itself`: the program ended itself after a notice. `respects_stop` is False if training is done,
-        even if the program reached a stop step without stopping.
+        `ends_itself`: the program ended itself after a notice. `respects_stop` is False if training counts as done even
+        though the program reached a stop step without stopping.
         """
         leaving = replace(self, is_leaving=True, ends_itself=ends_itself)
         if self.has_stopped:
@@ -166,7 +168,7 @@ class Ending:
         return replace(self, move=move, code=exit_code_of(error))
 
     def return_to_program(self) -> Self:
-        """Return the thread to the program: a move raised an error, which the program may handle."""
+        """Return the thread to the program: a move raised an error. The program may handle it, and train on."""
         return replace(self, move=None, is_leaving=False, code=None)
 
     def on_closed(self) -> Self:

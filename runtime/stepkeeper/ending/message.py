@@ -30,9 +30,9 @@ _BY_SIGNAL: Final = 128
 def write(path: Path, message: Termination, *, is_for_killed: bool = False) -> None:
     """Write a message, or merge it into another process's message in the file. A failure is logged.
 
-    If the process is killed meanwhile, the file has either the earlier message or this one. The kubelet owns
-    the file, so it can't be replaced by another file, and it is never emptied first. `is_for_killed`: another
-    process writes it for a killed one, whose own message would stay.
+    The kubelet owns the file, so it can't be replaced by another file. It is never emptied first: if this process is
+    killed meanwhile, the file has either the earlier message or this one. `is_for_killed`: this process writes for a
+    killed one. A message that the killed one wrote itself stays.
     """
     restart = count_restarts() if message.restart is None else message.restart
     message = replace(message, kind=message.kind or EndKind.of(message.code), restart=restart)
@@ -46,7 +46,7 @@ def write(path: Path, message: Termination, *, is_for_killed: bool = False) -> N
                     return
                 message = message.join(earlier)
             data = message.to_json()
-            # Trailing blanks don't change a JSON text.
+            # Blanks cover the rest of a longer message until the file is cut: they don't change a JSON text.
             os.pwrite(fd, data.ljust(os.fstat(fd).st_size), 0)
             os.ftruncate(fd, len(data))
         finally:
@@ -94,7 +94,7 @@ def count_restarts() -> int | None:
 
 
 def _lock(fd: int) -> None:
-    """Lock the file against other processes of the pod until it is closed, if they release it in time."""
+    """Lock the file against other processes of the pod until it is closed. Return without the lock after `_LOCK_S`."""
     ends_s = time.monotonic() + _LOCK_S
     while True:
         try:

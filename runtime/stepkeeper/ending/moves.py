@@ -1,4 +1,7 @@
-"""Make the moves of a rank's `Ending` in the train thread: wait, choose with the other ranks, and save."""
+"""Make the moves of a rank's `Ending` in the train thread: wait, choose with the other ranks, and save.
+
+A loss is the reason, as text, that the last step isn't saved. The program's hooks are called with each save's report.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -47,7 +50,7 @@ _FINAL: Final = (PeerLostError, NoticeDeadlineError, TimeoutError, PlannerError)
 
 
 class Moves:
-    """Make moves, one at a time."""
+    """Make moves, one at a time. Each method for a move returns the change that the move makes to the `Ending`."""
 
     def __init__(self, parts: EndingParts, notices: Notices) -> None:
         self._steps, self._saver, self._rank_group = parts.steps, parts.saver, parts.rank_group
@@ -56,7 +59,7 @@ class Moves:
         """The stop step, with its state."""
 
     def make(self, ending: Ending) -> Change:
-        """Make the next move of `ending`, and return the change. All ranks call this with the same moves.
+        """Make the next move of `ending`, which all ranks make together, and return its change.
 
         Raises FencedError, NoticeDeadlineError, PeerLostError, and StepkeeperError if a save failed.
         """
@@ -67,7 +70,7 @@ class Moves:
                 return self._save_stop(ending)
             case Move.AGREE:
                 return self._agree_to_stop(ending) if ending.ends_itself else self._agree_when_idle(ending)
-            case _:
+            case _:  # SAVE_LAST
                 return self._save_last()
 
     def settle(self, error: BaseException | None) -> None:
@@ -86,7 +89,7 @@ class Moves:
 
     def _meet(self) -> Change:
         try:
-            self._steps.decider.await_stops(self._notices.schedule.bound_s(_STOPS_S))
+            self._steps.decider.agreement.await_stops(self._notices.schedule.bound_s(_STOPS_S))
         except (PeerLostError, NoticeDeadlineError) as error:
             _log.warning("not all ranks reached the stop step: %s", error)
         return lambda ending: ending.on_ranks_met()
@@ -94,7 +97,7 @@ class Moves:
     def _save_stop(self, ending: Ending) -> Change:
         """Save the stop step if all ranks choose to, and wait until the newest save has ended."""
         self._progress.set_phase(ReportPhase.SAVING)
-        request, number = self.stop_request if ending.has_state else None, ending.n_tries
+        request = self.stop_request if ending.has_state else None
         choice, loss = StopChoice(False), ending.loss
         failure: Exception | None = None
         if request is not None:
@@ -105,18 +108,19 @@ class Moves:
             except (StorageError, SaveError, TimeoutError) as error:
                 failure, loss = error, f"step {request.step} is not saved for the notice: {error}"
                 _log.error("%s", loss, extra={"step": request.step})
-        if (choice.starts or number == 0) and (late := self._await_newest()) is not None:
+        # Without a retry there is nothing to wait for after the first try: its failure is known.
+        if (choice.starts or ending.n_tries == 0) and (late := self._await_newest()) is not None:
             failure, loss = late, f"the newest save before the stop failed: {late!r}"
+        # The process stops with code 75 also after a failure, which would otherwise be raised later.
         if self._saver.newest_save is not None or loss is not None:
             self._saver.forgive_failure(loss)
         may_retry = failure is not None and not isinstance(failure, _FINAL)
         return lambda ending: ending.on_save_finished(loss, may_retry=may_retry, choice=choice.why)
 
     def _choose(self, step: int, ending: Ending) -> tuple[StopChoice, str | None]:
-        """Choose with all ranks whether to save `step`. Also return why it isn't saved, if that is known.
+        """Choose with all ranks whether to save `step`, and return the choice and the loss so far.
 
-        Each rank may see another newest save, and a save that only some ranks start would wait for the
-        others.
+        Each rank may see another newest save, and a save that only some ranks start would wait for the others.
         """
         left_s = self._notices.schedule.left_s
         own = asdict(_describe(self._saver.newest_save, step, left_s))
@@ -177,9 +181,11 @@ class Moves:
             return lambda ending: ending.on_end_agreed(saves=False, stops=True, loss=loss)
 
     def _agree(self, ending: Ending) -> Change:
+        """Agree with all ranks whether to save the last step, and whether training is done or stops."""
         skips = not ending.saves_at_stop and self._notices.first is not None
         last, stops = None if skips else self._find_unsaved_step(), ending.ends_itself
         step = None if last is None else last.step
+        # A restore that failed halfway has left parts of another step in the state.
         is_mixed = self._saver.mixed_state.is_mixed
         changed = is_mixed or self._steps.last_step.has_changed
         own = asdict(LastStepOfRank(step=step, changed=changed, stops=stops))
@@ -190,9 +196,8 @@ class Moves:
         limit_s = self._notices.schedule.bound_s(_END_S) if stops else self._rank_group.limits.apart_s
         end = EndChoice(**self._exchange("done", own, judge, limit_s))
         if end.loss is not None and is_mixed:
-            end = end._replace(
-                loss=f"step {step}, the last one, isn't saved: a restore has failed half-way since"
-            )
+            loss = f"step {step}, the last one, isn't saved: a restore has failed half-way since"
+            end = end._replace(loss=loss)
         if end.loss is not None and self._rank_group.rank == 0:
             _log.warning("%s", end.loss)
         if end.stops:
@@ -211,6 +216,7 @@ class Moves:
             raise SaveError(f"saving step {request.step}, the last one, failed: {error}") from error
         self._await_hooks()
         self._saver.await_upkeep()
+        # The commit needs all ranks, so none may leave before.
         self._exchange("saved", {}, lambda _: {}, self._rank_group.limits.apart_s)
         return lambda ending: ending.close_with(ExitCode.DONE)
 

@@ -38,8 +38,8 @@ class Notices:
     ) -> None:
         """Start without a notice; nothing is watched before `start`.
 
-        `on_first` is called once, with the first notice, in the thread where it came up. `trigger` is a file
-        whose existence is a notice, if any.
+        `on_first` is called once, with the first notice, in the thread that recorded it. `trigger` is a file whose
+        existence is a notice, if any.
         """
         self.wants_sigterm = False
         self._schedule = schedule
@@ -47,11 +47,15 @@ class Notices:
         self._on_first = on_first
         self._on_tick = on_tick
         self._has_started: Callable[[], bool] = lambda: True
+        """Returns False only within `starting`, until all ranks have started."""
+
         self._sigterm_s: float | None = None
         """Time of the SIGTERM that is a notice here, or would be one without an earlier notice."""
 
         self._lock = threading.RLock()
         self._complaint = ""
+        """The last logged error of a callback: five times a second is too often for the same one."""
+
         self._checking = threading.RLock()
         self._started = self._closed = False
         # An earlier signal is no notice here, even if the thread hasn't read it yet.
@@ -76,15 +80,15 @@ class Notices:
     def start(self, *, signals: bool) -> None:
         """Start to watch, including SIGTERM if `signals` is set and this is the main thread.
 
-        After a first call in another thread, a later one in the main thread adds SIGTERM. If another manager
-        closed with SIGTERM as its notice, that is a notice here whenever it came: the process still has to
-        end.
+        After a first call in another thread, a later one in the main thread adds SIGTERM. If another manager closed
+        with SIGTERM as its notice, that is a notice here whenever it came: the process still has to end.
         """
         if not signals:
-            # This comes before this object listens, and restores the SIGTERM handler from before the early notice.
+            # Before this object listens: the watcher releases SIGTERM when its last listener leaves.
             leave_notices_to_manager()
         self.wants_sigterm, self._started = signals, True
         signal_watcher.add_listener(self)
+        # After this object listens, so that the watcher keeps SIGTERM in between.
         leave_notices_to_manager()
 
     def record(self, source: NoticeSource, came_s: float | None = None, *, kills: bool = True) -> None:
@@ -127,6 +131,7 @@ class Notices:
 
     def keep_exit_code(self, code: int) -> None:
         """End this process, which is about to exit, with `code` even if SIGTERM comes now."""
+        # After a notice, `close` keeps the handler anyway.
         if self._started and self.wants_sigterm and self.first is None:
             signal_watcher.keep_exit_code(code)
 
@@ -154,6 +159,7 @@ class Notices:
         self._checking = threading.RLock()
 
     def _check_sources(self, sigterm_s: float | None, was_handled: bool) -> None:
+        # A signal from before this manager counts only if it stopped another manager: see `start`.
         if self.wants_sigterm and sigterm_s is not None and (sigterm_s >= self._made_s or was_handled):
             if self._sigterm_s is None:
                 self._sigterm_s = sigterm_s

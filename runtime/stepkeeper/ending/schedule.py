@@ -1,6 +1,6 @@
 """Schedule the end of a process: the time that notices leave to each part of it. Pure: the time now is a field.
 
-Where the kill is known (a pod's grace period, 15 s for a preemption, 30 s under torchrun), in seconds before it:
+If the kill's time is known (a pod's grace period, 15 s for a preemption, 30 s under torchrun), in seconds before it:
 
 | s    | what has ended by then |
 | ---- | --- |
@@ -9,7 +9,7 @@ Where the kill is known (a pod's grace period, 15 s for a preemption, 30 s under
 | 0.3  | the process, with its exit code, wherever its threads are |
 | 0.15 | the same where no Python code can run; the launcher |
 
-Where it isn't (no operator, no torchrun), in seconds after the notice or a save's last progress: 22 for waits and
+If it isn't known (no operator, no torchrun), in seconds after the notice or a save's last progress: 22 for waits and
 saves, 4 more for the manager, 1 more for the process. A stop that no kill follows (a directive, a call) has no limit.
 """
 
@@ -43,7 +43,7 @@ _LEAST_END_S: Final = 0.5
 """The least seconds that a process has to end by itself, if its end begins late in the grace period."""
 
 _SILENCE_S: Final = 22.0
-"""Kubernetes and Slurm kill 30 s after SIGTERM by default."""
+"""Seconds for waits and saves if the kill's time isn't known. Kubernetes and Slurm kill after 30 s by default."""
 
 _PYTHONS_END_S: Final = 1.0
 """Seconds that the interpreter has to end once the manager is closed."""
@@ -54,7 +54,7 @@ its model may take longer than any grace period.
 """
 
 _START_BEFORE_RANK_0_S: Final = 8.0
-"""The same for ranks other than rank 0. They leave first, since rank 0 has their store."""
+"""The same for ranks other than rank 0. They leave first, since their common store is in rank 0's process."""
 
 _SAVE_S: Final = 60.0
 """Seconds that a save in flight has when an exception ends the process."""
@@ -63,7 +63,7 @@ _SAVE_TOGETHER_S: Final = 10.0
 """The same if other ranks take part, which may have ended already."""
 
 _KILLERS: Final = (NoticeSource.SIGTERM, NoticeSource.FILE, NoticeSource.PREEMPTED)
-"""Sources of notices after which this process is killed. After a peer's notice, the peer is killed."""
+"""Sources of notices after which this process is killed. After the notice of a peer (another rank), that one is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class Schedule:
 
     def with_notice(self, notice: Notice) -> Self:
         """Return this schedule with one more notice. Only the first of each source counts."""
-        if any(known.source == notice.source for known in self.notices):
+        if any(earlier.source == notice.source for earlier in self.notices):
             return self
         return replace(self, notices=(*self.notices, notice))
 
@@ -129,15 +129,12 @@ class Schedule:
         """Time of the kill, by the notice that leaves the least time; None without one, or if unknown."""
         if self.grace_s is None:
             return None
-        grace_s = self.grace_s
-        limits_s: dict[NoticeSource, float] = {NoticeSource.PREEMPTED: _PREEMPTED_S}
-        limits_s[NoticeSource.SIGTERM] = grace_s if self.launcher_s is None else self.launcher_s
+        limits_s = {NoticeSource.PREEMPTED: _PREEMPTED_S}
+        if self.launcher_s is not None:
+            limits_s[NoticeSource.SIGTERM] = self.launcher_s
+        kills = [notice for notice in self.notices if notice.kills]
         return min(
-            (
-                notice.monotonic_s + min(grace_s, limits_s.get(notice.source, grace_s))
-                for notice in self.notices
-                if notice.kills
-            ),
+            (each.monotonic_s + min(self.grace_s, limits_s.get(each.source, self.grace_s)) for each in kills),
             default=None,
         )
 
@@ -161,6 +158,7 @@ class Schedule:
         A known kill time ends all waits. Otherwise a wait continues as long as a save makes progress.
         """
         limits_s = [self.left_s]
+        # The kill may come at any time: a wait without progress isn't worth it.
         if self.grace_s is None and self.killer_s is not None:
             limits_s.append(max(self.killer_s, progress_s) + _SILENCE_S - self.now_s)
         came_s = min((notice.monotonic_s for notice in self.notices if notice.kills), default=None)
@@ -178,7 +176,7 @@ class Schedule:
     @property
     def closing_timeout_s(self) -> float:
         """The seconds that the manager has to close, with its last report and all waits."""
-        if self.left_s is None:
+        if self.left_s is None:  # no kill follows, or its time isn't known
             return _CLOSING_S if self.killer_s is None else _CLOSING_STOPPED_S
         return min(_CLOSING_STOPPED_S, self.left_s + _CLOSING_LATE_S)
 

@@ -1,4 +1,7 @@
-"""End one manager and its process, in the train thread: stop at a step, close, or leave the block."""
+"""End one manager and its process, in the train thread: stop at a step, close, or leave the manager's `with` block.
+
+A fence is the error that another claim owns the root. An error has its own exit code if that isn't Python's 1.
+"""
 
 import math
 import sys
@@ -25,7 +28,7 @@ __all__ = ["EndingShell"]
 
 _log: Final = logger("stepkeeper")
 _LEAVE_S: Final = 1.0
-"""Seconds for announcing that this rank leaves."""
+"""Seconds for announcing to the other ranks that this rank leaves."""
 
 _READ_S: Final = 5.0
 """Seconds for the other ranks to read rank 0's last broadcast."""
@@ -65,8 +68,7 @@ class EndingShell:
     def in_call(self) -> Iterator[None]:
         """Register that the training waits in a manager's call, and remember a fence that the call raises.
 
-        Its waits end at a notice's deadline. If it is stuck anyway, the process is ended shortly before the
-        kill.
+        The call's waits end at a notice's deadline. If it is stuck anyway, the process is ended before the kill.
         """
         try:
             with self._parts.waits.in_call():
@@ -125,9 +127,8 @@ class EndingShell:
     def close(self) -> None:
         """Finish the training on all ranks: commit saves in flight and the last finished step, and report.
 
-        If the caller already got a fence, the manager is closed with the fence's code. Raises StepkeeperError
-        if a save failed, PeerLostError, and SystemExit if the process, or another rank, stops because of a
-        notice.
+        If the caller already got a fence, the manager is closed with the fence's code. Raises StepkeeperError if a save
+        failed, PeerLostError, and SystemExit if the process, or another rank, stops because of a notice.
         """
         if not self.is_closed:
             self._run(lambda ending: ending.leave(respects_stop=False))
@@ -142,17 +143,18 @@ class EndingShell:
         if self.is_closed:
             return None
         failure = error
-        # A signal to all processes ends the data workers, and so fails the training.
+        # A signal to all processes ends the data workers too, which raises an error in the training.
         follows_notice = is_end_of_workers(error) and self.notices.read_first() is not None
         if error is None or exit_code_of(error) == ExitCode.DONE or follows_notice:
             try:
                 with tolerate_worker_exits():
                     return self._leave_in_order(error)
-            except StepkeeperError as late:
+            except StepkeeperError as late:  # such as a failed save, or the loss of a rank or the root
                 failure = late
         assert failure is not None
         failure = self._end_with(find_end(failure))
         if has_own_code(failure):
+            # The interpreter shows nothing for SystemExit.
             show_exception(failure)
             raise SystemExit(exit_code_of(failure)) from failure
         if failure is not error:
@@ -168,14 +170,15 @@ class EndingShell:
     def _leave_in_order(self, chosen: BaseException | None) -> None:
         """Leave the block after a stop, or at the training's end.
 
-        The exception `chosen`, if any, asked for exit code 0, or ended the training after a notice. Then the
-        program has ended itself, as Lightning's does.
+        `chosen` is the exception that left the block, if any: an exit with code 0, or an error that followed a notice.
+        After a notice, the program has thereby ended itself, as Lightning's does.
         """
         self._raise_fence()
         ending, respects_stop = self._watch.ending, self.saves_on_notice
         stops = ending.has_stopped or (respects_stop and ending.stop_step is not None)
         ends_itself = chosen is not None and not stops and self.notices.read_first() is not None
         if chosen is not None and ends_itself and interrupts_a_step(chosen):
+            # The state belongs to no step, so it can't be saved as the last one's.
             self._parts.steps.last_step.forget()
         self._run(lambda ending: ending.leave(ends_itself=ends_itself, respects_stop=respects_stop))
         self._exit_if_saved()
@@ -191,10 +194,11 @@ class EndingShell:
             sys.exit(ExitCode.SAVED)
 
     def _end_with(self, error: BaseException) -> BaseException:
-        """Close the manager because of `error`. Return what ends the process: it, a fence, or a rank's death.
+        """Close the manager because of `error`. Return the error that ends the process.
 
-        A save in flight gets a short time, other ranks get none.
+        That is `error`, a fence, or the loss of another rank, which explains `error`.
         """
+        # A collective of the training fails when another rank dies, before that rank is known to be lost.
         if self._parts.rank_group.world_size > 1 and not has_own_code(error):
             error = self._parts.waits.explain(error, self.notices.schedule.bound_s(_NOTICED_S))
         self._error = failure = self._fenced(error)
@@ -231,7 +235,7 @@ class EndingShell:
             raise
 
     def _settle(self) -> None:
-        """Wait a short time for saves in flight. The failure may turn out to be the loss of the root."""
+        """Wait for saves in flight, after an error a short time only. They may find that the root is lost."""
         self._moves.settle(self._error)
         if self._error is None:
             self._watch.become(lambda ending: ending.end_stop())
@@ -244,6 +248,7 @@ class EndingShell:
         code, error, fence = self._watch.ending.code, self._error, self._parts.saver.failures.fence
         assert code is not None
         if error is None and code == ExitCode.SAVED:
+            # The save for the notice may have found a fence, which has another exit code.
             self._raise_fence()
         if code == ExitCode.DONE and error is None:
             self._parts.progress.set_phase(ReportPhase.DONE)
@@ -252,16 +257,17 @@ class EndingShell:
             self._parts.progress.set_error(text)
         elif code == ExitCode.FENCED and fence is not None:
             text, error = str(fence), fence
-        # Another manager's deadline may have come; this one's save may still be committed.
+        # A failure would end the other ranks' waits. After a missed deadline their save may still be committed.
         failure = None if isinstance(error, NoticeDeadlineError) else error
-        for_good = code == ExitCode.SAVED if self._error is None else has_own_code(self._error)
-        if for_good:
+        # With such a code the process exits after this. Otherwise the program may catch the error and continue.
+        exits_now = code == ExitCode.SAVED if self._error is None else has_own_code(self._error)
+        if exits_now:
             self.notices.keep_exit_code(code)
         schedule = self.notices.schedule
         ends_s = time.monotonic() + schedule.closing_timeout_s
 
         def lasts() -> bool:
-            return for_good and self.notices.schedule.is_killed_at_known_time
+            return exits_now and self.notices.schedule.is_killed_at_known_time
 
         with ending_in_time(schedule.end_left_s, code, lasts=lasts):
             self._watch.become(lambda ending: ending.on_closed())
@@ -284,6 +290,7 @@ class EndingShell:
         parts.progress.send_latest_step()
         parts.companion.close(share_s(7 / 8))
         parts.saver.close(share_s(1, _STUCK_S))
+        # A lost rank reads no broadcast. A training that is done has awaited its hooks already.
         if code != ExitCode.PEER_LOST:
             parts.rank_group.leave(share_s(1, _READ_S))
         if code != ExitCode.DONE:

@@ -1,8 +1,8 @@
 """Share one watching thread and one SIGTERM handler among all managers of a process.
 
 Listeners are held weakly, so a manager may be dropped without being closed. Python runs signal handlers between two
-bytecodes of the main thread, so a long compilation or collective there delays them. The signal itself writes to the
-wakeup file descriptor, which the thread reads.
+bytecodes of the main thread, so a long compilation or collective there delays them. But the signal itself writes its
+number to the wakeup file descriptor (`signal.set_wakeup_fd`): this is a pipe, which the thread reads at once.
 """
 
 import atexit
@@ -24,7 +24,9 @@ __all__ = ["NoticeListener", "SignalWatcher", "signal_watcher"]
 
 _log: Final = logger(__name__)
 _TICK_MILLIS: Final = 200
-_SETTLE_S: Final = 1.0
+_ROUND_S: Final = 1.0
+"""Seconds to wait for a round of the thread, or for its end. A listener may hang in one."""
+
 _TIDY_S: Final = 5.0
 """Seconds that SIGTERM leaves to a process that is already ending for another reason."""
 
@@ -38,20 +40,19 @@ class NoticeListener(Protocol):
     def check_notices(self, sigterm_s: float | None, *, was_handled: bool) -> None:
         """Check for notices. The signal watcher's thread calls this five times a second.
 
-        `sigterm_s` is the time of the last SIGTERM, if any; `was_handled`: of the one that another listener
-        had as its notice when it closed.
+        `sigterm_s` is the time of the last SIGTERM, if any. `was_handled`: this process is ending already
+        (`is_permanent`), and if a SIGTERM was another listener's notice, `sigterm_s` is that one's time.
         """
-        ...
 
     def forget_after_fork(self) -> None:
         """Drop all state that belongs to the parent process. Called in a forked child."""
-        ...
 
 
 class SignalWatcher:
-    """Watch for SIGTERM on behalf of all listeners of the process; `signal_watcher` is the only one.
+    """Watch for SIGTERM on behalf of all listeners of the process; `signal_watcher` is the only instance.
 
-    State that signal handlers read is replaced as a whole, because handlers must not take a lock.
+    The thread makes rounds: each processes the signals so far, and calls all listeners. Signal handlers must take no
+    lock, so the state that they read is never changed in place, only replaced.
     """
 
     def __init__(self) -> None:
@@ -65,12 +66,15 @@ class SignalWatcher:
         """Time of the SIGTERM that was the notice of a closed listener."""
 
         self._exit_code: int | None = None
-        """The exit code of this process, with or without SIGTERM."""
+        """The code with which this process is about to exit, with or without SIGTERM; None before."""
 
         self._thread: threading.Thread | None = None
         self._round = threading.Condition()
         self._n_rounds = 0
-        self._read_fd = self._write_fd = self._wakeup_before = -1
+        self._read_fd = self._write_fd = -1
+        self._wakeup_before = -1
+        """The program's own wakeup descriptor, to which signals are passed on; -1 without one."""
+
         self._logged: set[str] = set()
 
     @property
@@ -80,7 +84,7 @@ class SignalWatcher:
 
     @property
     def is_permanent(self) -> bool:
-        """True if a listener closed with a notice: this process then handles SIGTERM until it ends."""
+        """True if this process handles SIGTERM until it ends: it is ending, after a notice or with a kept exit code."""
         handler = self._handler
         return handler is not None and handler.is_permanent
 
@@ -105,23 +109,24 @@ class SignalWatcher:
     ) -> None:
         """Stop calling `listener`. After the last one, the thread ends and the earlier handling is restored.
 
-        `keep_handler`: it had a notice, so SIGTERM stays handled until the process ends. `handled_s` is the
-        time of that notice's SIGTERM, if one came, for later listeners.
+        `keep_handler`: it had a notice, so SIGTERM stays handled until the process ends. `handled_s` is the time of
+        that notice's SIGTERM, if one came, for later listeners.
         """
         with self._lock:
             self._listeners = tuple(each for each in self._living_listeners() if each() is not listener)
             if self._handler is not None and keep_handler:
-                # This order matters: the thread reads them in the opposite order.
+                # In this order: the thread, which reads them without the lock, reads the flag first.
                 self._handled_s = handled_s if self._handled_s is None else self._handled_s
                 self._handler.is_permanent = True
             is_last = not self._listeners
             if is_last and not self.is_permanent and threading.current_thread() is threading.main_thread():
                 self._release_sigterm()
+            # With a handler the thread stays: it reads the wakeup descriptor, and takes SIGTERM back from C code.
             ended_thread = self._thread if is_last and self._handler is None else None
         self._wake_thread()
         if ended_thread is not None and ended_thread is not threading.current_thread():
-            # With a limit: another thread may have added a listener meanwhile.
-            ended_thread.join(_SETTLE_S)
+            # With a limit: another thread may have added a listener meanwhile, for which it continues.
+            ended_thread.join(_ROUND_S)
 
     def keep_exit_code(self, code: int) -> None:
         """Make SIGTERM from now on only hasten the end of this process, which is about to exit with `code`."""
@@ -137,7 +142,7 @@ class SignalWatcher:
 
     def process_pending_signals(self) -> None:
         """Wait until the listeners have processed every signal before this call, for two seconds at most."""
-        # The first round to end may have checked before the signal; the second has checked after it.
+        # The first round to end may have begun before the signal; the second begins after it.
         self._await_round()
         self._await_round()
 
@@ -176,7 +181,7 @@ class SignalWatcher:
         with self._round:
             wanted = self._n_rounds + 1
             self._wake_thread()
-            self._round.wait_for(lambda: self._n_rounds >= wanted, _SETTLE_S)
+            self._round.wait_for(lambda: self._n_rounds >= wanted, _ROUND_S)
 
     def _living_listeners(self) -> tuple[ref[NoticeListener], ...]:
         return tuple(each for each in self._listeners if each() is not None)
@@ -195,23 +200,24 @@ class SignalWatcher:
             return
         handler.uninstall()
         current = signal.set_wakeup_fd(-1)
-        if current == self._write_fd:
-            current = self._wakeup_before
+        # Another descriptor is one that the program has set since: it stays.
+        restored = self._wakeup_before if current == self._write_fd else current
         self._wakeup_before = -1
         with contextlib.suppress(OSError, ValueError):  # its owner has closed it
-            signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+            signal.set_wakeup_fd(restored, warn_on_full_buffer=False)
 
     def _wake_thread(self) -> None:
         with contextlib.suppress(OSError):  # full: the thread is awake; closed: there is no thread
             os.write(self._write_fd, b"\0")
 
     def _close_pipe(self) -> None:
-        ours, self._read_fd, self._write_fd = (self._read_fd, self._write_fd), -1, -1
-        for fd in ours:
+        both_ends, self._read_fd, self._write_fd = (self._read_fd, self._write_fd), -1, -1
+        for fd in both_ends:
             if fd >= 0:
                 os.close(fd)
 
     def _run(self) -> None:
+        """Make rounds until there is no listener and no handler. Runs in the thread."""
         poll = select.poll()
         poll.register(self._read_fd, select.POLLIN)
         while True:
@@ -231,7 +237,7 @@ class SignalWatcher:
                     return
 
     def _take_back_sigterm(self) -> None:
-        # A handler that the main thread uninstalls meanwhile must not keep SIGTERM.
+        # With the lock: a handler that the main thread is uninstalling must not be restored.
         with self._lock:
             handler = self._handler
             is_taken_back = handler is not None and handler.take_back()
@@ -245,12 +251,15 @@ class SignalWatcher:
     def _notify_listeners(self) -> None:
         """Call the listeners. This is a separate function so that the thread holds no listener while it waits."""
         was_handled = self.is_permanent
-        came_s = self._sigterm_s if not was_handled or self._handled_s is None else self._handled_s
+        came_s = self._sigterm_s
+        if was_handled and self._handled_s is not None:
+            came_s = self._handled_s
         for each in self._listeners:
             if (listener := each()) is not None:
                 listener.check_notices(came_s, was_handled=was_handled)
 
     def _read_wakeups(self) -> None:
+        # Each byte is a signal's number, or 0 from `_wake_thread`.
         signals = os.read(self._read_fd, 4096).replace(b"\0", b"")
         if self._wakeup_before >= 0 and signals:
             with contextlib.suppress(OSError):  # full, or its owner has closed it
@@ -264,10 +273,10 @@ _forking = threading.local()
 
 
 def _before_fork() -> None:
-    """Block SIGTERM while this thread forks: it must kill a forked data-loader worker.
+    """Block SIGTERM while this thread forks: it must kill the child, such as a data-loader worker.
 
-    If it came before the worker had released the handler, the worker would survive, and its byte in the
-    parent's pipe would look like a notice there.
+    Before the child has released the handler, the signal would only write to the pipe that it shares with its parent:
+    the child would survive, and the parent would have a notice.
     """
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 

@@ -16,9 +16,12 @@ __all__ = ["SigtermHandler", "is_raised_by_handler"]
 _Handler = Callable[[int, FrameType | None], object] | int | None
 _LIBC: Final = ctypes.CDLL(None)
 _SA_SIGINFO: Final = 4
+"""The flag of a C handler that takes three arguments instead of one."""
+
 _PR_SET_PDEATHSIG: Final = 1
 _PR_GET_PDEATHSIG: Final = 2
-_NOT_CODE: Final = (None, int(signal.SIG_DFL), int(signal.SIG_IGN))
+_NO_FUNCTION: Final = (None, int(signal.SIG_DFL), int(signal.SIG_IGN))
+"""Values of an action's handler that are no C function."""
 
 
 class _Action(ctypes.Structure):
@@ -35,7 +38,7 @@ class _Action(ctypes.Structure):
 class SigtermHandler:
     """Handle SIGTERM while a listener wants it as a notice, or else pass it on to the earlier handler.
 
-    If the parent's death would send SIGINT, it sends SIGTERM while this is installed.
+    If the kernel would send this process SIGINT at its parent's death, it sends SIGTERM while this is installed.
     """
 
     def __init__(self, on_sigterm: Callable[[], bool]) -> None:
@@ -53,12 +56,13 @@ class SigtermHandler:
         """The handler that C code had installed over this one, before this one was restored."""
 
         self._has_called_displaced = False
-        # torch.multiprocessing.spawn requests SIGINT, which would end the training in the middle of a step.
+        # torch.multiprocessing.spawn requests SIGINT for that, which would end the training in the middle of a step.
         self._has_parents_end: Final = _replace_parents_end(signal.SIGINT, signal.SIGTERM)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self._call_displaced(number)
-        if self._on_sigterm() or self.is_permanent:
+        is_notice = self._on_sigterm()
+        if is_notice or self.is_permanent:
             if callable(self.before):
                 # Training ends at a step that all ranks save, even if the earlier handler would exit at once.
                 with suppress(SystemExit):
@@ -76,7 +80,7 @@ class SigtermHandler:
         From now on that code is called too if it can be.
         """
         found, own = _read_action(), self._own_action
-        if found.handler in (*_NOT_CODE, own.handler):
+        if found.handler in (*_NO_FUNCTION, own.handler):
             return False
         self._displaced = found
         return bool(_LIBC.sigaction(signal.SIGTERM, ctypes.byref(own), None) == 0)
@@ -98,17 +102,18 @@ class SigtermHandler:
 
     def uninstall(self) -> None:
         """Restore the earlier handler, unless other code has installed another one since."""
-        # A handler that was installed later stays. If it calls this one, this one passes the signal on.
-        before = self.before or signal.SIG_DFL
-        # Not in a forked child, such as a worker: SIGTERM should end it.
-        displaced = self._displaced if os.getpid() == self._owner else None
-        if self._has_parents_end and os.getpid() == self._owner:
+        is_forked = os.getpid() != self._owner
+        if self._has_parents_end and not is_forked:
             _replace_parents_end(signal.SIGTERM, signal.SIGINT)
-        if signal.getsignal(signal.SIGTERM) is self:
-            unregister()
-            signal.signal(signal.SIGTERM, before)
-            if displaced is not None:
-                _LIBC.sigaction(signal.SIGTERM, ctypes.byref(displaced), None)
+        is_installed = signal.getsignal(signal.SIGTERM) is self
+        if not is_installed:
+            # A handler that was installed later stays. If it calls this one, this one passes the signal on.
+            return
+        unregister()
+        signal.signal(signal.SIGTERM, self.before or signal.SIG_DFL)
+        # SIGTERM should end a forked child, such as a worker, and not call its parent's C code.
+        if self._displaced is not None and not is_forked:
+            _LIBC.sigaction(signal.SIGTERM, ctypes.byref(self._displaced), None)
 
 
 def is_raised_by_handler(error: BaseException) -> bool:
@@ -117,8 +122,7 @@ def is_raised_by_handler(error: BaseException) -> bool:
     # A function has its own code, a bound method its function's, and another callable that of its class's `__call__`.
     codes = {
         getattr(each, "__code__", getattr(type(each).__call__, "__code__", None))
-        for each in handlers
-        if callable(each)
+        for each in filter(callable, handlers)
     }
     return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 

@@ -1,4 +1,7 @@
-"""Watch for a process's end beside the training: notices, the clock, fences, the termination message."""
+"""Watch beside the training for what ends a process: notices, deadlines, and fences (another claim owns the root).
+
+Each is written into the termination message at once, in case the process is killed.
+"""
 
 import os
 import threading
@@ -71,7 +74,7 @@ class EndWatch:
             return
         if not self._is_started:
             self._is_started = True
-            self._parts.steps.decider.start()
+            self._parts.steps.decider.agreement.start()
             self.notices.start(signals=self._parts.saves_on_notice)
             if self._parts.saves_on_notice:
                 self._announcements.start()
@@ -86,12 +89,13 @@ class EndWatch:
     def close(self, timeout_s: float) -> None:
         """Stop watching. The thread that listens to other ranks has `timeout_s` seconds to end."""
         self._announcements.close()
-        self._parts.steps.decider.close(timeout_s)
+        self._parts.steps.decider.agreement.close(timeout_s)
         self.notices.close()
 
     def on_stop_agreed(self) -> None:
         """Record that all ranks stop. Another rank may be killed then, and its part of the save with it."""
         notices, kills = self.notices.schedule.notices, self._parts.steps.decider.kills
+        # Without an agreement (the deadline came, or the program ended itself) this rank's own notices decide.
         if kills is None:
             kills = not notices or any(notice.kills for notice in notices)
         self.notices.record(NoticeSource.PEER, kills=kills)
@@ -106,7 +110,7 @@ class EndWatch:
     ) -> None:
         """Write this process's termination message, if there is an operator to read it.
 
-        The process may still end differently if it isn't final. A final message isn't replaced then.
+        The process may still end differently after a message that isn't final. Such a message replaces no final one.
         """
         if self._environment is None:
             return
@@ -123,6 +127,9 @@ class EndWatch:
         lineage, rank = self._parts.saver.lineage, self._parts.rank_group.rank
         fails = EndKind.of(code) is EndKind.FAILED
         cause = find_known_cause(failure) if code == FAILURE else None
+        if notice is not None:
+            # The cloud's announcement explains an end after a notice better than the error that followed.
+            cause = self._announcements.cause or cause
         kind = ending.kind_of(code)
         return Termination(
             code=code,
@@ -132,7 +139,7 @@ class EndWatch:
             committed=_point_of(lineage.own_commit),
             restored=_point_of(lineage.restored_commit),
             claim=None if claimed is None else claimed.claim.slot,
-            cause=cause if notice is None else self._announcements.cause or cause,
+            cause=cause,
             notice=None if notice is None else notice.source,
             decision=ending.choice,
             agreed_step=ending.stop_step if code == ExitCode.SAVED else None,
@@ -151,14 +158,16 @@ class EndWatch:
 
     def _on_tick(self) -> None:
         """Run all periodic checks. Runs five times a second."""
-        if self._parts.steps.decider.stop_is_agreed:
+        agreement = self._parts.steps.decider.agreement
+        if agreement.agreed_stop is not None:
             # This rank hasn't reached that step yet, and may be in a wait that the notice must end.
             self.on_stop_agreed()
-        if self._parts.steps.decider.received_early_stop:
+        if agreement.received_early_stop:
             self.notices.record(NoticeSource.PEER)
         self._announcements.check()
         stuck_since_s = self._parts.waits.stuck_since_s
         if stuck_since_s is not None and self.notices.schedule.is_overdue(stuck_since_s):
+            # A fence or a lost rank may be why the call is stuck, and has its own exit code.
             why = self._parts.saver.failures.fence or self._parts.waits.loss
             code = ExitCode.SAVED if why is None else exit_code_of(why)
             text = None if why is None else str(why)

@@ -1,7 +1,7 @@
 """Run a launcher of training processes in a pod: python -m stepkeeper.launch torchrun --nproc-per-node=8 train.py.
 
-torchrun gets the hosts of the job as variables. When it ends, this process exits with the code that the training meant:
-75 after a notice, where torchrun itself exits with 1.
+torchrun gets the hosts of the job as variables. When it ends, this process exits with the training's own code, from its
+termination message: 75 after a notice, where torchrun itself exits with 1.
 """
 
 import os
@@ -11,20 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from stepkeeper.contract import (
-    RUN_FOLDER,
-    ContractError,
-    ExitCode,
-    Identity,
-    NoticeSource,
-    Termination,
-)
+from stepkeeper.contract import RUN_FOLDER, ContractError, ExitCode, Identity, NoticeSource, Termination
 from stepkeeper.ending import message
 from stepkeeper.launch.child import Child
-from stepkeeper.launch.exit_code import (
-    choose_exit_code,
-    read_torchrun_error,
-)
+from stepkeeper.launch.exit_code import choose_exit_code, read_torchrun_error
 
 __all__ = ["main", "torchrun_variables"]
 
@@ -46,14 +36,14 @@ def main(command: list[str]) -> int:
         del command[0]
     if not command:
         return _complain(_USAGE, _BAD_USAGE)
-    # It is writable even if the root file system isn't.
-    shared = RUN_FOLDER if os.access(RUN_FOLDER, os.W_OK) else None
+    # The pod's folder, an emptyDir, is writable even if the root file system isn't.
+    parent = RUN_FOLDER if os.access(RUN_FOLDER, os.W_OK) else None
     try:
-        # A command that is no longer waited for may still write there.
-        own_folder = TemporaryDirectory(prefix="launch-", dir=shared, ignore_cleanup_errors=True)
+        # A command that is no longer waited for may still write there during the cleanup.
+        temporary = TemporaryDirectory(prefix="launch-", dir=parent, ignore_cleanup_errors=True)
     except OSError as error:
         return _complain(f"creating a folder for the command failed: {error}", _NOT_STARTED)
-    with own_folder as name:
+    with temporary as name:
         folder = Path(name)
         try:
             if Identity.present(os.environ):
@@ -64,7 +54,7 @@ def main(command: list[str]) -> int:
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that pass the job's hosts to torchrun, but for those that are set."""
+    """Return the variables that pass the job's hosts to torchrun, without those that are set already."""
     identity = Identity.from_env(environ)
     variables = {
         "PET_NNODES": str(identity.n_hosts),
@@ -86,14 +76,15 @@ def _run_in_pod(command: list[str], pod: Identity, folder: Path) -> int:
 
     child = _start(command, os.environ | variables, folder, pod.grace_s)
     code = child.wait(has_stopped)
-    found = final = message.read(message_file)
-    if found is None and code != ExitCode.DONE:
-        final = read_torchrun_error(Path(error_file)) or _judge_early_stop(code, child)
-    meant = choose_exit_code(code, final, was_asked_to_stop=child.was_asked_to_stop)
-    if found is not None and found.code != meant:
+    written = evidence = message.read(message_file)
+    if written is None and code != ExitCode.DONE:
+        evidence = read_torchrun_error(Path(error_file)) or _judge_early_stop(code, child)
+    meant = choose_exit_code(code, evidence, was_asked_to_stop=child.was_asked_to_stop)
+    # The operator prefers the file to the exit code, so both must agree.
+    if written is not None and written.code != meant:
         message.withdraw(message_file)
-    elif found is None and final is not None and final.code == meant:
-        message.write(message_file, final)
+    elif written is None and evidence is not None and evidence.code == meant:
+        message.write(message_file, evidence)
     if meant != code:
         sys.stderr.write(
             f"stepkeeper.launch: {command[0]} exited with code {code}, the training with {meant}\n"

@@ -19,7 +19,7 @@ _STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.
 _FORWARDED: Final = _STOPS | {signal.SIGUSR1, signal.SIGUSR2}
 _BY_SIGNAL: Final = 128
 _LOOK_S: Final = 0.05
-"""torchrun checks its processes every 0.1 s, and may restart them when it finds that one has ended."""
+"""torchrun checks its processes every 0.1 s. It must get SIGTERM before it finds an ended one, and restarts all."""
 
 _MARGIN_S: Final = 0.15
 """Seconds before the kubelet's SIGKILL that the launcher needs to exit with the training's code. The training's
@@ -38,11 +38,15 @@ class Child:
         self._folder = folder
         self._time_s = grace_s - _MARGIN_S
         self._came: list[int] = []
+        """The numbers of the signals that have come, in order."""
+
         self._ends_s: float | None = None
         """The end of the command's time after SIGTERM, by time.monotonic(); None before SIGTERM."""
 
         self._signaled: set[int] = set()
         self._out_of_reach: set[int] = set()
+        """Registered processes that can't be sent a signal: they don't delay the command's."""
+
         for signum in _FORWARDED:
             signal.signal(signum, lambda number, _: self._came.append(number))
         self._process = subprocess.Popen(command, env={**environ, LAUNCHER_VARIABLE: str(folder)})
@@ -82,12 +86,15 @@ class Child:
             self._ends_s = time.monotonic() + self._time_s
 
     def _stop(self) -> bool:
-        """After SIGTERM, send it to the processes that are due. Return True if the command's time is over."""
+        """After SIGTERM, send it to the ranks, and when they have ended, or the time is over, to the command.
+
+        Return True if the time is over.
+        """
         if self._ends_s is None:
             return False
-        ranks, is_over = list_registered(self._folder) - self._out_of_reach, time.monotonic() >= self._ends_s
-        due = set(ranks)
-        if is_over or not ranks:
+        is_over = time.monotonic() >= self._ends_s
+        due = set(list_registered(self._folder) - self._out_of_reach)
+        if is_over or not due:
             due.add(self._process.pid)
         for pid in due - self._signaled:
             try:

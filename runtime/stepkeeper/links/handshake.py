@@ -1,15 +1,23 @@
-"""Open TCP connections between ranks, and prove that both ends are ranks of the same training."""
+"""Open TCP connections between ranks, and prove that both ends are ranks of the same training.
+
+The proof is a keyed hash: each end sends a nonce, and gets it back hashed with the secret that all ranks have. The
+caller sends its greeting, and then `connect` and `identify_caller` alternate until both have sent one last byte.
+"""
 
 import hmac
 import secrets
 import socket
 import struct
+from contextlib import suppress
 from typing import Final
 
 __all__ = ["connect", "fill", "identify_caller", "listen"]
 
 _GREETING: Final = struct.Struct("<4sI16s")
+"""A caller's first message: `_MAGIC`, its rank, and its nonce."""
+
 _MAGIC: Final = b"SKR2"
+_NONCE_BYTES: Final = 16
 _PROOF_BYTES: Final = 32
 _TAKEN: Final = b"\1"
 _GREETING_TIMEOUT_S: Final = 10.0
@@ -21,11 +29,8 @@ _UNANSWERED_MILLIS: Final = 60_000
 def listen() -> socket.socket:
     """Open a socket that accepts connections on all addresses, on any free port."""
     if socket.has_dualstack_ipv6():
-        try:
+        with suppress(OSError):  # the host has IPv6, but no address
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-        except OSError:
-            # The host has IPv6, but no address.
-            pass
     return socket.create_server(("", 0))
 
 
@@ -34,12 +39,12 @@ def connect(host: str, port: int, ranks: tuple[int, int], secret: bytes, timeout
     rank, peer = ranks
     sock = socket.create_connection((host, port), timeout_s)
     try:
-        nonce = secrets.token_bytes(16)
+        nonce = secrets.token_bytes(_NONCE_BYTES)
         sock.sendall(_GREETING.pack(_MAGIC, rank, nonce))
-        answer = _exactly(sock, 16 + _PROOF_BYTES)
-        if not hmac.compare_digest(answer[16:], _proof(secret, b"listener", peer, nonce)):
+        peers_nonce, proof = _exactly(sock, _NONCE_BYTES), _exactly(sock, _PROOF_BYTES)
+        if not hmac.compare_digest(proof, _proof(secret, b"listener", peer, nonce)):
             raise ConnectionError(f"{host}:{port} is not rank {peer} of this training")
-        sock.sendall(_proof(secret, b"caller", rank, answer[:16]))
+        sock.sendall(_proof(secret, b"caller", rank, peers_nonce))
         _exactly(sock, 1)
         # From here on the other end relies on this connection. Before, this end may drop it and connect again.
         sock.sendall(_TAKEN)
@@ -55,10 +60,10 @@ def identify_caller(sock: socket.socket, own_rank: int, secret: bytes) -> int:
     magic, rank, nonce = _GREETING.unpack(_exactly(sock, _GREETING.size))
     if magic != _MAGIC:
         raise ConnectionError("the caller is not a rank of a training")
-    own = secrets.token_bytes(16)
-    sock.sendall(own + _proof(secret, b"listener", own_rank, nonce))
+    own_nonce = secrets.token_bytes(_NONCE_BYTES)
+    sock.sendall(own_nonce + _proof(secret, b"listener", own_rank, nonce))
     proof = _exactly(sock, _PROOF_BYTES)
-    if not hmac.compare_digest(proof, _proof(secret, b"caller", rank, own)):
+    if not hmac.compare_digest(proof, _proof(secret, b"caller", rank, own_nonce)):
         raise ConnectionError("the caller is not a rank of this training")
     sock.sendall(_TAKEN)
     _exactly(sock, 1)

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from stepkeeper.links.handshake import connect, identify_caller, listen
@@ -16,25 +17,18 @@ _CALL_TIMEOUT_S: Final = 5.0
 
 
 class Joining:
-    """Accept connections from later ranks, and make those to earlier ones."""
+    """Accept connections from some of the other ranks, and connect to others, all with one secret."""
 
     def __init__(
-        self,
-        rank: int,
-        on_join: Callable[[int, socket.socket], None],
-        listener: socket.socket | None = None,
+        self, rank: int, on_join: Callable[[int, socket.socket], None], listener: socket.socket | None = None
     ) -> None:
         """Listen, on a free port unless a `listener` is given. A thread calls `on_join` with each rank."""
         self._rank = rank
         self._on_join = on_join
         self._listener = listen() if listener is None else listener
+        self.port: Final = int(self._listener.getsockname()[1])
         self._secret = b""
         self._closed = False
-
-    @property
-    def port(self) -> int:
-        """The port on which this rank listens."""
-        return int(self._listener.getsockname()[1])
 
     def start(self, secret: bytes) -> None:
         """Accept connections from callers that know the secret."""
@@ -114,8 +108,6 @@ def _looked_up(host: str) -> list[Any]:
 
 
 def shut(sock: socket.socket, how: int) -> None:
-    try:
+    """Shut a connection down for reading, writing or both, if it is open."""
+    with suppress(OSError):
         sock.shutdown(how)
-    except OSError:
-        # It was closed or never connected.
-        return

@@ -14,7 +14,7 @@ from stepkeeper.errors import (
 from stepkeeper.log.claims import Claim, check_claim
 from stepkeeper.log.entries import Body, Entry, new_nonce
 from stepkeeper.log.records import CommitRecord
-from stepkeeper.log.replay import apply, entry_for, state_at
+from stepkeeper.log.replay import apply_entry, entry_for, state_at
 from stepkeeper.log.state import LogState
 from stepkeeper.log.tail import find_tail, gap_at, read_entry, slot_path
 from stepkeeper.storage.base import Store
@@ -69,7 +69,7 @@ class Appender:
         """
         self.settle()
         self._state = self._read_from_tail()
-        return self._read_on()
+        return self._read_new_entries()
 
     def refresh(self) -> LogState:
         """Read what was appended since the last call, and return the state. If nothing was, this is one read."""
@@ -77,26 +77,26 @@ class Appender:
             return self.open()
         self.settle()
         try:
-            return self._read_on()
+            return self._read_new_entries()
         except DamagedEntryError:
             # A repair may have followed, whose entry replaces this one.
             self._state = self._read_from_tail()
-            return self._read_on()
+            return self._read_new_entries()
 
     def _read_from_tail(self) -> LogState:
         try:
-            return state_at(find_tail(self._store, self._patience), self._entry_below)
+            return state_at(find_tail(self._store, self._patience), self._existing_entry)
         except DamagedEntryError as error:
             raise self._locate(error) from error
 
-    def _entry_below(self, slot: int) -> Entry:
+    def _existing_entry(self, slot: int) -> Entry:
         """Read an entry that must exist, because later ones do."""
         try:
             return self.entry(slot)
         except MissingObjectError:
             raise gap_at(self._store, slot) from None
 
-    def _read_on(self) -> LogState:
+    def _read_new_entries(self) -> LogState:
         while True:
             try:
                 entry = self.entry(self._state.tail + 1)
@@ -106,7 +106,7 @@ class Appender:
 
     def _apply(self, entry: Entry) -> LogState:
         try:
-            return apply(self._state, self._state.tail + 1, entry)
+            return apply_entry(self._state, self._state.tail + 1, entry)
         except DamagedEntryError as error:
             raise self._locate(error) from error
 
@@ -127,10 +127,9 @@ class Appender:
 
     def settle(self) -> CommitRecord | None:
         """Finish the append whose put got no answer; return its commit if it is one. Raises as the append did."""
-        return None if self._pending is None else self._commit_of(self._run(self._pending))
-
-    def _commit_of(self, entry: Entry | None) -> CommitRecord | None:
-        return None if entry is None else self._state.commits.get(self._state.tail)
+        if self._pending is None or self._run(self._pending) is None:
+            return None
+        return self._state.commits.get(self._state.tail)
 
     def _append(self, claim: Claim | None, build: Build, nonce: str | None = None) -> Entry | None:
         """Append the entry that `build` returns, and return it. If `build` returns None, nothing is appended."""
@@ -138,6 +137,7 @@ class Appender:
         return self._run(PendingAppend(claim=claim, build=build, nonce=nonce))
 
     def _run(self, append: PendingAppend) -> Entry | None:
+        """Put the append's entry into the first slot that no other entry gets, and return it."""
         while True:
             if append.entry is None:
                 if append.claim is not None:
@@ -148,6 +148,7 @@ class Appender:
                 claim = None if append.claim is None else append.claim.slot
                 append.entry = entry_for(self._state, body, claim=claim, nonce=append.nonce or new_nonce())
             winner, mine = self._place_or_reopen(append), append.entry.nonce
+            # If it didn't win, the next try builds another entry: the state has changed.
             append.entry = None
             if winner is None:
                 continue
@@ -161,6 +162,7 @@ class Appender:
             return self._place(append)
         except DamagedEntryError:
             self._state = self._read_from_tail()
+            # The repair's entry replaces all before it: a put of this append without an answer no longer counts.
             append.unknown, self._pending = False, None
             return None
 
@@ -177,10 +179,11 @@ class Appender:
                 append.unknown, self._pending = False, None
                 return winner
             except (TransientStorageError, MissingObjectError) as error:
-                # Missing: it existed a moment ago. An empty slot proves nothing: our put may still fill it.
+                # A put that found an entry, and a read that doesn't, prove nothing: our put may still fill the slot.
                 append.unknown, cause = True, error
             except StorageError as error:
                 if not append.unknown:
+                    # Every put was answered: none can still arrive.
                     self._pending = None
                     raise
                 raise self._unknown_outcome(slot) from error

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 Base = int | ForeignBase | None
-"""The base that a begin continues from: a commit's slot, another writer's step, or nothing."""
+"""The base that a begin continues from: a commit's slot, another writer's step, which the log calls legacy, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,7 @@ def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | No
     if owner is not None:
         known = state.owners.get(owner.uid)
         if known is not None and known.ordinal > owner.ordinal:
+            # An older start of the job may run a little longer. It must not take the root back.
             later = _name_claimant(state if known == state.owner else replace(state, owner=known, host=""))
             raise FencedError(f"{later} has claimed this root; this is the older start {list(owner.ordinal)}")
     last = state.owner
@@ -69,15 +70,11 @@ def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | No
 
 
 def resolve_base(
-    state: LogState,
-    base: Base,
-    *,
-    scratch: bool,
-    offer: Callable[[], ForeignBase | None] = lambda: None,
+    state: LogState, base: Base, *, scratch: bool, offer: Callable[[], ForeignBase | None] = lambda: None
 ) -> Base:
-    """Find what a begin continues from: `base` if given, nothing if from scratch, else what HEAD means.
+    """Find what a begin continues from: `base` if given, nothing if from scratch, else HEAD.
 
-    `offer`, called if nothing is committed, returns another writer's step to continue from. Raises
+    If nothing is committed, that is the step of another writer that `offer` returns, or an earlier begin took. Raises
     RestoreError if `base` isn't live, or HEAD is nothing although there were commits.
     """
     if base is not None:

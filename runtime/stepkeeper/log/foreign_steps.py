@@ -25,12 +25,15 @@ __all__ = [
 METADATA: Final = ".metadata"
 """The object that stock DCP writes last: without it nothing is complete."""
 
-
 _NAME: Final = re.compile(r"(?:(?:global_?)?(?:step|checkpoint|ckpt|iter)[-_]?)?([0-9]{1,15})")
-_OURS: Final = re.compile(r"[0-9]+-[0-9a-f]{32}/.*")
+"""Matches a step's name: its number, perhaps after a word, as in step-100."""
+
 _COMMIT: Final = re.compile(r"[0-9]+/[0-9]+-[0-9a-f]{32}")
-"""Matches a folder of one of our commits."""
+_OURS: Final = re.compile(r"[0-9]+-[0-9a-f]{32}/.*")
+"""Match a folder of one of our commits, and the path of an object of one in its step's folder."""
+
 _DATA: Final = ".distcp"
+"""The suffix of objects that stock DCP and torch_xla write data to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +98,15 @@ def find_steps_in(listed: Collection[ObjectStat]) -> tuple[ForeignStep, ...]:
     A folder of the root is a step if its name is a step's and it directly contains a `.metadata` or `.distcp`
     object. If two folders have the same step, the one with the shorter name comes first.
     """
-    folders: dict[str, dict[str, int]] = {}
+    found: dict[tuple[int, str], dict[str, int]] = {}
     for stat in listed:
         folder, _, path = stat.path.partition("/")
-        if path and _NAME.fullmatch(folder) and not _OURS.fullmatch(path):
-            folders.setdefault(folder, {})[path] = stat.size_bytes
+        name = _NAME.fullmatch(folder)
+        if path and name and not _OURS.fullmatch(path):
+            found.setdefault((int(name[1]), folder), {})[path] = stat.size_bytes
     steps = [
-        ForeignStep(step=_step_of(folder), folder=folder, objects=objects)
-        for folder, objects in folders.items()
+        ForeignStep(step=step, folder=folder, objects=objects)
+        for (step, folder), objects in found.items()
         if any(path == METADATA or ("/" not in path and path.endswith(_DATA)) for path in objects)
     ]
     return tuple(sorted(steps, key=lambda each: (-each.step, len(each.folder), each.folder)))
@@ -129,9 +133,3 @@ def find_steps_below(state: LogState, find: Callable[[], Collection[ForeignStep]
     if base is None:
         return ()
     return tuple(each for each in find() if each.step < base.step or each.folder == base.folder)
-
-
-def _step_of(folder: str) -> int:
-    match = _NAME.fullmatch(folder)
-    assert match is not None
-    return int(match[1])

@@ -17,7 +17,7 @@ from stepkeeper.log.entries import (
     VoidEntry,
 )
 from stepkeeper.log.records import CommitRecord, ForeignBase, ManifestRef, Owner
-from stepkeeper.log.replay import apply, entry_for
+from stepkeeper.log.replay import apply_entry, entry_for
 from stepkeeper.log.state import LogState
 
 __all__ = ["Log"]
@@ -68,10 +68,11 @@ class Log(Appender):
             if after is not None:
                 check_claim(state, after)
                 if base is not None and state.continues_from(base):
-                    return None
+                    return None  # `after` stays the claim
             check_owner(state, owner, take_over)
             if branch:
                 return BeginEntry(branch=True, owner=owner, host=host)
+            # A training that began from scratch, and has committed nothing, does so again at its next start.
             from_scratch = base is None and (scratch or self._began_from_scratch(state))
             found = resolve_base(state, base, scratch=from_scratch, offer=offer)
             return begin_body(found, owner, host, scratch=from_scratch)
@@ -95,11 +96,11 @@ class Log(Appender):
         entry = entry_for(state, body, claim=None, nonce=nonce)
         winner = self._place(PendingAppend(claim=None, build=lambda _: body, nonce=nonce, entry=entry))
         if winner.nonce != nonce:
-            self._state = LogState()
+            self._state = LogState()  # `state` lacks that entry
             raise RefusedError(
                 f"slot {state.tail + 1} of {self._store.uri} was written just now: a job is saving there. Stop it first"
             )
-        self._state = apply(state, state.tail + 1, winner)
+        self._state = apply_entry(state, state.tail + 1, winner)
         return Claim(slot=winner.claim, nonce=nonce)
 
     def resume(self, claim: Claim) -> LogState:
@@ -194,10 +195,10 @@ class Log(Appender):
         return self._state.commit_in(folder)
 
     def _began_from_scratch(self, state: LogState) -> bool:
-        """Return True if HEAD is nothing because the last begin started from scratch and no commit followed."""
+        """Return True if the last begin started from scratch, and nothing was committed since."""
         if state.head is not None or state.legacy is not None or state.claim is None:
             return False
         if state.commits and max(state.commits) > state.claim:
-            return False
+            return False  # a commit followed, and was condemned
         body = self.entry(state.claim).body
         return isinstance(body, BeginEntry) and bool(body.scratch)

@@ -7,9 +7,9 @@ from typing import Final
 from stepkeeper.errors import ContradictedEntryError, LogFormatError
 from stepkeeper.log.entries import BeginEntry, Body, Entry
 from stepkeeper.log.records import Index, StateAfter
-from stepkeeper.log.state import LogState, applied
+from stepkeeper.log.state import LogState, apply_body
 
-__all__ = ["ReadEntry", "apply", "entry_for", "state_at"]
+__all__ = ["ReadEntry", "apply_entry", "entry_for", "state_at"]
 
 ReadEntry = Callable[[int], Entry]
 """Reads the entry in a slot. Raises DamagedEntryError if it is bad."""
@@ -22,35 +22,36 @@ def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> 
     """Build the entry that holds `body` in the slot after `state`; `claim` is None for a begin."""
     slot = state.tail + 1
     writer = slot if claim is None else claim
-    after = applied(state, slot, writer, nonce, body)
+    after = apply_body(state, slot, writer, nonce, body)
     if not isinstance(body, BeginEntry) and slot - state.index < _INTERVAL:
-        return Entry(claim=writer, nonce=nonce, body=body, after=_after(after))
+        return Entry(claim=writer, nonce=nonce, body=body, after=_state_after(after))
     after = replace(after, index=slot)
-    return Entry(claim=writer, nonce=nonce, body=body, after=_after(after), index=_index_of(after))
+    return Entry(claim=writer, nonce=nonce, body=body, after=_state_after(after), index=_build_index(after))
 
 
-def apply(state: LogState, slot: int, entry: Entry) -> LogState:
+def apply_entry(state: LogState, slot: int, entry: Entry) -> LogState:
     """Compute the state with `entry` at `slot`. Raises ContradictedEntryError if the two don't fit."""
     try:
-        return _applied(state, slot, entry)
+        return _check_and_apply(state, slot, entry)
     except LogFormatError as error:
         raise ContradictedEntryError(str(error), slot) from error
 
 
-def _applied(state: LogState, slot: int, entry: Entry) -> LogState:
+def _check_and_apply(state: LogState, slot: int, entry: Entry) -> LogState:
     if slot != state.tail + 1:
         raise LogFormatError(f"slot {slot} read after slot {state.tail}")
     if isinstance(entry.body, BeginEntry) and entry.body.lost is not None:
         # A repair: its index counts, also for a reader that had read an entry before it was damaged.
-        return _repaired(state, slot, entry, entry.body.lost)
-    after = applied(state, slot, entry.claim, entry.nonce, entry.body)
-    index = entry.index
-    after = after if index is None else replace(after, index=slot)
-    if _after(after) != entry.after:
+        return _apply_repair(state, slot, entry, entry.body.lost)
+    after = apply_body(state, slot, entry.claim, entry.nonce, entry.body)
+    if (index := entry.index) is not None:
+        after = replace(after, index=slot)
+    if _state_after(after) != entry.after:
         raise LogFormatError(
-            f"slot {slot} records the state {entry.after}; by the entries before it, it is {_after(after)}"
+            f"slot {slot} records the state {entry.after}; by the entries before it, it is {_state_after(after)}"
         )
-    if index is not None and index.base is None and index != _index_of(after):
+    # An index that is based on another holds only changes.
+    if index is not None and index.base is None and index != _build_index(after):
         raise LogFormatError(f"slot {slot} has an index that contradicts the entries before it")
     return after
 
@@ -75,7 +76,7 @@ def state_at(slot: int, read: ReadEntry) -> LogState:
         start, entry = base, read(base)
     state = _from_index(start, entry)
     for between in range(start + 1, slot + 1):
-        state = apply(state, between, last if between == slot else read(between))
+        state = apply_entry(state, between, last if between == slot else read(between))
     return state
 
 
@@ -103,7 +104,7 @@ def _from_index(slot: int, entry: Entry) -> LogState:
     )
 
 
-def _index_of(state: LogState) -> Index:
+def _build_index(state: LogState) -> Index:
     return Index(
         commits=tuple(state.commits.values()),
         owners=tuple(state.owners.values()),
@@ -114,13 +115,13 @@ def _index_of(state: LogState) -> Index:
     )
 
 
-def _after(state: LogState) -> StateAfter:
+def _state_after(state: LogState) -> StateAfter:
     if state.root is None or state.claim is None:
         raise LogFormatError("the first entry of a log is a begin")
     return StateAfter(root=state.root, claim=state.claim, index=state.index, head=state.head)
 
 
-def _repaired(state: LogState, slot: int, entry: Entry, lost: tuple[int, ...]) -> LogState:
+def _apply_repair(state: LogState, slot: int, entry: Entry, lost: tuple[int, ...]) -> LogState:
     # The root's name is the nonce of slot 0. If no readable entry names it, the repair gave it another one.
     if state.root is not None and entry.after.root != state.root and 0 not in lost:
         raise LogFormatError(f"slot {slot} repairs the root {entry.after.root}, but this is {state.root}")

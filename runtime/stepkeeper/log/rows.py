@@ -8,6 +8,8 @@ from stepkeeper.log.records import CommitRecord, ForeignBase, Index, ManifestRef
 __all__ = ["decode_index", "encode_index"]
 
 _KEYS: Final = frozenset({"base", "branching", "commits", "gone", "host", "legacy", "owner", "owners"})
+"""The keys of an index. Only format 2 has `base` and `gone`."""
+
 _MORE: Final[dict[str, Any]] = {
     "legacy": ForeignBase,
     "metrics": dict[str, str],
@@ -17,6 +19,8 @@ _MORE: Final[dict[str, Any]] = {
 """What a row has only if it isn't the default."""
 
 _WIDTH: Final = 9
+"""The number of fields that every row has."""
+
 _MAX_INT: Final = 2**53
 
 

@@ -15,12 +15,12 @@ from stepkeeper.log.entries import (
 )
 from stepkeeper.log.records import CommitRecord, ForeignBase, Owner
 
-__all__ = ["LogState", "applied", "quarantined", "without"]
+__all__ = ["LogState", "apply_body", "quarantine_commit", "remove_commits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
-    """The state of a log after some entry."""
+    """The state of a log after some entry. `root`, `head` and `claim` are those that `StateAfter` describes."""
 
     tail: int = -1
     """The greatest slot; -1 if the log is empty."""
@@ -94,20 +94,20 @@ class LogState:
         return next((record for record in self.commits.values() if record.folder == folder), None)
 
 
-def applied(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> LogState:
+def apply_body(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> LogState:
     """Compute the state after `body`. Raises LogFormatError if it contradicts the earlier entries."""
     if not isinstance(body, BeginEntry) and claim != state.claim:
         raise LogFormatError(f"slot {slot} is of claim {claim}, but claim {state.claim} owns the log there")
     moved = replace(state, tail=slot, root=nonce if state.root is None else state.root)
     match body:
         case BeginEntry():
-            return _begun(moved, slot, body)
+            return _apply_begin(moved, slot, body)
         case CommitEntry():
-            return _committed(moved, slot, claim, body)
+            return _apply_commit(moved, slot, claim, body)
         case DeleteEntry():
-            return without(moved, body.commits, slot)
+            return remove_commits(moved, body.commits, slot)
         case QuarantineEntry():
-            return quarantined(moved, _record(moved, body.commit, slot), slot)
+            return quarantine_commit(moved, _record(moved, body.commit, slot), slot)
         case RestoredEntry():
             record = replace(_record(moved, body.commit, slot), verified=True)
             return replace(moved, commits={**moved.commits, record.slot: record})
@@ -115,7 +115,7 @@ def applied(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> L
             return moved
 
 
-def _begun(state: LogState, slot: int, body: BeginEntry) -> LogState:
+def _apply_begin(state: LogState, slot: int, body: BeginEntry) -> LogState:
     if body.base is not None:
         _record(state, body.base, slot)
         if body.legacy is not None:
@@ -126,6 +126,7 @@ def _begun(state: LogState, slot: int, body: BeginEntry) -> LogState:
         raise LogFormatError(f"slot {slot} begins a branch, but also continues from a base")
     owners = dict(state.owners)
     if body.owner is not None:
+        # It becomes the last one: owners are in the order of their last begins.
         owners.pop(body.owner.uid, None)
         owners[body.owner.uid] = body.owner
     begun = replace(
@@ -134,7 +135,7 @@ def _begun(state: LogState, slot: int, body: BeginEntry) -> LogState:
     return begun if body.branch else replace(begun, head=body.base, legacy=body.legacy)
 
 
-def _committed(state: LogState, slot: int, claim: int, body: CommitEntry) -> LogState:
+def _apply_commit(state: LogState, slot: int, claim: int, body: CommitEntry) -> LogState:
     parent, legacy = state.next_base
     if body.parent != parent:
         raise LogFormatError(
@@ -163,14 +164,14 @@ def _record(state: LogState, commit: int, slot: int) -> CommitRecord:
     return record
 
 
-def quarantined(state: LogState, record: CommitRecord, slot: int) -> LogState:
+def quarantine_commit(state: LogState, record: CommitRecord, slot: int) -> LogState:
     """Take `record` off every line, as a quarantine at `slot` does, and keep it as quarantined."""
-    without_it = without(state, (record.slot,), slot)
+    without_it = remove_commits(state, (record.slot,), slot)
     kept = replace(record, quarantined=True)
     return replace(without_it, commits=dict(sorted({**without_it.commits, record.slot: kept}.items())))
 
 
-def without(state: LogState, gone: Collection[int], slot: int) -> LogState:
+def remove_commits(state: LogState, gone: Collection[int], slot: int) -> LogState:
     """Take these commits out of the state and off every line: their children move to their parents."""
     for commit in gone:
         if commit not in state.commits:
@@ -187,7 +188,7 @@ def without(state: LogState, gone: Collection[int], slot: int) -> LogState:
 def _find_live_base(
     state: LogState, commit: int | None, legacy: ForeignBase | None, gone: Collection[int]
 ) -> tuple[int | None, ForeignBase | None]:
-    """Find the nearest commit from `commit` down that isn't gone, or the step that the last of them began from."""
+    """Find the nearest ancestor of `commit`, or itself, that isn't gone; else the other writer's step before them."""
     while commit is not None and commit in gone:
         below = state.commits[commit]
         commit, legacy = below.parent, below.legacy

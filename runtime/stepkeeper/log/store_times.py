@@ -33,10 +33,11 @@ class StoreTimes:
         found = {}
         for record in commits:
             # Rank 0's manifest is put just before the entry, in a folder without many thousand objects.
-            known = self._known.get(record.slot)
-            time_unix_s = known or self._time_of(f"{record.folder}/{record.manifest.path}")
+            path = f"{record.folder}/{record.manifest.path}"
+            time_unix_s = self._known.get(record.slot) or self._time_of(path)
             if time_unix_s is not None:
                 found[record.slot] = time_unix_s
+        # Deleted commits are forgotten.
         self._known = found
         return found
 
@@ -92,6 +93,7 @@ def _restarts_before(entry: Callable[[int], Entry], claim: int) -> tuple[int, in
     for _ in range(_MOST):
         if first == 0:
             break
+        # The last entry before this begin belongs to the claim before it.
         before = entry(first - 1)
         earlier = _begin_in(entry(before.claim))
         if _job_of(earlier) != _job_of(begin):

@@ -101,17 +101,18 @@ def find_tail(store: Store, patience: Patience) -> int:
     if len(page) < PAGE:
         return _last_of(store, patience, slots, 0)
     if all(map(_is_milestone, slots)):
-        # Paging doesn't handle more milestones than a page has, or a page full of names that are no slots.
+        # A page full of milestones, or of names that are no slots: paging handles neither.
         return _last_of_all(store, patience)
     return _last_after(store, patience, _last_of_first(store, patience, slots))
 
 
 def _last_of_first(store: Store, patience: Patience, slots: Sequence[int]) -> int:
-    """Find the last of `slots`: all milestones, and the first of the others."""
+    """Find the last of the log's first page: all milestones, and the first of the other slots."""
     milestones = [slot for slot in slots if _is_milestone(slot)]
     for expected, slot in enumerate(milestones, 1):
         if slot != expected * _MILESTONE:
             _check_no_gap(store, patience, expected * _MILESTONE)
+    # Up to the last of the others, the page has every slot; after that only milestones.
     others = max(slot for slot in slots if not _is_milestone(slot))
     last = _last_of(store, patience, [slot for slot in slots if slot <= others], 0)
     return max(last, *milestones) if milestones else last
@@ -127,6 +128,7 @@ def _last_after(store: PagedStore, patience: Patience, known: int) -> int:
         if len(page) < PAGE:
             return known
         if not slots:
+            # A page full of names that are no slots.
             return _last_of_all(store, patience)
 
 
@@ -145,7 +147,7 @@ def listed_slots(found: Sequence[ObjectStat]) -> list[int]:
 
 
 def _last_of(store: Store, patience: Patience, slots: Sequence[int], start: int) -> int:
-    """Find the last of `slots`, which were found from `start` on."""
+    """Find the last of `slots`, a listing of all from `start` on. Raises LogGapError if one is missing."""
     for expected, slot in enumerate(slots, start):
         if slot != expected:
             _check_no_gap(store, patience, expected)

@@ -194,6 +194,7 @@ class MaxAge:
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
         """Return the sequence numbers of the commits that are young enough."""
+        # Without any time, all commits stay, and the default isn't used.
         newest_s = max((c.time_unix_s for c in commits if c.time_unix_s is not None), default=math.inf)
         return frozenset(
             commit.sequence
@@ -267,7 +268,7 @@ _FIELDS: Final[dict[type, str]] = {
 
 def from_retention(retention: Retention) -> KeepPolicy:
     """Return the policy of a job's settings."""
-    last = LastN(max(retention.last, 1))
+    last = LastN(max(retention.last, 1))  # the newest commit always stays
     also: list[KeepPolicy] = []
     if retention.every_steps:
         also.append(EveryNSteps(retention.every_steps))

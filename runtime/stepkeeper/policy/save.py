@@ -128,7 +128,7 @@ class AtSteps:
         if not isinstance(steps, Iterable):
             raise TypeError(f"AtSteps.steps must be a tuple of steps: write AtSteps(({steps!r},))")
         whole = tuple(check_whole("each of AtSteps.steps", step, 0) for step in steps)
-        object.__setattr__(self, "steps", whole)
+        object.__setattr__(self, "steps", whole)  # the class is frozen
 
     def due(self, moment: Moment) -> bool:
         """Return True if the step is one of `steps`."""
@@ -244,8 +244,8 @@ class Auto:
         between_s = (self.assumed_between_s * self.assumed_weight + disruptions.over_s) / (
             self.assumed_weight + disruptions.count
         )
-        lost_s = cost.stall_s + self.background_share * cost.duration_s
-        best_s = max(_daly_s(lost_s, between_s), cost.duration_s)
+        cost_s = cost.stall_s + self.background_share * cost.duration_s
+        best_s = max(_daly_s(cost_s, between_s), cost.duration_s)
         return min(max(best_s, self.min_s), self.max_s)
 
 

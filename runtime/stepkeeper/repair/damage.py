@@ -27,6 +27,8 @@ class DamagedLog:
     def __init__(self, store: Store, patience: Patience) -> None:
         self._store, self._patience = store, patience
         self._found: dict[int, Entry | str] = {}
+        """The entry, or the fault, of each slot that was read."""
+
         self._listed = frozenset(listed_slots(patience.retry(lambda: store.list(LOG_PREFIX))))
         self.tail = max(self._listed, default=-1)
         sizes = sizes_by_folder(patience.retry(lambda: store.list("")))
@@ -34,13 +36,13 @@ class DamagedLog:
             folder: found for folder, found in sizes.items() if claim_of(folder) <= self.tail + _REACH
         }
         """The sizes of the objects of each save's folder, listed after the log."""
-        # A save's claim existed, even if no slot after it does. A folder without a manifest proves nothing.
+        # A finished save proves that its claim's slot existed, even if the log ends before it now.
         self._claims = {claim_of(folder) for folder, found in self.sizes.items() if manifest_name(0) in found}
         self._end = 1 + max([self.tail, *self._claims])
         self.gone = tuple(slot for slot in range(self.tail + 1) if slot not in self._listed)
         self._read()
         while (found := find_contradiction(self.start, self.entries)) is not None:
-            # The writer of that entry had read another one before it.
+            # The writer of `slot` had read another entry before it: the present one is wrong.
             slot, fault = found
             other = max(slot - 1, 0)
             self._found[other] = f"{self._where(other)} isn't the entry that slot {slot} follows: {fault}"
@@ -57,6 +59,7 @@ class DamagedLog:
         self.faults = {slot: each for slot, each in sorted((gone | found).items()) if isinstance(each, str)}
 
     def _find_start(self) -> LogState:
+        """Compute the state after the newest index, if all that it needs can be read."""
         for slot in range(self.tail, -1, -1):
             entry = self._entry(slot)
             if not isinstance(entry, str) and entry.index is not None:
@@ -108,6 +111,7 @@ class DamagedLog:
         try:
             return read_entry(self._store, slot)
         except DamagedEntryError as error:
+            # The cause has the fault without advice.
             return str(error.__cause__ or error)
         except MissingObjectError as error:
             if slot in self._listed:

@@ -22,12 +22,11 @@ from stepkeeper.log.entries import (
     VoidEntry,
 )
 from stepkeeper.log.records import CommitRecord
-from stepkeeper.log.replay import apply
-from stepkeeper.log.state import LogState, applied, quarantined, without
+from stepkeeper.log.replay import apply_entry
+from stepkeeper.log.state import LogState, apply_body, quarantine_commit, remove_commits
 from stepkeeper.repair.saves import FoundSave
 
 __all__ = ["Rebuilt", "find_contradiction", "place_saves", "rebuild"]
-
 
 _NO_SLOT: Final = "no lost slot is certain to be its own"
 _HALF_DELETED: Final = "part of it is deleted: %s is missing"
@@ -59,7 +58,7 @@ def find_contradiction(state: LogState, entries: Entries) -> tuple[int, str] | N
         if entry is None:
             return None
         try:
-            state = apply(state, slot, entry)
+            state = apply_entry(state, slot, entry)
         except LogFormatError as error:
             return slot, str(error)
     return None
@@ -83,19 +82,21 @@ def rebuild(
     """
     state = _replay(start, entries, placed)
     last_lost = max((slot for slot, entry in entries.items() if entry is None), default=-1)
+    # A lost entry may have deleted commits before it. These have no data any more, or lack the first objects.
     deleted = tuple(
         record
         for record in state.commits.values()
         if record.folder not in objects and last_lost > record.slot
     )
-    state = without(state, [record.slot for record in deleted], state.tail)
+    state = remove_commits(state, [record.slot for record in deleted], state.tail)
     torn = {
         record.slot: _HALF_DELETED % missing
         for record in state.live
         if last_lost > record.slot and (missing := _missing(objects[record.folder])) is not None
     }
     for slot in torn:
-        state = quarantined(state, state.commits[slot], state.tail)
+        state = quarantine_commit(state, state.commits[slot], state.tail)
+    # The saves that don't count become quarantined commits after the log's end, so that nothing deletes their data.
     aside = dict(enumerate(rest, state.tail + 1))
     kept = {slot: replace(save.record, slot=slot, quarantined=True) for slot, save in aside.items()}
     return Rebuilt(
@@ -112,6 +113,7 @@ def _missing(names: Collection[str]) -> str | None:
 
 
 def _replay(start: LogState, entries: Entries, placed: Mapping[int, FoundSave]) -> LogState:
+    """Apply the entries: exactly up to the first lost one, and after that as far as what they name is known."""
     state, exact = start, True
     for slot in range(start.tail + 1, max([*entries, *placed, start.tail]) + 1):
         entry = entries.get(slot)
@@ -119,7 +121,7 @@ def _replay(start: LogState, entries: Entries, placed: Mapping[int, FoundSave]) 
         if entry is None:
             state = _skip_slot(state, slot, placed.get(slot))
         else:
-            state = apply(state, slot, entry) if exact else _apply_after_damage(state, slot, entry)
+            state = apply_entry(state, slot, entry) if exact else _apply_after_damage(state, slot, entry)
     return state
 
 
@@ -141,12 +143,17 @@ def _apply_after_damage(state: LogState, slot: int, entry: Entry) -> LogState:
     live = {record.slot for record in state.live}
     body = entry.body
     if isinstance(body, CommitEntry):
-        # Its base was HEAD; if that isn't known, use the nearest one that is.
-        parent = body.parent if body.parent is None or body.parent in live else state.head
-        legacy = body.legacy if body.parent is None else state.legacy if parent is None else None
+        if body.parent is None:
+            parent, legacy = None, body.legacy
+        elif body.parent in live:
+            parent, legacy = body.parent, None
+        else:
+            # HEAD was a commit that isn't known: use the nearest one that is.
+            parent, legacy = state.head, state.legacy if state.head is None else None
         state = replace(state, head=parent, legacy=legacy, branching=False)
         body = replace(body, parent=parent, legacy=legacy)
-    state = applied(state, slot, entry.claim, entry.nonce, _known_part(body, state, live))
+    state = apply_body(state, slot, entry.claim, entry.nonce, _known_part(body, state, live))
+    # Every entry records HEAD, which is known again once its commit is.
     head = entry.after.head
     if head is None or (head in state.commits and not state.commits[head].quarantined):
         state = replace(state, head=head)
@@ -155,14 +162,13 @@ def _apply_after_damage(state: LogState, slot: int, entry: Entry) -> LogState:
 
 def _known_part(body: Body, state: LogState, live: Collection[int]) -> Body:
     """Leave out the parts of the entry that name unknown commits."""
-    nothing = VoidEntry(folder="", reason="")
     match body:
         case BeginEntry() if body.base is not None and body.base not in live:
             return replace(body, base=state.head, legacy=state.legacy if state.head is None else None)
         case DeleteEntry():
             return DeleteEntry(commits=tuple(slot for slot in body.commits if slot in state.commits))
         case QuarantineEntry() | RestoredEntry() if body.commit not in live:
-            return nothing
+            return VoidEntry(folder="", reason="")  # changes nothing
         case _:
             return body
 
@@ -193,6 +199,7 @@ def place_saves(
         The saves by slot, and those that may have been commits but aren't whole, or get no slot.
     """
     lost = [*sorted(lost_before), *(slot for slot, entry in entries.items() if entry is None)]
+    # By claim, and the slots between which they may have been committed.
     gaps: dict[tuple[int, int, int | None], list[FoundSave]] = {}
     rest, known = [], _known(start, entries)
     for save in sorted(saves, key=lambda each: (each.record.claim, each.record.step, each.record.folder)):
@@ -211,8 +218,10 @@ def place_saves(
             slot for slot in lost if slot > after and (before is None or slot < before) and slot not in claims
         ]
         if before is None and claim > tail:
+            # The log's end is lost, with this claim.
             first = max(entries, default=tail) + 1
             slots = list(range(first, first + len(fitting)))
+        # True if no later commit of this claim is known.
         is_last = not any(of == claim and slot > after for of, _, slot in known)
         found = _assign_slots(slots, fitting, entries, is_last=is_last)
         # What was committed before the newest index, and isn't in it, has been deleted.
@@ -249,8 +258,11 @@ def _assign_slots(
     deleted = {slot for body in bodies if isinstance(body, DeleteEntry) for slot in body.commits}
     surplus = len(saves) - len(slots)
     doubtful: set[int] = set()
+    """The indices of saves that may have been in a slot which a later entry condemns or deletes."""
+
     for place, slot in enumerate(slots):
         if slot in condemned | deleted:
+            # Other saves, or other slots, may be those of no commit: the slot's save is one from `first` to `last`.
             first, last = sorted((place, place + surplus))
             # HEAD is never deleted: a newer save exists, among these if no later commit is known.
             newest = is_last and slot in deleted - condemned and place < len(slots) - 1

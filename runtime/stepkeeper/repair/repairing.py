@@ -74,14 +74,16 @@ def plan_repair(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Plan:
     """
     log = DamagedLog(store, patience)
     sizes = log.sizes
+    # Saves of claims before that of the newest index are commits in it, or garbage.
     unknown = {folder for folder in sizes if claim_of(folder) >= (log.start.claim or 0)}
     unknown -= {record.folder for record in log.start.commits.values()}
     lost_before: Collection[int] = ()
     if log.faults and unknown:
         named, lost_before = log.read_older()
         unknown -= named
-    ended = {folder for folder in unknown if manifest_name(0) in sizes[folder]} if log.faults else set()
-    saves = [inspect_save(store, folder, sizes[folder], patience) for folder in sorted(ended)]
+    # Rank 0's manifest is written last.
+    finished = {folder for folder in unknown if manifest_name(0) in sizes[folder]} if log.faults else set()
+    saves = [inspect_save(store, folder, sizes[folder], patience) for folder in sorted(finished)]
     placed, rest = place_saves(
         saves, log.start, log.entries, lost_before=lost_before, claims=log.claims, tail=log.tail
     )
@@ -93,7 +95,7 @@ def plan_repair(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> Plan:
         rebuilt=rebuilt,
         marked=(*log.gone, *added),
         body=_begin(rebuilt.state, {*log.faults, *added}, log.last_begin(rebuilt.state)),
-        unfinished=len(unknown) - len(ended),
+        unfinished=len(unknown) - len(finished),
     )
 
 

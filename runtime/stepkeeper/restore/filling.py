@@ -65,17 +65,10 @@ class Filling:
         rank_group: RankGroup | None = None,
         n_streams: int = STREAMS,
     ) -> None:
-        """Prepare to fill.
+        """Prepare to fill `places` with the bytes of the blocks in `table`.
 
-        Args:
-            reader: Reads the blocks.
-            table: The blocks by number.
-            places: Where their bytes go.
-            progress: Logs the progress; None logs that of "a checkpoint".
-            waits: Ends the wait for the blocks if a notice's deadline comes, or a rank is lost.
-            rank_group: The ranks that fill their states together; None: this one alone.
-            n_streams: The number of blocks that are read at once. Each is held in host memory.
-
+        `waits` ends the wait for the blocks if a notice's deadline comes, or a rank is lost. The ranks in `rank_group`
+        fill their states together; None: this one alone. `n_streams` blocks are read at once, and held in host memory.
         """
         self._n_streams = n_streams
         self._rank_group: Final = rank_group or SoloRankGroup()
@@ -103,8 +96,8 @@ class Filling:
         Args:
             reads: The numbers of the blocks to read, each with the ranks that it is sent to.
             peers: The connection to these ranks.
-
         """
+        # Each thread takes the next block from here, under the lock.
         waiting = iter(list(reads.items()))
         lacking_bytes = sum(place.n_lacking for place in self._places.all)
         self._progress.total_bytes = self._done_bytes + lacking_bytes
@@ -133,8 +126,8 @@ class Filling:
         self._ended.set()
         failure = self._failure
         try:
-            # A stuck thread may never end, and after the deadline there is no time to wait. The other ranks notice that
-            # this rank's connections are closed.
+            # A stuck thread may never end, and after the deadline there is no time to wait. Then the closed connections
+            # notify the other ranks.
             if not (self._is_stuck or isinstance(failure, NoticeDeadlineError)):
                 if failure is not None and peers is not None:
                     self._waits.run(lambda: peers.announce_failure(failure))
@@ -190,7 +183,7 @@ class Filling:
             try:
                 found = self._found.get(timeout=_LOOK_S)
             except Empty:
-                found = ()
+                found = ()  # only look at the progress
             before, noted_bytes = noted_bytes, self._done_bytes
             note_moved(noted_bytes - before)
             self._progress.note_bytes(noted_bytes)
@@ -211,12 +204,12 @@ class Filling:
         Raises:
             PeerLostError: There was none for too long, and another rank that sends or receives may be stuck.
             StorageError: There was none for too long, and no other rank is involved.
-
         """
         now_s = time.monotonic()
         if silence.has_moved(self._done_bytes, now_s) or not silence.is_over(now_s):
             return
         if peers is not None and self._others_have_moved():
+            # The blocks for this rank may still come.
             silence.restart(now_s)
             return
         self._is_stuck = True

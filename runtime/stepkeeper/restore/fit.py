@@ -22,12 +22,13 @@ def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None
     """Check that this restore replaces all that a failed one has half filled. Raises PartlyRestoredError."""
     if not half_filled:
         return
-    filled = {above for name in names for above in _list_above(name)}
-    # What was empty before has names of its own once it is filled, and what has some may be empty in another step.
+    # An empty dict is a value under its own name. Filled, it has names below that one instead. So a name is replaced if
+    # this restore fills it, or one above or below it.
+    filled_or_above = {above for name in names for above in _list_above(name)}
     left = [
         name
         for name in sorted(half_filled)
-        if name not in filled and not any(above in names for above in _list_above(name))
+        if name not in filled_or_above and not any(above in names for above in _list_above(name))
     ]
     if left:
         raise PartlyRestoredError(
@@ -59,8 +60,7 @@ def judge_mismatch(
 ) -> Exception | None:
     """Merge the reports of all ranks, by rank, into one LoadMismatchError; None if the checkpoint fits.
 
-    A name that only some ranks request isn't a mismatch. If the checkpoint fits, what only one side has is
-    logged.
+    A name that only some ranks request isn't a mismatch. If the checkpoint fits, names that one side lacks are logged.
     """
     found = [_decode(each["findings"]) if "findings" in each else None for each in reports]
     return judge_differences(intersect_unexpected(found, stored_names()))

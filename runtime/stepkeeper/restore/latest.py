@@ -61,15 +61,15 @@ class LatestRestore:
             return restored
 
     def _restore(self, target: LoadTarget, rules: LoadRules) -> Restorable | None:
-        choose_base = self._restorer.votes.choose_in_rank_0
+        choose = self._restorer.votes.choose_in_rank_0
         alone = self._restorer.rank_group.world_size == 1
-        base = choose_base(self._claim_and_choose, partial(_read_early, target if alone else None))
+        base = choose(self._claim_and_choose, partial(_read_early, target if alone else None))
         while base is not None:
             reason = self._restorer.load(base, target, rules)
             if reason is None:
                 if rules.is_whole:
-                    # It counts as verified: all of it was read.
-                    choose_base(partial(self._note_restored, base))
+                    # All of it was read. Only rank 0 writes that into the log; there is nothing to choose.
+                    choose(partial(self._note_restored, base))
                 return base
             if self._condemned is not None:
                 raise RestoreError(
@@ -78,13 +78,9 @@ class LatestRestore:
                     "not condemned"
                 )
             self._condemned = f"{name_record(base)}: {reason}"
-            _log.error(
-                "%s is torn; loading the one before it instead: %s",
-                name_record(base),
-                reason,
-                extra={"step": base.step},
-            )
-            base = choose_base(partial(self._condemn, base, reason))
+            text = "%s is torn; loading the one before it instead: %s"
+            _log.error(text, name_record(base), reason, extra={"step": base.step})
+            base = choose(partial(self._condemn, base, reason))
         if self._condemned is not None:
             raise RestoreError(
                 f"there is no checkpoint before the bad one, {self._condemned}. `stepkeeper ls --all` lists the "
@@ -165,12 +161,7 @@ def _read_early(target: LoadTarget | None) -> None:
 
 
 def restore_step(
-    restorer: Restorer,
-    companion: Companion,
-    step: int,
-    state: Mapping[str, object],
-    *,
-    rules: LoadRules,
+    restorer: Restorer, companion: Companion, step: int, state: Mapping[str, object], *, rules: LoadRules
 ) -> Restorable:
     """Restore the newest commit of `step` on HEAD's line into `state`. Nothing is appended to the log.
 

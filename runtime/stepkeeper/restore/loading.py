@@ -21,11 +21,7 @@ from stepkeeper.restore.placing import Places, StoredBytes, stored_tensor
 from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.storage import Store
 from stepkeeper.storage.base import Buffer, CopiedStore
-from stepkeeper_planners.adapters.open_shardings import (
-    collect_shardings,
-    count_devices,
-    is_inferred,
-)
+from stepkeeper_planners.adapters.open_shardings import collect_shardings, count_devices, is_inferred
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.geometry.layout import Ranks
@@ -44,7 +40,7 @@ from stepkeeper_planners.state.values import decode_value
 __all__ = ["Loading"]
 
 _HELD: Final = 8
-"""The most blocks that are held in memory because they have both values and elements. Others are read for each."""
+"""The most blocks that are held. Further ones that have both values and elements are read twice."""
 
 
 class Loading:
@@ -68,22 +64,15 @@ class Loading:
     ) -> None:
         """Prepare to load `record` into the target's state.
 
-        Args:
-            store: The root, or the root with copies on a local disk.
-            record: The commit, or another writer's step.
-            target: This rank's state.
-            ranks: This rank and its world.
-            exchange: The connection to the other ranks of this restore.
-            rules: Which parts to load, and how strictly.
-            half_filled: Names of the state that may hold parts of another checkpoint, and must be filled by this one.
-            waits: Ends the waits for the store.
-
+        `store` is the root, perhaps with copies on a local disk. `half_filled` has names of the state that may hold
+        parts of another checkpoint: this one must fill them.
         """
         self._waits = waits
         self._progress = RestoreProgress(f"step {record.step}", step=record.step)
         self._half_filled = half_filled
         self._store, self._record, self._target, self._ranks = store, record, target, ranks
         self._exchange, self._rules = exchange, rules
+        # These are empty until `compare_state`.
         self._fitted = FittedTarget(LoadTarget({}), StoredState(tensors={}), rules)
         self._request = LoadRequest(layouts=())
         self._shardings: Mapping[str, str] = {}
@@ -117,15 +106,14 @@ class Loading:
             StorageError: The store gave no answer, or refused.
             PartlyRestoredError: Names that hold parts of another checkpoint would not be filled.
             RestoreError: Something that is to be loaded is of an unsupported kind.
-
         """
         self._content = content = self._open_content()
         self._fitted = FittedTarget(self._target, content.stored, self._rules)
         self._shardings = self._choose_shardings(content.contents.shardings)
         self._request = build_load_request(self._fitted, self._ranks, self._shardings)
         self._reads, differences = compare(self._request, content.stored, self._ranks, self._fitted.rules)
+        # Differences that stop one rank stop all. Unexpected names don't: another rank may ask for them.
         if not differences.stops_rank:
-            # Otherwise no rank continues. Unexpected names are no reason: another rank may ask for them.
             check_refilled(self._half_filled, self.names)
             self._plan_filling(content)
         return encode_findings(differences, self.stored_names, rank=self._ranks.rank)
@@ -148,9 +136,9 @@ class Loading:
     def _plan_filling(self, content: "_CommitContent | ForeignContent") -> None:
         """Plan where the bytes go. The state's names and shapes fit."""
         contents, pieces, of_groups = content.contents, self._reads.pieces, self._fitted.of_groups
-        # Tensors of optimizers' groups are compared before the state is changed, as values are.
-        first = tuple(piece for piece in pieces if piece.fqn in of_groups)
-        second = tuple(piece for piece in pieces if piece.fqn not in of_groups)
+        # Tensors of optimizers' groups are read with the values, and like these compared before the state changes.
+        with_values = tuple(piece for piece in pieces if piece.fqn in of_groups)
+        later = tuple(piece for piece in pieces if piece.fqn not in of_groups)
         values, tensors = (
             Places.of(
                 contents,
@@ -160,10 +148,14 @@ class Loading:
                 self._ranks,
                 shardings=self._shardings,
             )
-            for reads in (replace(self._reads, pieces=first), replace(self._reads, pieces=second, values=()))
+            for reads in (
+                replace(self._reads, pieces=with_values),
+                replace(self._reads, pieces=later, values=()),
+            )
         )
         if isinstance(content, ForeignContent):
             content.check_kinds((*values.by_block, *tensors.by_block))
+        # A block with bytes for both is read with the values, and held in memory until the tensors are filled.
         for number in sorted(values.by_block.keys() & tensors.by_block.keys())[:_HELD]:
             values.hold_block(contents.table.blocks[number])
         held = _HeldBlocks(content, values.held)
@@ -237,15 +229,15 @@ class Loading:
             PeerStoppedError: Another rank can't continue; the error has its reason.
             PeerLostError: Another rank is lost.
             StorageError: The store gave no answer, or refused.
-
         """
         assert self._values is not None
         assert self._content is not None
         self._values.fill(self._exchange)
         decode, blobs = self._content.decode_value, self._values.places.values
         read = {name: decode(name, blob.data.tobytes()) for name, blob in blobs.items()}
-        # Blocks that are held go as soon as they are read.
+        # From now on only `_HeldBlocks` refers to the held blocks, and frees each once it is read.
         self._values = None
+        # Values that a failed restore has half filled must not stay, even if the load isn't strict.
         self._loaded, differences = self._reads.build_values(
             read, self._fitted, self._ranks, strict=self._rules.strict or bool(self._half_filled)
         )
@@ -262,7 +254,6 @@ class Loading:
             PeerStoppedError: Another rank can't continue; the error has its reason.
             PeerLostError: Another rank is lost.
             StorageError: The store gave no answer, or refused.
-
         """
         assert self._tensors is not None
         self._tensors.fill(self._exchange)

@@ -76,7 +76,6 @@ class Piece:
         Args:
             first: The place of `data` in the object.
             data: (n,) uint8.
-
         """
         start = max(first - self.start, 0)
         end = min(first + data.size - self.start, prod(self.array.sizes))
@@ -84,6 +83,7 @@ class Piece:
             return 0
         source = data[start + self.start - first : end + self.start - first]
         memory = self._place()
+        # One range of bytes needs no division into boxes.
         if self.array.is_one_range and memory.flags.c_contiguous:
             span = self.array.span
             low, high = max(start, span.start), min(end, span.stop)
@@ -181,6 +181,7 @@ class WholeTensors:
 
     def copy_bytes(self, first: int, data: Bytes) -> int:
         """Copy their parts of these bytes into place, as `Piece.copy_bytes` does."""
+        # The address in `data` of byte n of the object is `source` + n.
         end, source, n_bytes = first + data.size, data.ctypes.data - first, 0
         for number in range(bisect_right(self.ends, first), bisect_left(self.starts, end)):
             low, tensor = self.starts[number], self.tensors[number]
@@ -255,16 +256,10 @@ class Places:
         *,
         shardings: Mapping[str, str] | None = None,
     ) -> Self:
-        """Find the places for all that this rank reads.
+        """Find the places for all that this rank reads of `contents`.
 
-        Args:
-            contents: The content of the commit.
-            reads: This rank's reads of it.
-            request: The layouts of this rank's tensors.
-            state: This rank's tensors by name.
-            ranks: This rank and its world.
-            shardings: The shardings that tensors get when they are filled, by name.
-
+        `state` has this rank's tensors by name, and `request` their layouts. `shardings` has the shardings that
+        tensors get when they are filled, by name.
         """
         places = cls()
         by_fqn: dict[str, list[PieceRead]] = {}
@@ -329,15 +324,12 @@ class Places:
 
 def _is_copied_whole(tensor: torch.Tensor, stored: TensorRecord, reads: Sequence[PieceRead]) -> bool:
     """Return whether the tensor's memory is to hold exactly the bytes of one stored chunk."""
-    return (
-        len(reads) == 1
-        and reads[0].wanted_box == reads[0].stored_box
-        and is_ordinary(tensor)
-        and tensor.is_contiguous()
-        and tuple(tensor.shape) == reads[0].wanted_box.sizes
-        and dtype_of(stored.dtype) == tensor.dtype
-        and not (tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())  # noqa: SLF001  # torch has no public name
-    )
+    is_one_chunk = len(reads) == 1 and reads[0].wanted_box == reads[0].stored_box
+    if not (is_one_chunk and is_ordinary(tensor) and tensor.is_contiguous()):
+        return False
+    is_alike = tuple(tensor.shape) == reads[0].wanted_box.sizes and dtype_of(stored.dtype) == tensor.dtype
+    is_lazy = tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()  # noqa: SLF001  # torch has no public name
+    return is_alike and not is_lazy
 
 
 def _pieces_of(target: ReadTarget, stored: TensorRecord, reads: Sequence[PieceRead]) -> Iterator[Piece]:

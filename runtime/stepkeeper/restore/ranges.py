@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from operator import add, lt
 
 __all__ = ["Array", "Copy"]
 
@@ -64,12 +65,11 @@ class Array:
             depth = len(lead) - 1
             offsets = (*lead, *(0,) * (len(shape) - 1))
             lengths = (*(1,) * depth, *shape)
+            # The part that is in the wanted box too.
             starts = tuple(map(max, offsets, self.offsets))
-            ends = tuple(
-                min(o + n, wanted + length)
-                for o, n, wanted, length in zip(offsets, lengths, self.offsets, self.lengths, strict=True)
-            )
-            if all(s < e for s, e in zip(starts, ends, strict=True)):
+            box_ends = map(add, offsets, lengths)
+            ends = tuple(map(min, box_ends, map(add, self.offsets, self.lengths)))
+            if all(map(lt, starts, ends)):
                 yield Copy(
                     source_start=first - start,
                     source_shape=lengths,
@@ -94,6 +94,7 @@ def _boxes(sizes: Ints, start: int, end: int, base: int) -> Iterator[tuple[Ints,
     if len(sizes) == 1 or (start % row == 0 and end % row == 0):
         yield (start // row,), ((end - start) // row, *sizes[1:]), base + start
         return
+    # A part of a row at the start, whole rows, and a part of a row at the end; any of them may be missing.
     first, last = -(-start // row), end // row
     if first > last:
         # The range begins and ends within row `last`.

@@ -89,9 +89,9 @@ class Restorer:
         deleted the commit, if the only fault is that objects are missing. Other failures are raised.
         """
         name, together = self.votes.new_name(), self.votes.act_together
-        self._count_cached_bytes()
+        self._count_cached_bytes()  # those of an earlier load don't count
         with exchange_among(self.rank_group, name, self.waits) as exchange:
-            # Copies on local disks are of commits.
+            # Local disks have copies of commits only.
             cached = self._cached_store if isinstance(record, CommitRecord) else None
             loading = Loading(
                 self.store if cached is None else cached,

@@ -73,10 +73,7 @@ class Question:
     """The rank that read them bad."""
 
     reader: int | None = None
-    """The rank that reads them again, on another host if there is one.
-
-    None: a rank there has read them bad already.
-    """
+    """The rank that reads them again, on another host if there is one. None: a rank there has read them bad already."""
 
     other: Host
     """The host of that rank."""
@@ -133,16 +130,16 @@ def confirm_bad(
     waits = waits or Waits()
     silence_s = rank_group.limits.silence_s
     readings = rank_group.gather(f"{name}/read", encode(_reading(host, torn)), silence_s)
-    asked: dict[str, Any] | None = None
+    choice: dict[str, Any] | None = None
     if rank_group.rank == 0:
         decoded = [decode(Reading, each) for each in readings]
-        asked = waits.run(partial(_find_question_or_error, decoded, was_deleted))
-    asked = rank_group.broadcast(f"{name}/asked", asked, 2 * silence_s)
-    if "error" in asked:
-        raise decode_rank_error(asked["error"])
-    if "unknown" in asked:
-        raise TornCheckpointError(str(asked["unknown"]))
-    question = decode(Question, asked["question"])
+        choice = waits.run(partial(_find_question_or_error, decoded, was_deleted))
+    choice = rank_group.broadcast(f"{name}/asked", choice, 2 * silence_s)
+    if "error" in choice:
+        raise decode_rank_error(choice["error"])
+    if "unknown" in choice:
+        raise TornCheckpointError(str(choice["unknown"]))
+    question = decode(Question, choice["question"])
     own = waits.run(partial(_read_again, question, rank_group.rank, reopen))
     again = rank_group.gather(f"{name}/again", own, silence_s)
     verdict: dict[str, Any] | None = None
@@ -228,6 +225,7 @@ def _find_fault(store: Store, bad: Bad) -> str | None:
 
 
 def _verdict(question: Question, *, good: bool, wrong: Sequence[str]) -> dict[str, str]:
+    """Compose the text of the outcome. One good reading proves that the store's bytes are good."""
     first, other, reason = question.reading.host.name, question.other.name, question.reading.reason
     alone = question.reader == question.first
     if good:

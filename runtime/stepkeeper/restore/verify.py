@@ -94,6 +94,7 @@ class _Verifying:
         manifests, manifest_bytes = self._exchange.share_manifests(
             lambda: read_manifest_bytes(self._store, self._record), prove
         )
+        # The manifests were compared with the commit's entry already.
         proven = {manifest_name(rank) for rank in range(len(manifests))}
         others = [o for manifest in manifests for o in manifest.objects if o.path not in proven]
         self.n_objects = len(proven) + len(others)

@@ -112,6 +112,7 @@ class Votes:
             worst = encode_rank_error(judged, self._rank_group.rank)
         torn = next((each["torn"] for each in by_rank if "torn" in each), None)
         stopped = next((each["stopped"] for each in by_rank if "stopped" in each), None)
+        # The rank whose failure has stopped others reports its kind. If it doesn't, all that is known is the text.
         if worst is None and torn is None and stopped is not None:
             worst = encode_rank_error(PeerLostError(stopped), self._rank_group.rank)
         # Errors come first: an error that isn't the commit's fault must not condemn it.

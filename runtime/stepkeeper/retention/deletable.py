@@ -18,11 +18,10 @@ def choose_deletable(
 ) -> tuple[int, ...]:
     """Choose the commits that may be deleted, by slot: those on abandoned branches, then the oldest ones.
 
-    HEAD and the newest verified commit of its line are always kept, and so are commits of the line that
-    `policy` selects. A commit on another branch is kept until the line has a verified commit that was made
-    later, at the same step or a greater one. Nothing may be deleted without a verified commit, or by a claim
-    that has yet to begin a branch. `verified` has the slots of commits whose objects were compared with what
-    was written; a restored commit counts too.
+    HEAD, the newest verified commit of its line, and the line's commits that `policy` selects are kept. A commit on
+    another branch is kept until the line has a later, verified commit of the same step or a greater one. Nothing may be
+    deleted without a verified commit, or by a claim that has yet to begin a branch. A commit is verified if it was
+    restored, or is in `verified`: its objects were compared with the written bytes.
     """
     line = () if state.branching else state.line
     proven = [record for record in line if record.verified or record.slot in verified]
@@ -32,7 +31,7 @@ def choose_deletable(
     abandoned = [
         record.slot for record in state.live if record.slot not in on_line and _is_passed(record, proven)
     ]
-    kept = {line[0].slot} | {proven[0].slot}
+    kept = {line[0].slot, proven[0].slot}
     kept |= policy.kept([_known(record, times_unix_s or {}) for record in reversed(line)])
     return (*abandoned, *sorted(on_line - kept))
 

@@ -1,4 +1,7 @@
-"""Delete the data that the log has deleted or never had, unless it is pinned. Other writers' data isn't touched."""
+"""Delete the data that the log has deleted or never had, unless it is pinned. Other writers' data isn't touched.
+
+A proof is a test of the store that puts objects: see `storage.exclusive_create`.
+"""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -15,12 +18,7 @@ from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.log.tail import read_entry
 from stepkeeper.retention.leases import HeldSlots, IsOver, drop_over, leases_by
 from stepkeeper.retention.pins import PIN_PREFIX
-from stepkeeper.storage.base import (
-    PROBE_PREFIX,
-    ObjectStat,
-    Store,
-    StreamedStore,
-)
+from stepkeeper.storage.base import PROBE_PREFIX, ObjectStat, Store, StreamedStore
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["Garbage", "GcReport", "collect", "gc", "sweep"]
@@ -51,21 +49,17 @@ class GcReport:
     """Garbage that is kept until a collection after its pins are removed."""
 
     over: tuple[str, ...] = ()
-    """Paths of pins that were removed because they weren't renewed for a lease; in a dry run, that would be."""
+    """Paths of pins that were removed because their lease is over; in a dry run, that would be."""
 
     remnants: tuple[str, ...] = ()
-    """Paths of proofs' objects that killed processes had left. They were deleted; in a dry run they would be."""
-
-
-def _never(_: int | None) -> bool:
-    return False
+    """Paths of objects that killed processes left of the store's proofs. They were deleted; in a dry run, would be."""
 
 
 def sweep(
     store: Store,
     garbage: Iterable[Garbage],
     *,
-    is_over: IsOver = _never,
+    is_over: IsOver = lambda _: False,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[Garbage, ...]:
     """Delete the data of commits that the log has deleted, and return those that are kept because of a pin.
@@ -73,12 +67,12 @@ def sweep(
     The log must have deleted them before the call. A process that pins a commit reads the log afterwards, and
     so notices if the pin was too late. Pins whose lease is over are removed first.
     """
-    doomed = tuple(garbage)
+    doomed = tuple(garbage)  # iterated more than once
     if not doomed:
         return ()
     pinned = drop_over(store, is_over, patience=patience).slots
-    held = _folders_of(lambda slot: patience.retry(partial(read_entry, store, slot)), pinned, doomed)
-    left = tuple(each for each in doomed if each.slot in pinned or each.folder in held)
+    folders = _folders_of(lambda slot: patience.retry(partial(read_entry, store, slot)), pinned, doomed)
+    left = tuple(each for each in doomed if each.slot in pinned or each.folder in folders)
     for each in doomed:
         if each not in left:
             _delete_folder(store, each.folder, patience)
@@ -109,7 +103,7 @@ def collect(
     entry: Callable[[int], Entry],
     store: Store,
     *,
-    is_over: IsOver = _never,
+    is_over: IsOver = lambda _: False,
     dry_run: bool = False,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> GcReport:
@@ -122,6 +116,7 @@ def collect(
     listed = patience.retry(lambda: store.list(""))
     found = _garbage(state, state.claim, listed)
     held = HeldSlots(slots=frozenset())
+    # Without garbage and without pins, no further listing is needed.
     if found or any(stat.path.startswith(PIN_PREFIX) for stat in listed):
         held = drop_over(store, is_over, dry_run=dry_run, patience=patience)
     slots = _folders_of(entry, held.slots, found) if found else {}

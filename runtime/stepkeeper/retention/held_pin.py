@@ -19,6 +19,8 @@ __all__ = ["HeldPin", "hold_commit", "release_all_pins"]
 
 _log: Final = logger(__name__)
 _RENEWING_S: Final = 30.0
+"""How long one renewal is retried."""
+
 _RELEASE_S: Final = 120.0
 """A little more than the patience with which a pin is removed."""
 
@@ -66,7 +68,7 @@ class HeldPin:
     def release(self, limit_s: float = _RELEASE_S) -> None:
         """Remove the pin, and wait for that, but not longer than `limit_s`. A failure is logged."""
         self.request_release()
-        # A forked child has no such thread, and the pin is its parent's.
+        # A forked child has no such thread, and the pin is its parent's. The thread can't wait for itself.
         if os.getpid() != self._pid or self._thread is threading.current_thread():
             return
         self._thread.join(limit_s)
@@ -122,13 +124,7 @@ class HeldPin:
 
 
 def hold_commit(
-    log: Log,
-    store: Store,
-    choose: Callable[[LogState], CommitRecord],
-    *,
-    holder: str,
-    host: str,
-    reason: str,
+    log: Log, store: Store, choose: Callable[[LogState], CommitRecord], *, holder: str, host: str, reason: str
 ) -> tuple[HeldPin | None, CommitRecord]:
     """Choose a commit and hold it as `pin_commit` does, from now until the pin is released.
 

@@ -82,11 +82,7 @@ class HeldSlots:
 
 
 def drop_over(
-    store: Store,
-    is_over: IsOver,
-    *,
-    dry_run: bool = False,
-    patience: Patience = DEFAULT_PATIENCE,
+    store: Store, is_over: IsOver, *, dry_run: bool = False, patience: Patience = DEFAULT_PATIENCE
 ) -> HeldSlots:
     """List the pins, and remove those whose lease is over.
 
@@ -112,10 +108,7 @@ def drop_over(
 
 
 def report_pins(
-    store: Store,
-    is_over: IsOver,
-    *,
-    patience: Patience = DEFAULT_PATIENCE,
+    store: Store, is_over: IsOver, *, patience: Patience = DEFAULT_PATIENCE
 ) -> tuple[PinReport, ...]:
     """List all pins, by slot, also those that can't be read."""
     names = newest_of(list_pin_names(store, patience=patience))

@@ -158,7 +158,7 @@ def list_pin_names(
 
 
 def newest_of(names: Iterable[PinName]) -> tuple[PinName, ...]:
-    """Select the newest name of each pin from `names`, sorted as listed. One without a lease is the newest. Pure."""
+    """Select the newest name of each pin from `names`, sorted as listed. One without a lease always counts. Pure."""
     newest: dict[str, PinName] = {}
     for name in names:
         known = newest.get(name.text)

@@ -12,10 +12,7 @@ from stepkeeper_planners.saving.proposals import check_rules, describe_rules
 __all__ = ["check_same_state"]
 
 _MAX_COMPARED: Final = 8
-"""The most states whose names are compared if ranks differ: one of each kind.
-
-It is also the most refusals, or ranks of a step, in an error.
-"""
+"""If ranks differ, the names of this many different states are compared. An error lists this many refusals or ranks."""
 
 
 def check_same_state(
@@ -69,27 +66,23 @@ def check_same_state(
 
 def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Judge the proposals on rank 0: return an error, or the ranks of each fingerprint if there are several."""
-    refusals = [
-        f"rank {rank}: {proposal['refusal']}"
-        for rank, proposal in enumerate(proposals)
-        if proposal["refusal"]
-    ]
+    refusals = [f"rank {rank}: {each['refusal']}" for rank, each in enumerate(proposals) if each["refusal"]]
     if refusals:
         return {"error": f"no snapshot of step {proposals[0]['step']}: {'; '.join(refusals[:_MAX_COMPARED])}"}
     try:
-        check_rules([proposal.get("rules", "an older release") for proposal in proposals])
+        check_rules([proposal["rules"] for proposal in proposals])
     except ReleasesDifferError as error:
         return {"error": str(error)}
     steps: dict[int, list[int]] = {}
-    alike: dict[str, list[int]] = {}
+    ranks_by_fingerprint: dict[str, list[int]] = {}
     for rank, proposal in enumerate(proposals):
         steps.setdefault(proposal["step"], []).append(rank)
-        alike.setdefault(proposal["fingerprint"], []).append(rank)
+        ranks_by_fingerprint.setdefault(proposal["fingerprint"], []).append(rank)
     if len(steps) > 1:
         texts = (f"step {step} on ranks {ranks[:_MAX_COMPARED]}" for step, ranks in steps.items())
         return {"error": f"the ranks save different steps: {', '.join(texts)}"}
-    largest_first = sorted(alike.values(), key=lambda ranks: (-len(ranks), ranks))
-    return {"error": None, "groups": largest_first if len(alike) > 1 else []}
+    largest_first = sorted(ranks_by_fingerprint.values(), key=lambda ranks: (-len(ranks), ranks))
+    return {"error": None, "groups": largest_first if len(largest_first) > 1 else []}
 
 
 def _build_difference(
@@ -97,15 +90,16 @@ def _build_difference(
 ) -> RanksDifferError:
     """Build the same error on all ranks, from the digests of the first rank of each group."""
     compared = groups[:_MAX_COMPARED]
-    asked = any(rank_group.rank == ranks[0] for ranks in compared)
-    own = {name: digest.hex() for name, digest in digests.items()} if asked else {}
+    sends_digests = any(rank_group.rank == ranks[0] for ranks in compared)
+    sent = {name: digest.hex() for name, digest in digests.items()} if sends_digests else {}
     limit_s = rank_group.limits.silence_s
-    reports = rank_group.gather(f"{save}/digests", own, limit_s)
+    reports = rank_group.gather(f"{save}/digests", sent, limit_s)
     found: dict[str, Any] | None = None
     if reports:
-        known = [{n: bytes.fromhex(digest) for n, digest in reports[ranks[0]].items()} for ranks in compared]
+        of_group = (reports[ranks[0]] for ranks in compared)
+        decoded = [{name: bytes.fromhex(digest) for name, digest in each.items()} for each in of_group]
         n_unseen = sum(len(ranks) for ranks in groups[_MAX_COMPARED:])
-        error = build_ranks_differ_error(list(zip(compared, known, strict=True)), n_unseen)
+        error = build_ranks_differ_error(list(zip(compared, decoded, strict=True)), n_unseen)
         found = {"reasons": error.reasons, "ranks": error.ranks, "n_unseen": error.n_unseen}
     found = rank_group.broadcast(f"{save}/difference", found, 2 * limit_s)
     return RanksDifferError(**found)

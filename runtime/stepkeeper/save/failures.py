@@ -22,7 +22,7 @@ _MAX_LOST_IN_A_ROW: Final = 2
 
 
 class EndAsFencedIf(Protocol):
-    """A function that makes the process exit as fenced if a method returns True at its end."""
+    """Makes the process exit with the code for a lost root, if the method returns True at the process's end."""
 
     def __call__(self, is_lost: Callable[[], bool], *, is_pods: bool) -> None: ...
 
@@ -30,7 +30,8 @@ class EndAsFencedIf(Protocol):
 class SaveFailures:
     """Remember failures of saves, and decide which of them a later save recovers from. Any thread may call it.
 
-    A later save recovers from the loss of one companion, and from full devices, where each save copies less.
+    A later save recovers from the loss of one companion, and from full devices, where each save copies less. A fence is
+    the error that another claim owns the root.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,8 @@ class SaveFailures:
         """The failure of the newest save that has ended."""
 
         self._lost_in_a_row = 0
+        """The number of newest saves that have each lost a companion."""
+
         self._fence: FencedError | None = None
         self._on_fence: Callable[[FencedError], object] = lambda _fence: None
         self._is_pods = False
@@ -77,6 +80,7 @@ class SaveFailures:
         if is_new:
             _log.error("fenced, nothing more is saved here: %s", fence)
             if self._end_as_fenced_if is not None and not self._has_hook:
+                # Once: at the process's end it calls `is_lost`, whatever has happened since.
                 self._has_hook = True
                 self._end_as_fenced_if(self.is_lost, is_pods=self._is_pods)
             # Not if the manager was dropped: the process may keep running until its last save has ended.
@@ -114,9 +118,9 @@ class SaveFailures:
             recovers = isinstance(failure, StepkeeperError) and failure.next_save_recovers
             if isinstance(failure, FencedError):
                 fence = failure
-            ends = not recovers or self._lost_in_a_row >= _MAX_LOST_IN_A_ROW
+            ends_training = not recovers or self._lost_in_a_row >= _MAX_LOST_IN_A_ROW
             # The saves that were in flight when the root was lost fail later, each in its own way.
-            if ends and not isinstance(self._failure, FencedError):
+            if ends_training and not isinstance(self._failure, FencedError):
                 self._failure = failure
         if fence is not None:
             self.record_fence(fence)

@@ -23,7 +23,7 @@ GivenState = Mapping[str, object] | Callable[[], Mapping[str, object]]
 """A state, or a function that builds it. The function is called only when a save is due."""
 
 _STEPS_END: Final = 1 << 63
-_IS: Final = "state is a dict, or an object with state_dict() and load_state_dict()"
+_FORM: Final = "state is a dict, or an object with state_dict() and load_state_dict()"
 _EMPTY: Final = (
     "the state is empty: a checkpoint of it would restore nothing. Pass the objects that training changes"
 )
@@ -39,9 +39,7 @@ class SaveRequest:
     """The training's metrics of the step."""
 
     is_last: bool = False
-    """True if no other save comes after it. Such a save goes directly to the root: its memory need not be freed
-    early.
-    """
+    """True if no other save comes after it. Such a save goes directly to the root: its memory isn't needed early."""
 
     on_tensors: Callable[[Mapping[str, torch.Tensor]], None] | None = None
     """Called with the state's tensors once they were copied, in the thread that starts the save."""
@@ -86,8 +84,7 @@ def name_entries(state: object) -> frozenset[str]:
 def build_state(given: GivenState, step: int) -> Mapping[str, object]:
     """Return the state of `step`: the given one, or the result of the given function.
 
-    Raises the function's own error, with a note, TypeError if it returned no state, ValueError for an empty
-    one.
+    Raises the function's own error, with a note, TypeError if it returned no state, ValueError for an empty one.
     """
     if not _is_function(given):
         return given  # type: ignore[return-value]  # _is_function has checked it
@@ -111,7 +108,7 @@ def _check_state(state: object, what: str) -> None:
             if isinstance(state, type)
             else f"a value of type {type(state).__name__}"
         )
-        raise TypeError(f"{_IS}; {what} {kind}")
+        raise TypeError(f"{_FORM}; {what} {kind}")
 
 
 def check_not_empty(*entries: object) -> None:

@@ -25,9 +25,8 @@ SaveHook = Callable[[SaveReport], object]
 class SaveHooks:
     """Log saves and restores, and call the hooks of saves.
 
-    Successes are logged at INFO, which is shown in an operator's pod, and elsewhere if the training turns it
-    on. A thread calls the hooks in the order of the saves. One may take long, or call the manager: no save
-    waits for it.
+    Successes are logged at INFO, which is shown in an operator's pod, and elsewhere if the training turns it on. A
+    thread calls the hooks in the order of the saves. A hook may take long, or call the manager: no save waits for it.
     """
 
     def __init__(self) -> None:

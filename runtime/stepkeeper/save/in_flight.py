@@ -15,18 +15,16 @@ __all__ = ["InFlight"]
 
 
 class InFlight:
-    """A save that was started, and its progress so far.
-
-    Attributes:
-        step: The step that is saved.
-        state: The progress of the save.
-        report: The save's cost in time; None until the save has ended.
-    """
+    """A save that was started, and its progress so far."""
 
     def __init__(self, step: int, clock: SaveClock | None = None, waits: Waits | None = None) -> None:
-        self.step: Final = step
         self._waits = waits or Waits()
+        self.step: Final = step
+        """The step that is saved."""
+
         self.state = SaveState.TRANSFERRING
+        """The progress of the save."""
+
         self.future: Final[Future[Committed]] = Future()
         self.region_released: Final[Future[None]] = Future()
         """Resolved when another save may use this one's memory."""

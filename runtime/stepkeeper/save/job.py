@@ -65,6 +65,8 @@ class SaveJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
+    """The claim and the nonce that name the folder of one save."""
+
     claim: int
     nonce: str
 

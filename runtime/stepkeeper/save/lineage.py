@@ -41,6 +41,7 @@ class Lineage:
         self, record: Restorable | None, state: Mapping[str, object], rules: LoadRules
     ) -> None:
         """Note that the root is claimed, and that `state` was restored from HEAD; see `Saver.mark_latest_restored`."""
+        # A restored part doesn't change what the next save continues from.
         if rules.selects_all:
             claimed = self._companion.claimed_root
             # The claim of an earlier save that began a branch, and perhaps has no commit, doesn't continue from HEAD.
@@ -52,6 +53,7 @@ class Lineage:
 
     def mark_restored(self, record: Restorable, state: Mapping[str, object], rules: LoadRules) -> None:
         """Note that `record` was restored, wherever HEAD is; see `Saver.mark_restored`."""
+        # A restored part counts only if this process has no other base.
         if rules.selects_all or (self.origin is None and self._companion.claimed_root is None):
             self.origin = _origin_of(record)
         if rules.is_whole:

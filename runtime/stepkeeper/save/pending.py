@@ -52,7 +52,7 @@ class PendingSaves:
             left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
             oldest = next((each for each in self._saves if not each.region_released.done()), None)
             if oldest is None:
-                # An exception of a signal handler came between taking the last one and using it.
+                # One was lost: a signal handler raised an exception between taking it and using it.
                 return Region()
             if not self._waits.await_all([oldest.region_released], left_s):
                 raise TimeoutError(

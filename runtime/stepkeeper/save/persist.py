@@ -55,17 +55,17 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
     with rank_group.heartbeat() as report_moved:
         job = job.noting_moved(report_moved)
         transfer_s = rank_group.limits.transfer_s(snapshot.transfer_bytes)
-        lost = await_transfer(job.transfer, snapshot, transfer_s, job.note_moved)
+        transfer_error = await_transfer(job.transfer, snapshot, transfer_s, job.note_moved)
         check_same_state(
             job.name, job.step, snapshot.digest, rank_group, transfer_bytes=snapshot.transfer_bytes
         )
-        return _write_and_commit(job, lost, companion, rank_group)
+        return _write_and_commit(job, transfer_error, companion, rank_group)
 
 
 def _write_and_commit(
-    job: SaveJob, lost: Exception | None, companion: Companion, rank_group: RankGroup
+    job: SaveJob, transfer_error: Exception | None, companion: Companion, rank_group: RankGroup
 ) -> Committed:
-    """Write this rank's share unless the snapshot is `lost`, vote, and let rank 0 commit. Raises as `persist_save`."""
+    """Write this rank's share if its snapshot arrived, vote, and let rank 0 commit. Raises as `persist_save`."""
     limits = rank_group.limits
     failure: Exception | None = None
     process: CompanionProcess | None = None
@@ -73,8 +73,8 @@ def _write_and_commit(
     try:
         # Before anything that can fail here: the other ranks wait until rank 0 has answered with a place or an error.
         place = _agree_on_place(job, companion, rank_group)
-        if lost is not None:
-            raise lost
+        if transfer_error is not None:
+            raise transfer_error
         process = companion.ensure_process()
         written = write_share(job, process, limits, place, staged=companion.has_tier and not job.is_last)
         job.in_flight.mark_share_durable(written.size_bytes)
@@ -87,7 +87,9 @@ def _write_and_commit(
     try:
         votes = rank_group.gather(f"{job.name}/vote", vote, votes_s)
     except PeerLostError as error:
-        if rank_group.rank == 0 and place is not None and process is not None and not process.lost:
+        # A new companion process would start too late.
+        can_void = rank_group.rank == 0 and process is not None and not process.lost
+        if can_void and place is not None:
             void = VoidRequest(folder=place.folder(job.step), reason=f"not all ranks have voted: {error}")
             _void_folder(companion, process, void, error, _LATE_VOID_S)
         raise
@@ -98,7 +100,7 @@ def _write_and_commit(
         except Exception as error:  # raised below, after the other ranks have received it
             failure = failure or error
             outcome = {"error": encode_error(error)}
-    # Rank 0 waits for the votes, and then for the log. It may have to void the save by another companion.
+    # Rank 0 waits for the votes, then commits. If that fails, it voids the save, if need be by another companion.
     outcome = rank_group.broadcast(f"{job.name}/outcome", outcome, votes_s + 3 * ENTRY_S)
     if "error" in outcome:
         raise _choose_error(failure, decode_error(outcome["error"]))
@@ -187,11 +189,12 @@ def _join_refusals(step: int, refusals: Mapping[int, Exception]) -> StepkeeperEr
     """Join the ranks' refusals into one error, whose class decides on all ranks how the job continues."""
     reasons = "; ".join(f"rank {rank}: {error}" for rank, error in refusals.items())
     text = f"the save of step {step} was given up: {reasons}"
-    if any(isinstance(error, FencedError) for error in refusals.values()):
+    if any(isinstance(error, FencedError) for error in refusals.values()):  # then all exit as fenced
         return FencedError(text)
     if all(_next_save_recovers(error) for error in refusals.values()):
         full = any(isinstance(error, DevicesFullError) for error in refusals.values())
         return DevicesFullError(text) if full else CompanionLostError(text)
+    # A start after the store has answered again may succeed.
     if all(_next_save_recovers(error) or isinstance(error, UNANSWERED) for error in refusals.values()):
         return StorageAwayError(text)
     return SaveError(text)
@@ -213,12 +216,12 @@ def _void_folder(
     A lost companion process is replaced for that, unless the next save replaces it anyway. Raises FencedError
     if another claim owns the root: `error` may only be what that claim has caused.
     """
-    present = None if process is None or process.lost else process
-    if present is None and _next_save_recovers(error):
+    usable = None if process is None or process.lost else process
+    if usable is None and _next_save_recovers(error):
         return
     try:
-        present = present or companion.ensure_process()
-        present.send_request(Kind.VOID, encode(void), timeout_s=timeout_s)
+        usable = usable or companion.ensure_process()
+        usable.send_request(Kind.VOID, encode(void), timeout_s=timeout_s)
     except FencedError as fence:
         raise fence from error
     except StepkeeperError as refusal:

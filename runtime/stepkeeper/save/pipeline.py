@@ -36,7 +36,7 @@ from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.loading.differences import find_optimizers, list_with_state
 from stepkeeper_planners.state.tree import FlatState
 
-__all__ = ["SavePipeline"]
+__all__ = ["SavePipeline", "seconds_until"]
 
 _log: Final = logger(__name__)
 
@@ -81,7 +81,7 @@ class SavePipeline:
             limits=rank_group.limits,
         )
         self.prepared = False
-        """True once the programs for saves are compiled."""
+        """True once the programs for saves are compiled, or are about to be."""
 
         self._primed: set[tuple[str, str]] | None = None
         """The parameters that optimizers had state for at the start; None if that is unknown, or was compared."""
@@ -141,8 +141,9 @@ class SavePipeline:
         if self._planning is not None and not self._waits.await_all([self._planning], timeout_s):
             raise TimeoutError(f"the first save was still being planned after {timeout_s:.1f} s")
         self._planning = None
-        name, waits = f"save/{self._number}", self._waits
-        region = self.pending.take_region(_until(ends_s))
+        name = f"save/{self._number}"
+        waits = self._waits  # so that the job's lambda doesn't keep this object alive
+        region = self.pending.take_region(seconds_until(ends_s))
         in_flight, transfer = None, None
         try:
             self._number += 1
@@ -169,14 +170,14 @@ class SavePipeline:
         except BaseException as error:
             if in_flight is not None:
                 self.pending.drop(in_flight)
-            # A transfer that has begun may still write into its own.
+            # A transfer that has begun may still write into the region: give back an empty one in its place.
             self.pending.give_back(region if transfer is None else Region())
             self._refuse(name, request.step, error)
             raise
         return in_flight
 
     def _refuse(self, name: str, step: int, error: BaseException) -> None:
-        """Report to the other ranks that this one takes no part in a save."""
+        """Report, in the order of the saves, that this rank takes no part in one."""
         refusal = f"{type(error).__name__}: {error}"
         try:
             self._persisting.submit(self._announce_refusal, name, step, refusal)
@@ -203,7 +204,7 @@ class SavePipeline:
     ) -> tuple[Snapshot, Future[None]]:
         """Take the snapshot by `ends_s`, and have its copies moved into the region. Raises as `start_save` does."""
         snapshot = self._snapshots.take_snapshot(
-            state, region, timeout_s=_until(ends_s), on_tensors=request.on_tensors
+            state, region, timeout_s=seconds_until(ends_s), on_tensors=request.on_tensors
         )
         try:
             self.prepared = True
@@ -234,6 +235,7 @@ class SavePipeline:
         self._is_closed = True
         ends_s = time.monotonic() + timeout_s
         ended = [each.close(ends_s - time.monotonic()) for each in (self._persisting, self._transfers)]
+        # While only the first save is being planned, none was started.
         if not all(ended) and self._planning is None:
             _log.error("a save was stuck for %.1f s and is given up: it won't be committed", timeout_s)
         self.pending.close()
@@ -262,7 +264,7 @@ class SavePipeline:
         finally:
             held = not in_flight.region_released.done()
             if held:
-                # A transfer that is stuck may still write into its own.
+                # A transfer that is stuck may still write into the region: give back an empty one in its place.
                 self.pending.give_back(job.region if job.transfer.done() else Region())
             if committed is None:
                 in_flight.future.set_exception(failure)
@@ -277,5 +279,6 @@ class SavePipeline:
             check_same_state(name, step, None, self._rank_group, refusal=refusal)
 
 
-def _until(ends_s: float | None) -> float | None:
+def seconds_until(ends_s: float | None) -> float | None:
+    """Return the seconds that are left until `ends_s` of time.monotonic(); None without a limit."""
     return None if ends_s is None else max(0.0, ends_s - time.monotonic())

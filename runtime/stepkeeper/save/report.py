@@ -107,6 +107,7 @@ class SaveClock:
         error: BaseException | None = None,
     ) -> SaveReport:
         """Build the report of the save, which has ended just now. A part that it didn't reach took no time."""
+        # A time that the save didn't reach is replaced by the next one.
         now_s = time.monotonic()
         released_s = self._released_s or now_s
         written_s = self._reached_s.get(SaveState.COMMITTING, now_s)

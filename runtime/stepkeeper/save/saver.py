@@ -20,7 +20,7 @@ from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.lineage import Lineage
-from stepkeeper.save.pipeline import SavePipeline
+from stepkeeper.save.pipeline import SavePipeline, seconds_until
 from stepkeeper.save.report import RecentCosts, SaveClock
 from stepkeeper.storage import Store
 from stepkeeper_planners.loading.selection import LoadRules
@@ -109,7 +109,7 @@ class Saver:
         self._forget_ended_save()
 
     def _forget_ended_save(self) -> None:
-        # A step that was saved before isn't the same one now.
+        # The step of the same number is now another one, and may be saved too.
         if self._newest_save is not None and self._newest_save.done:
             self._newest_save = None
 
@@ -132,9 +132,10 @@ class Saver:
         clock = SaveClock()
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._waits.in_turn(self._turn, _STARTING, timeout_s):
-            self._prove_root(_until(ends_s))
-            save = self._newest_save = self._pipeline.start_save(request, _until(ends_s), clock=clock)
+            self._prove_root(seconds_until(ends_s))
+            save = self._newest_save = self._pipeline.start_save(request, seconds_until(ends_s), clock=clock)
             self._progress.set_in_flight(request.step)
+            # It may have ended before the line above.
             if save.ended:
                 self._progress.set_in_flight(None)
         return save
@@ -171,8 +172,8 @@ class Saver:
         """Prove the root, unless that was done before. Raises as `start_save` does.
 
         Another thread makes the requests, because they may take longer than a notice allows. This one waits
-        meanwhile: the clients of stores draw from Python's random numbers, which must stay reproducible for
-        the training.
+        meanwhile: the clients of stores draw from Python's random numbers, and mustn't do so between the
+        training's own draws.
         """
         if self._proof.made:
             return
@@ -218,7 +219,3 @@ class Saver:
         if idle:
             self._progress.set_in_flight(None)
         self._save_hooks.report_save(save.report)
-
-
-def _until(ends_s: float | None) -> float | None:
-    return None if ends_s is None else max(0.0, ends_s - time.monotonic())

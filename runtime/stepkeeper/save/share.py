@@ -45,6 +45,7 @@ def write_share(
     progress = _ShareProgress(job, limits)
     try:
         if staged and _stage_share(job, process, place, progress):
+            # The companion uploads from the local disk now.
             job.release_region()
             upload = encode(UploadRequest(folder=place.folder(job.step)))
             answer = process.send_request(
@@ -74,7 +75,7 @@ def _request_write(
         structure_key=structure.key,
         structure=None if process.structure_key == structure.key else structure.text,
     )
-    # Until it answers, it may hold either structure.
+    # Without an answer it is unknown which structure the process has.
     process.structure_key = None
     answer = process.send_request(
         kind,

@@ -22,10 +22,9 @@ _log: Final = logger(__name__)
 class Worker:
     """Run calls in the order in which they were submitted. Any thread may submit them.
 
-    The interpreter waits for their end at exit, so that a started save is finished. It doesn't wait for a
-    thread that is stuck after a notice's deadline, after the loss of a rank, or after `close` has given it
-    up. So a daemon thread runs them, and another thread, which isn't a daemon, waits for that one. Both end
-    when there are no more calls.
+    The interpreter waits for their end at exit, so that a started save is finished. It doesn't wait for a thread that
+    is stuck after a notice's deadline, after the loss of a rank, or after `close` has given it up. So a daemon thread
+    runs the calls, and a guard, which isn't a daemon, waits for that thread. Both end when there are no more calls.
     """
 
     def __init__(self, name: str, waits: Waits) -> None:

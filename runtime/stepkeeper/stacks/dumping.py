@@ -1,4 +1,8 @@
-"""Dump the stacks of all ranks once for concurrent reasons, such as a request or a far too long step."""
+"""Dump the stacks of all ranks, on request or when a step takes far too long. This runs in each rank's companion.
+
+The rank with a reason asks rank 0, which asks all others. Each writes its trainer's stacks into its own log and sends
+them to rank 0, which puts all of them into the report. Reasons that come at the same time cause one dump.
+"""
 
 import sys
 import threading
@@ -13,7 +17,7 @@ __all__ = ["REPORT_LIMIT", "Pace", "StackDumper", "shorten_stacks"]
 
 _FACTOR: Final = 10.0
 _LEAST_GAPS: Final = 2
-"""The first steps compile, and don't predict later durations."""
+"""The number of measured steps without which none is slow: the first ones compile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +31,11 @@ class Pace:
     """The time of that step's end."""
 
     n_gaps: int = 0
+    """The number of measured durations between two steps. `longest_s` is the longest."""
+
     longest_s: float = 0.0
     n_noted: int = 0
-    """The count of notes that the present step is slow. Each doubles the duration until the next."""
+    """How often the present step was noted as slow. Each time doubles the duration until the next."""
 
     def see(self, step: int | None, now_s: float) -> Self:
         """Return the pace with `step` as the last finished step."""
@@ -41,7 +47,7 @@ class Pace:
         return replace(self, step=step, since_s=now_s, n_gaps=self.n_gaps + 1, longest_s=longest_s, n_noted=0)
 
     def slow_from_s(self, least_s: float) -> float | None:
-        """Return the time from which the present step is slow, if it takes `least_s`; None if unknown."""
+        """Return the time from which the present step is slow, `least_s` after its start at least; None if unknown."""
         if self.step is None or self.n_gaps < _LEAST_GAPS:
             return None
         return self.since_s + max(least_s, _FACTOR * self.longest_s) * 2.0**self.n_noted
@@ -49,6 +55,11 @@ class Pace:
     def note(self) -> Self:
         """Return the pace after noting the present step as slow."""
         return replace(self, n_noted=self.n_noted + 1)
+
+    def describe(self, now_s: float) -> str:
+        """Describe the slow step as the reason of a dump."""
+        no_step = f"no step has followed step {self.step} for {now_s - self.since_s:.0f} s"
+        return f"{no_step}, and no step before took longer than {self.longest_s:.1f} s"
 
 
 REPORT_LIMIT: Final = 16 * 1024
@@ -66,14 +77,9 @@ class StackDumper:
     """Watch the pace of the training, and dump its stacks when a step is slow or on request."""
 
     def __init__(
-        self,
-        rank: int,
-        read: Callable[[], str],
-        *,
-        least_s: float | None,
-        on_dumped: Callable[[str], None],
+        self, rank: int, read: Callable[[], str], *, least_s: float | None, on_dumped: Callable[[str], None]
     ) -> None:
-        """Start the thread. Steps below `least_s` are never slow; None: they aren't watched.
+        """Start the thread. Steps of less than `least_s` are never slow; None: steps aren't watched.
 
         Rank 0 calls `on_dumped` with the shortened stacks of the ranks that answered.
         """
@@ -85,8 +91,12 @@ class StackDumper:
         self._pace = Pace()
         self._reason: str | None = None
         self._is_spread = False
+        """True if the reason came from rank 0, which has sent it to all."""
+
         self._dumped_s = float("-inf")
         self._others: dict[int, str] = {}
+        """In rank 0, the stacks that other ranks have sent for the present dump."""
+
         self.mesh: MeshHost | MeshCaller | None = None
         """The connection to other ranks' companions; None for a process that trains alone or isn't linked yet."""
 
@@ -115,6 +125,7 @@ class StackDumper:
         if isinstance(reason := message.get("ask"), str):
             with self._changed:
                 if self._reason is None and time.monotonic() - self._dumped_s >= _AGAIN_S:
+                    # Other ranks are linked with rank 0 only, and it has sent this to all of them.
                     self._reason, self._is_spread = reason, self._rank != 0
                     self._changed.notify_all()
         if isinstance(stacks := message.get("stacks"), str):
@@ -151,14 +162,14 @@ class StackDumper:
                 from_s = None if self._least_s is None else self._pace.slow_from_s(self._least_s)
                 left_s = None if from_s is None else from_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
-                    self._reason = _describe(self._pace, time.monotonic())
+                    self._reason = self._pace.describe(time.monotonic())
                     self._pace = self._pace.note()
                 else:
                     self._changed.wait(left_s)
             return self._reason, self._is_spread
 
     def _settle(self) -> None:
-        """Mark the dump as done, also for the same reason that this rank would find by itself in a moment."""
+        """Mark the dump as done, also for the slow step that this rank would find by itself in a moment."""
         now_s = time.monotonic()
         with self._changed:
             self._dumped_s, self._reason, self._is_spread = now_s, None, False
@@ -172,18 +183,10 @@ class StackDumper:
             return dict(self._others)
 
 
-def _describe(pace: Pace, now_s: float) -> str:
-    return (
-        f"no step has followed step {pace.step} for {now_s - pace.since_s:.0f} s, and no step before took longer than "
-        f"{pace.longest_s:.1f} s"
-    )
-
-
 def shorten_stacks(reason: str, stacks: Mapping[int, str], limit: int = REPORT_LIMIT) -> str:
     """Join the stacks of several ranks into one text of `limit` characters at most. Pure.
 
-    Of each rank the end is kept, where the main thread is. If there are very many ranks, only the first are
-    included.
+    Of each rank the end is kept, where the main thread is. If there are very many ranks, only the first are included.
     """
     parts = [f"because {reason}\n"]
     each = max(_LEAST_EACH, (limit - len(parts[0])) // max(1, len(stacks)))

@@ -1,4 +1,7 @@
-"""Connect the companions of all ranks. This is the trainers' part: they share an address once all have met."""
+"""Connect the companions of all ranks, so that they can dump all stacks. This is the trainers' part.
+
+Rank 0's trainer opens the port of its companion, and the trainers share its address once all have met.
+"""
 
 import secrets
 import socket
@@ -34,15 +37,14 @@ class StackMeeting:
         return () if listener is None else (listener.fileno(),)
 
     def describe(self, towards: str | None) -> dict[str, Any] | None:
-        """Describe this rank's address for other ranks' companions; None if it doesn't listen."""
+        """Describe this rank's address for other ranks' companions; None if it doesn't listen.
+
+        `towards` is a host that all ranks reach: the route to it shows which of this host's addresses they can reach.
+        """
         listener = self._listening()
         if listener is None:
             return None
-        return {
-            "hosts": addresses_of_host(towards),
-            "port": listener.getsockname()[1],
-            "secret": self.secret,
-        }
+        return {"hosts": addresses_of_host(towards), "port": listener.getsockname()[1], "secret": self.secret}
 
     def forget_after_fork(self) -> None:
         """Close this copy of the socket in a forked child."""
@@ -67,8 +69,6 @@ class StackMeeting:
                         self._listener = listen()
                 except OSError as error:
                     self._is_host = False
-                    _log.warning(
-                        "stack requests reach this rank only, since listening for other ranks failed: %r",
-                        error,
-                    )
+                    text = "stack requests reach this rank only, since listening for other ranks failed: %r"
+                    _log.warning(text, error)
             return self._listener

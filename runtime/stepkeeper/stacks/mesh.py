@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -62,7 +63,6 @@ class MeshCaller:
         self._address = address
         self._receive = receive
         self._sock: socket.socket | None = None
-        self._waiting = threading.Event()
         threading.Thread(target=self._run, name="stacks-call", daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> int:
@@ -80,13 +80,13 @@ class MeshCaller:
                 n_failures = 0
                 _receive_lines(self._sock, lambda message: self._receive(0, message))
             except OSError as error:
-                if n_failures == 0:
+                if n_failures == 0:  # one message for all retries
                     complain = f"connecting to rank 0 for stacks failed, retrying: {error}"
                     print(f"stepkeeper: {complain}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
             sock, self._sock = self._sock, None
             if sock is not None:
                 sock.close()
-            self._waiting.wait(_PAUSES_S[min(n_failures, len(_PAUSES_S) - 1)])
+            time.sleep(_PAUSES_S[min(n_failures, len(_PAUSES_S) - 1)])
             n_failures += 1
 
 

@@ -18,6 +18,8 @@ _ANSWER_S: Final = 2.0
 
 _SIGNALLED_S: Final = 2.0
 _SETTLED_S: Final = 0.2
+"""Stacks that C code writes have no end mark: they are complete if nothing is added for this time."""
+
 _LOOK_S: Final = 0.02
 
 
@@ -27,8 +29,8 @@ class StackReader:
     def __init__(self, fd: int, ask: Callable[[int], object], send_signal: Callable[[], None]) -> None:
         """Store the arguments; nothing is read yet. The memory's descriptor `fd` stays open.
 
-        `ask` asks the trainer to write its stacks, followed by a number; `send_signal` makes C code in it do
-        so without one.
+        `ask` requests the stacks from the trainer's Python code, which writes the given number after them.
+        `send_signal` requests them from C code, which writes no number.
         """
         self._fd = fd
         self._ask = ask
@@ -43,7 +45,7 @@ class StackReader:
         self._ask(self._n_asked)
         if _wait(lambda: self._text().endswith(end), _ANSWER_S):
             return self._text().removesuffix(end)
-        # This comes last: it walks the stacks without the GIL, which is safe only while no Python code runs.
+        # Second: C code walks the stacks without the GIL, which is safe only while no Python code runs.
         self._send_signal()
         _wait(lambda: bool(self._text()), _SIGNALLED_S)
         return self._settled_text().removesuffix(end)

@@ -25,23 +25,20 @@ class StackFile:
 
     def __init__(self) -> None:
         self._memory = MemoryFile("stepkeeper-stacks")
-        # The companion empties it before each request.
-        fcntl.fcntl(self._memory.fd, fcntl.F_SETFL, os.O_APPEND)
+        self.fd: Final = self._memory.fd
+        # The companion empties it before each request: what is written then belongs at its start.
+        fcntl.fcntl(self.fd, fcntl.F_SETFL, os.O_APPEND)
         self.signal_number: Final = _find_free_signal()
         """None if all real-time signals are taken."""
 
         if self.signal_number is not None:
-            faulthandler.register(self.signal_number, self._memory.fd, all_threads=True)
+            faulthandler.register(self.signal_number, self.fd, all_threads=True)
         forget_in_forks(self)
-
-    @property
-    def fd(self) -> int:
-        return self._memory.fd
 
     def write(self, number: int) -> None:
         """Write the stacks of all threads, followed by the request's `number`."""
-        faulthandler.dump_traceback(self._memory.fd, all_threads=True)
-        os.write(self._memory.fd, f"{END_OF_STACKS} {number}\n".encode())
+        faulthandler.dump_traceback(self.fd, all_threads=True)
+        os.write(self.fd, f"{END_OF_STACKS} {number}\n".encode())
 
     def forget_after_fork(self) -> None:
         """Release the signal in a forked child: the memory is its parent's."""

@@ -3,11 +3,4 @@
 from stepkeeper.storage.base import ObjectStat, Store
 from stepkeeper.storage.open import check_slashes, expand_home, open_store, root_uri
 
-__all__ = [
-    "ObjectStat",
-    "Store",
-    "check_slashes",
-    "expand_home",
-    "open_store",
-    "root_uri",
-]
+__all__ = ["ObjectStat", "Store", "check_slashes", "expand_home", "open_store", "root_uri"]

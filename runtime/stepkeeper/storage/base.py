@@ -134,7 +134,7 @@ class CopiedStore(Store, Protocol):
 
 
 def check_path(path: str) -> str:
-    """Return `path` if it stays inside a root on every back end. Raises ValueError."""
+    """Return `path` if on every back end it stays inside a root, and is no temporary file. Raises ValueError."""
     segments = path.split("/")
     if not all(
         _SEGMENT.fullmatch(s) and s not in (".", "..") and not s.startswith(".tmp-") for s in segments

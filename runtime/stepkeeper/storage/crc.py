@@ -61,6 +61,7 @@ def combine_crc32c(crcs: Sequence[int], block_bytes: int, size_bytes: int) -> in
 def _pieces(parts: Sequence[Buffer], block_bytes: int) -> Iterator[bytes]:
     """Yield small copies of `parts` joined, none of which goes beyond the end of a block."""
     waiting: list[memoryview] = []
+    # The bytes that are left of the block, and of the piece.
     in_block = block_bytes
     room = min(_PIECE_BYTES, in_block)
     for part in parts:
@@ -83,6 +84,7 @@ Matrix = tuple[int, ...]
 
 
 def _apply(matrix: Matrix, crc: int) -> int:
+    """Add up the columns that the crc's bits select."""
     result = 0
     for column in matrix:
         if crc & 1:
@@ -101,6 +103,7 @@ def _zeros(length: int) -> Matrix:
 
     The crc of the zeros themselves isn't in it.
     """
+    # Compose the maps for 1, 2, 4, … zero bits, beginning with the map that changes nothing.
     one_bit: Matrix = (_POLYNOMIAL, *(1 << i for i in range(31)))
     power, result = one_bit, tuple(1 << i for i in range(32))
     bits = length * 8

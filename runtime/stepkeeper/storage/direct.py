@@ -38,7 +38,7 @@ def write_past_cache(descriptor: int, parts: Sequence[Buffer]) -> bool:
     for filled in _fill_repeatedly(parts, buffer):
         whole = filled // _BLOCK_BYTES * _BLOCK_BYTES
         _write(descriptor, buffer[:whole])
-        if whole < filled:
+        if whole < filled:  # the file's last bytes, less than a block
             _switch(descriptor, on=False)
             _write(descriptor, buffer[whole:filled])
     return True

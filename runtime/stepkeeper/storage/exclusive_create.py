@@ -81,15 +81,16 @@ def _race_creates(store: Store, create: Create, path: str, patience: Patience) -
 
 def _put_once(store: Store, create: Create, path: str, data: bytes, patience: Patience) -> bool:
     """Put once, and return True if this put won, by the stored bytes if a try got no answer."""
-    asked_again = False
+    is_unanswered = False
+    """True if a try got no answer. Then an object that exists may be its own."""
 
     def put() -> bool:
-        nonlocal asked_again
+        nonlocal is_unanswered
         try:
             won = create(path, data)
         except BaseException:
-            asked_again = True
+            is_unanswered = True
             raise
-        return won or (asked_again and store.read(path) == data)
+        return won or (is_unanswered and store.read(path) == data)
 
     return patience.retry(put)

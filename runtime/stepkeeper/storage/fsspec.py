@@ -19,13 +19,7 @@ from stepkeeper.errors import (
     StorageError,
     TransientStorageError,
 )
-from stepkeeper.storage.base import (
-    Buffer,
-    ObjectStat,
-    check_path,
-    holds,
-    joined_size_bytes,
-)
+from stepkeeper.storage.base import Buffer, ObjectStat, check_path, holds, joined_size_bytes
 from stepkeeper.storage.exclusive_create import make_refusal, prove_exclusive_create
 from stepkeeper.storage.moved import moved
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
@@ -130,9 +124,8 @@ class FsspecStore:
                 data: bytes = self._filesystem.cat_file(where, start=offset or None, end=end)
             except _MISSING as error:
                 raise MissingObjectError(f"{self._uri}/{path} does not exist") from error
-            except (
-                Exception
-            ):  # file systems raise different errors for a range after the end: the size decides
+            except Exception:
+                # File systems raise different errors for a range after the end: the size decides.
                 if offset < self._size_bytes(path):
                     raise
                 return b""

@@ -64,8 +64,7 @@ _ROLE: Final = "roles/storage.objectUser"
 class GcsStore:
     """Store objects in a bucket of Cloud Storage.
 
-    It uses STORAGE_EMULATOR_HOST, without credentials, if that is set; else the application default
-    credentials.
+    It uses STORAGE_EMULATOR_HOST, without credentials, if that is set; else the application default credentials.
     """
 
     def __init__(
@@ -76,11 +75,14 @@ class GcsStore:
         self._prefix = f"{prefix}/" if prefix else ""
         with _converting_errors(self._uri, bucket):
             self._session = _session()
-        self._client = _client(self._session)
+        # The client requires the name of a project, which is never used for a bucket.
+        credentials = self._session.credentials
+        self._client = storage.Client(project="unknown", credentials=credentials, _http=self._session)
         self._bucket = self._client.bucket(bucket)
         self._retry: Retry = DEFAULT_RETRY.with_delay(initial=0.2, maximum=8.0).with_timeout(retry_s)
         self._patience = Patience(total_s=retry_s)
         self._bucket_was_there = False
+        """True once a listing has shown that the bucket exists."""
 
     @property
     def uri(self) -> str:
@@ -113,7 +115,8 @@ class GcsStore:
         with self._converted_errors(path):
             try:
                 data: bytes = self._blob(path).download_as_bytes(
-                    start=offset or None if end is None else offset,
+                    # Without a start and an end, no range is requested.
+                    start=(offset or None) if end is None else offset,
                     end=end,
                     raw_download=True,
                     checksum=None,
@@ -246,11 +249,6 @@ def _session() -> AuthorizedSession:
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=_CONNECTIONS, pool_block=False))
     return session
-
-
-def _client(session: AuthorizedSession) -> storage.Client:
-    # The client requires the name of a project, which is never used for a bucket.
-    return storage.Client(project="unknown", credentials=session.credentials, _http=session)
 
 
 def _encoded_crc32c(crc: int) -> str:

@@ -14,7 +14,7 @@ from google.api_core.retry import Retry
 from google.auth.transport.requests import AuthorizedSession
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from stepkeeper.storage.base import Buffer, joined_size_bytes
+from stepkeeper.storage.base import Buffer, flat_view
 from stepkeeper.storage.moved import moved
 from stepkeeper.storage.retry import Patience
 
@@ -33,6 +33,8 @@ _KIND: Final = "application/octet-stream"
 _DONE: Final = (200, 201)
 _RESUME: Final = 308
 _GONE: Final = (404, 410)
+"""Status codes for an upload that is complete, one to continue, and one that the server doesn't know any more."""
+
 _RANGE: Final = re.compile(r"bytes=0-([0-9]+)")
 _is_transient: Final = DEFAULT_RETRY._predicate  # noqa: SLF001  # what the library itself retries
 
@@ -58,7 +60,7 @@ def upload(place: Place, parts: Sequence[Buffer], crc32c: str, *, retry: Retry, 
     PreconditionFailed if there is an object already, perhaps our own from a try without an answer, or
     NotFound without a bucket.
     """
-    body = _Body([memoryview(part).cast("B") for part in parts if joined_size_bytes([part])])
+    body = _Body([view for view in map(flat_view, parts) if view.nbytes])
     resource = {"name": place.name, "crc32c": crc32c, "contentType": _KIND}
     if len(body) < _RESUMABLE_BYTES:
         retry(_upload_at_once)(place, body, resource)
@@ -116,9 +118,11 @@ def _upload_resumably(
         try:
             if session is None:
                 session, offset = retry(_begin_session)(place, len(body), resource), 0
-            answer = _send(place, "PUT", session, body.since(offset), _content_range(offset, len(body)))
+            headers = {"Content-Range": f"bytes {offset}-{len(body) - 1}/{len(body)}", "Content-Type": _KIND}
+            answer = _send(place, "PUT", session, body.since(offset), headers)
             received = _parse_progress(answer, len(body))
         except Exception as error:
+            # `_begin_session` was retried already.
             if session is None or not _is_transient(error):
                 raise
             failure = error
@@ -126,7 +130,7 @@ def _upload_resumably(
         if received == len(body):
             return
         if received is None:
-            session = None
+            session = None  # begin again
         else:
             # The server may have lost bytes, too: continue after those that it reports.
             offset = received
@@ -163,10 +167,6 @@ def _parse_progress(answer: requests.Response, size_bytes: int) -> int | None:
         return size_bytes
     found = _RANGE.fullmatch(answer.headers.get("Range", ""))
     return int(found[1]) + 1 if found else 0
-
-
-def _content_range(offset: int, size_bytes: int) -> dict[str, str]:
-    return {"Content-Range": f"bytes {offset}-{size_bytes - 1}/{size_bytes}", "Content-Type": _KIND}
 
 
 def _send(

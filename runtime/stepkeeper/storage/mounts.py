@@ -39,9 +39,11 @@ def mount_of(text: str, path: PurePosixPath) -> Mount | None:
     """Find the mount of `path`, which is absolute and without links: the last one that was made there or above."""
     found: Mount | None = None
     for line in text.splitlines():
-        before, separator, after = line.partition(" - ")
+        # In proc(5): id, parent, device, root, mount point, options - type, source, options.
+        before, _, after = line.partition(" - ")
         fields, kinds = before.split(" "), after.split(" ")
-        if separator and len(fields) >= 6 and len(kinds) >= 2 and path.is_relative_to(_unescaped(fields[4])):
+        is_complete = len(fields) >= 6 and len(kinds) >= 2
+        if is_complete and path.is_relative_to(_unescaped(fields[4])):
             found = Mount(
                 root=_unescaped(fields[3]),
                 mount_point=_unescaped(fields[4]),
@@ -67,15 +69,12 @@ def gcsfuse_uri(text: str, path: PurePosixPath) -> str | None:
     if mount is None:
         return None
     named = BUCKET_NAME.fullmatch(mount.source) is not None and mount.source not in _NO_BUCKETS
-    if mount.fstype != "fuse.gcsfuse" and not (
-        mount.fstype == "fuse" and (named or mount.source == "gcsfuse")
-    ):
+    is_gke_mount = mount.fstype == "fuse" and (named or mount.source == "gcsfuse")
+    if mount.fstype != "fuse.gcsfuse" and not is_gke_mount:
         return None
-    below = path.relative_to(mount.mount_point)
-    inside = PurePosixPath(mount.root.lstrip("/")) / below
-    return "gs://" + quote(
-        "/".join(part for part in (mount.source if named else "", str(inside)) if part not in ("", "."))
-    )
+    inside = PurePosixPath(mount.root.lstrip("/")) / path.relative_to(mount.mount_point)
+    parts = (mount.source if named else "", str(inside))
+    return "gs://" + quote("/".join(part for part in parts if part not in ("", ".")))
 
 
 def _unescaped(field: str) -> str:

@@ -42,8 +42,7 @@ def expand_home(path: str) -> str:
 def root_uri(path: str) -> str:
     """Return the URI of a root: a folder's path, which may begin with '~', as a file:// URI, and a URI unchanged.
 
-    Raises BadUriError if the path is empty, a URI that pathlib has changed ("gs:/bucket"), or has no such
-    home.
+    Raises BadUriError if the path is empty, a URI that pathlib has changed ("gs:/bucket"), or has no such home.
     """
     if not path:
         raise BadUriError("'' names no root: write a folder's path, or 'gs://bucket/prefix'")
@@ -56,9 +55,8 @@ def root_uri(path: str) -> str:
 def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:
     """Open the store whose root is `uri`: file:///…, gs://…, or what fsspec knows. Nothing is read yet.
 
-    `unsafe_single_writer` promises that nothing else will ever write there: fsspec's stores then skip the
-    proof, before the first put, that only one of two creates of a name wins. Raises BadUriError, which shows
-    a correct one.
+    `unsafe_single_writer` promises that nothing else will ever write there. Then fsspec's stores don't prove before
+    the first put that only one of two creates of a name wins. Raises BadUriError, which shows a correct one.
     """
     parts = urlsplit(uri)
     if parts.query or parts.fragment:

@@ -76,6 +76,7 @@ class PosixStore:
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         target = self._root / check_path(path)
         with self._converted_errors(target):
+            # An NFS client may have cached that the name doesn't exist: ask its server before the second look.
             for refreshed in (False, True):
                 if refreshed:
                     refresh_folder(target.parent)
@@ -109,6 +110,7 @@ class PosixStore:
         with self._converted_errors(target):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 target.unlink()
+            # Remove the folders that are empty now, except for the root.
             for folder in self._folders(target.parent)[:-1]:
                 try:
                     folder.rmdir()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stepkeeper.errors import StorageError, TransientStorageError
-from stepkeeper.storage.base import Buffer, ObjectStat, joined_size_bytes
+from stepkeeper.storage.base import Buffer, ObjectStat, flat_view
 from stepkeeper.storage.direct import write_past_cache
 from stepkeeper.storage.moved import moved
 
@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 NO_LINK: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+"""Errors of `link` where there are no hard links, or no more of them."""
+
 TEMPORARY: Final = ".tmp-"
 _SILLY_RENAMED: Final = ".nfs"
 """The prefix that an NFS client gives to a file that is deleted while a process reads it."""
@@ -61,6 +63,7 @@ def make_folder_beside_deletions(folder: Path) -> None:
             raise TransientStorageError(
                 f"{folder}: a deletion removed a folder above it, which was still empty"
             ) from refused
+    # The folder above exists after each try.
     raise StorageError(
         refused.errno, f"{folder}: no folder can be created in {above}, although it exists"
     ) from refused
@@ -164,7 +167,7 @@ def write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
     """Write all bytes of `parts`, joined. Large data bypasses the page cache if the file allows it."""
     if write_past_cache(descriptor, parts):
         return
-    waiting = [memoryview(part).cast("B") for part in parts if joined_size_bytes([part])]
+    waiting = [view for view in map(flat_view, parts) if view.nbytes]
     first = 0
     while first < len(waiting):
         written = os.writev(descriptor, waiting[first : first + _MAX_PARTS])

@@ -1,4 +1,4 @@
-"""Read a root, from a local disk where that has a copy. Callers have to verify the bytes."""
+"""Read a root's objects from copies on a local disk where there are some. Callers have to verify the bytes."""
 
 import threading
 from collections.abc import Collection, Sequence
@@ -14,18 +14,19 @@ class CachedStore:
 
     def __init__(self, root: Store, tier: LocalTier) -> None:
         self._root = root
+        self.uri = root.uri
         self._tier = tier
         self._lock = threading.Lock()
         self._given: set[str] = set()
         """Objects of which some bytes came from the local disk."""
 
         self._distrusted: set[str] = set()
-        self._used: set[str] = set()
-        self._n_bytes = 0
+        """Objects whose copies were wrong: they are read from the root."""
 
-    @property
-    def uri(self) -> str:
-        return self._root.uri
+        self._used: set[str] = set()
+        """Folders of saves that are marked as used, once each."""
+
+        self._n_bytes = 0
 
     def take_read_bytes(self) -> int:
         """Count the bytes that were read from the local disk since the last call."""

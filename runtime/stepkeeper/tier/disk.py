@@ -1,4 +1,7 @@
-"""Keep copies of one root's objects in a folder on a local disk. None of them is durable."""
+"""Keep copies of one root's objects in a folder on a local disk. None of them is durable.
+
+At most two saves have copies there: the one that is being staged, and the last used one of the others.
+"""
 
 import errno
 import hashlib
@@ -23,10 +26,10 @@ __all__ = ["LocalTier", "TierPlace"]
 
 _SAVE: Final = re.compile(r"[0-9]+/[0-9]+-[0-9a-f]{32}")
 _TEMPORARY: Final = ".tmp-"
-_NO_NAME: Final = re.compile(r"[^A-Za-z0-9]+")
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9]+")
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _SPARED: Final = 20
-"""The part of the file system that is left free, as a divisor: other programs on the host need the disk too."""
+"""A 20th of the file system is left free: other programs on the host need the disk too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,7 @@ class LocalTier:
         self._folder = Path(place.folder) / _name_of(uri)
         self._files = PosixStore(self._folder)
         self._is_ours = False
+        """True once only this user can have written the folder's files."""
 
     def make_room(self, folder: str, rank: int, size_bytes: int) -> None:
         """Make room for the share of `rank` in the save in `folder`. At most one other save stays, the last used one.
@@ -63,9 +67,8 @@ class LocalTier:
         others = [each for each in self._saves() if each != folder]
         for each in others[1:]:
             self.drop(each)
-        for each in others[:1]:
-            if size_bytes > self._room_bytes(rank):
-                self.drop(each)
+        if others and size_bytes > self._room_bytes(rank):
+            self.drop(others[0])
         room_bytes = self._room_bytes(rank)
         if size_bytes > room_bytes:
             raise OSError(
@@ -152,6 +155,7 @@ class LocalTier:
         return [name for _, name in sorted(found, reverse=True)]
 
     def _room_bytes(self, rank: int) -> int:
+        """Return how many more bytes `rank` may put. The limit `most_bytes` is for the objects of one rank."""
         disk = os.statvfs(self._folder)
         free_bytes = (disk.f_bavail - disk.f_blocks // _SPARED) * disk.f_frsize
         if self._place.most_bytes is None:
@@ -202,5 +206,5 @@ def _changed_nanos(file: Path) -> int:
 
 def _name_of(uri: str) -> str:
     """Make a folder's name for a root: the readable end of its URI, and a digest."""
-    readable = _NO_NAME.sub("-", uri).strip("-")[-40:].strip("-")
+    readable = _NOT_IN_NAMES.sub("-", uri).strip("-")[-40:].strip("-")
     return f"{readable}-{hashlib.sha256(uri.encode()).hexdigest()[:16]}"

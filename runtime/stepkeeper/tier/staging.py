@@ -1,6 +1,6 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""Stage saves on a local disk: a save is first written there as a whole, then uploaded to the root.
+"""Stage one rank's saves on a local disk: a save is first written there as a whole, then uploaded to the root.
 
 Only the root is durable.
 """
@@ -25,7 +25,7 @@ __all__ = ["LocalStaging"]
 
 _STREAMS: Final = 8
 _AT_ONCE: Final = Patience(total_s=0.0)
-"""No retries: a share that the disk can't hold now is written to the root directly."""
+"""No retries: a save that the disk can't hold now is written to the root directly."""
 
 
 @final
@@ -47,7 +47,7 @@ class LocalStaging:
         size_bytes = sum(size_in_bytes(each.dtype, each.sizes) for each in order.tensors)
         size_bytes += sum(each.length_bytes for each in order.values)
         if self._unfinished is not None:
-            # That save failed. Copies of earlier commits are worth more.
+            # That save failed, so that its copies will never be read. Those of earlier commits may be.
             self._tier.drop(self._unfinished)
         self._unfinished = order.folder
         self._tier.make_room(order.folder, order.rank, size_bytes)
@@ -60,7 +60,7 @@ class LocalStaging:
             raise
 
     def upload(self, manifest: Manifest) -> None:
-        """Upload the staged objects durably, then the manifest, except rank 0's. The upload can be retried.
+        """Upload the staged objects durably, then the manifest; rank 0's is left to the commit. Can be retried.
 
         Raises SaveError if the disk doesn't return the bytes that were put there, or StorageError.
         """

@@ -1,5 +1,6 @@
 """Remember the last finished step until it is saved. A training that ends well saves it."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,19 +18,19 @@ from stepkeeper_planners.state.whole import Whole
 __all__ = ["LastStep"]
 
 _MOST_TENSORS: Final = 16
-"""Number of a state's tensors that are compared."""
+"""The most tensors of a state that are compared."""
 
 _VISITS: Final = 100
-"""Number of a state's containers, objects and tensors that are visited."""
+"""The most containers, objects and tensors of a state that are visited."""
 
 _ENTRIES: Final = 200
-"""Number of a container's entries that are visited."""
+"""The most entries of a container that are visited."""
 
 _PARAMETERS: Final = 4
-"""Number of a module's parameters, and of an optimizer's groups, that are compared."""
+"""The most parameters of a module, and groups of an optimizer, that are compared."""
 
 _HELD_BYTES: Final = 4 << 20
-"""The largest tensor, in bytes, that is held from one save to the next."""
+"""The size of the largest tensor that this module keeps alive from one save to the next."""
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 
@@ -37,41 +38,40 @@ _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 class LastStep:
     """Hold the request of the last finished step, and detect changes of its state.
 
-    The state is the training's own and isn't copied. An unfinished later step, or weights that were loaded for an
-    evaluation, would be saved under the wrong number. So some of the tensors are compared. A few are enough, as an
-    optimizer's step changes all of them, and the train loop waits for this at every step.
+    The state is the training's own and isn't copied: an unfinished later step, or weights that were loaded for an
+    evaluation, could be saved under the wrong number. So some tensors are marked at the end of a step, and compared
+    with their marks before a save. A few must do, since the train loop waits for this at every step, and they are
+    enough: an optimizer's step changes all tensors.
     """
 
     def __init__(self) -> None:
-        self._request: SaveRequest | None = None
+        self.request: SaveRequest | None = None
+        """The last finished step, if nothing has saved it."""
+
         self._marks: list[ChangeMark] = []
         self._read: Sequence[torch.Tensor] = ()
         """Some of the tensors that the last save read, for a state whose tensors can't be found."""
 
     @property
-    def request(self) -> SaveRequest | None:
-        """The last finished step, if nothing has saved it."""
-        return self._request
-
-    @property
     def has_changed(self) -> bool:
         """True if the state has changed since the step."""
-        if self._request is None:
+        if self.request is None:
             return False
-        now = self._mark(self._request.state)
+        now = self._mark(self.request.state)
         return len(now) != len(self._marks) or any(
             mine.differs_from(then) for mine, then in zip(now, self._marks, strict=True)
         )
 
     def note_finished(self, request: SaveRequest) -> None:
         """Record that `request` is the last finished step."""
-        self._request, self._marks = request, self._mark(request.state)
+        self.request, self._marks = request, self._mark(request.state)
 
     def follow_save(self, request: SaveRequest) -> SaveRequest:
         """Forget the step if it is the one to save. Return a request that records the tensors it reads."""
-        if self._request is not None and self._request.step != request.step:
+        if self.request is not None and self.request.step != request.step:
             return request
         self.forget()
+        # A state whose tensors can be found needs no record.
         if next(_find_tensors(request.state), None) is not None:
             return request
         return replace(request, on_tensors=self._note_tensors)
@@ -82,7 +82,7 @@ class LastStep:
 
     def forget(self) -> None:
         """Forget the step: it is being saved, or another state was restored."""
-        self._request, self._marks = None, []
+        self.request, self._marks = None, []
 
     def _mark(self, state: GivenState) -> list[ChangeMark]:
         """Mark tensors of the state, or of the last save, without calling functions of the program."""
@@ -125,5 +125,6 @@ def _without_scalars(items: Iterable[Any]) -> list[Any]:
 
 
 def _spread(items: list[Any]) -> list[Any]:
-    """Return the items to compare, evenly spread."""
-    return items[:: -(-len(items) // _MOST_TENSORS) or 1]
+    """Return at most `_MOST_TENSORS` of the items, evenly spread."""
+    stride = math.ceil(len(items) / _MOST_TENSORS) or 1
+    return items[::stride]

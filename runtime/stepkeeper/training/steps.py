@@ -57,12 +57,13 @@ class TrainSteps:
 
     def should_save(self, step: int, *, stopping: bool) -> bool:
         """Return True if the policy, a request, or an agreed stop (`stopping`) asks to save `step`."""
-        last = self._saver.newest_save
-        saved = last is not None and last.step >= (self.decider.stop_step or 0)
-        return self.decider.is_save_due(step, stopping=stopping and not saved)
+        newest = self._saver.newest_save
+        # One save at the stop step, or after it, is enough: the program may have made it by itself.
+        is_saved = newest is not None and newest.step >= (self.decider.stop_step or 0)
+        return self.decider.is_save_due(step, stopping=stopping and not is_saved)
 
     def has_saved(self, step: int) -> bool:
-        """Return True if the newest save is of `step`, also if it failed, which ranks notice one by one."""
+        """Return True if the newest save is of `step`. With other ranks, also if it failed: they may not know yet."""
         newest = self._saver.newest_save
         return newest is not None and newest.step == step and not (self._is_alone and newest.failed)
 
@@ -84,13 +85,13 @@ class TrainSteps:
     def _read_conditions(self) -> SaveConditions:
         """Return the state of the saves, for rank 0's policy."""
         claimed = self._companion.claimed_root
-        past = None if claimed is None else claimed.past
+        disruptions = Disruptions()
+        if claimed is not None and claimed.past is not None:
+            disruptions = self._disruptions.count_until_now(claimed.claim.slot, claimed.past)
         return SaveConditions(
             saving=self._saver.in_flight is not None,
             cost=self._saver.cost,
-            disruptions=Disruptions()
-            if claimed is None or past is None
-            else self._disruptions.count_until_now(claimed.claim.slot, past),
+            disruptions=disruptions,
         )
 
 
@@ -102,7 +103,7 @@ class DisruptionHistory:
         self._since_s = 0.0
 
     def count_until_now(self, claim: int, past: RestartHistory) -> Disruptions:
-        """Add the time since `claim`, a log slot, to the history there. Without times nothing counts."""
+        """Add the time since this process's `claim`, a log slot, to the `past` before. Without times nothing counts."""
         if claim != self._claim:
             self._claim, self._since_s = claim, time.monotonic()
         if past.over_s is None:

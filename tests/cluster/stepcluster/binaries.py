@@ -158,7 +158,9 @@ def _find_toolchain() -> Path:
     """Find a `go` that can build: the one on PATH if it is new enough, else the locked one, which is installed once."""
     on_path = shutil.which("go")
     go_mod = (SOURCE / "go.mod").read_text(encoding="utf-8")
-    if on_path and _parse_go(run([on_path, "env", "GOVERSION"]), r"go(\d+)\.(\d+)") >= needed_go(go_mod):
+    if on_path and _parse_go(run([on_path, "env", "GOVERSION"]), r"go(\d+)\.(\d+)") >= _parse_go(
+        go_mod, r"^go (\d+)\.(\d+)"
+    ):
         return Path(on_path)
     folder = cache_root() / "go-toolchain"
     go = folder / "go" / "bin" / "go"
@@ -169,11 +171,6 @@ def _find_toolchain() -> Path:
         for tool in (*go.parent.iterdir(), *(go.parents[1] / "pkg" / "tool").rglob("*")):
             tool.chmod(0o755)
     return go
-
-
-def needed_go(go_mod: str) -> tuple[int, int]:
-    """Return major and minor of the `go` line of a go.mod."""
-    return _parse_go(go_mod, r"^go (\d+)\.(\d+)")
 
 
 def _parse_go(text: str, pattern: str) -> tuple[int, int]:

@@ -35,18 +35,14 @@ def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
     kube = binaries["kube"]
     log = launcher.start("etcd", [kube, *etcd_arguments(layout)])
     wait_until(lambda: listens(str(layout.address), places.ETCD_PORT), "etcd", timeout_s=120, log=log)
-    start_api_server(launcher, binaries, layout)
+    log = launcher.start("kube-apiserver", [binaries["kube"], *api_server_arguments(layout)])
+    wait_until(lambda: api_is_ready(layout), "the API server", timeout_s=200, log=log)
     for name, arguments in (
         ("kube-controller-manager", manager_arguments(layout)),
-        ("kube-scheduler", scheduler_arguments(layout)),
+        ("kube-scheduler", ["kube-scheduler", *_client_arguments(layout, "kube-scheduler")]),
         ("kube-proxy", proxy_arguments(layout)),
     ):
         launcher.start(name, [kube, *arguments])
-
-
-def start_api_server(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
-    log = launcher.start("kube-apiserver", [binaries["kube"], *api_server_arguments(layout)])
-    wait_until(lambda: api_is_ready(layout), "the API server", timeout_s=200, log=log)
 
 
 def api_is_ready(layout: Layout) -> bool:
@@ -120,10 +116,6 @@ def manager_arguments(layout: Layout) -> list[str]:
         f"--node-monitor-period={NODE_MONITOR_PERIOD_S}s",
         f"--flex-volume-plugin-dir={layout.folder / 'volume-plugins'}",
     ]
-
-
-def scheduler_arguments(layout: Layout) -> list[str]:
-    return ["kube-scheduler", *_client_arguments(layout, "kube-scheduler")]
 
 
 def proxy_arguments(layout: Layout) -> list[str]:

@@ -149,7 +149,6 @@ def choose_block(routed: Iterable[IPv4Network]) -> int:
 
 
 def parse_routes(proc_net_route: str) -> tuple[IPv4Network, ...]:
-    """Return the destinations in the text of /proc/net/route."""
     networks = []
     for line in proc_net_route.splitlines()[1:]:
         fields = line.split()

@@ -54,7 +54,9 @@ def start(name: str, *, n_tpu_nodes: int = 2, topology: str = "2x2") -> Parts:
             raise ClusterExistsError(
                 f"cluster {name!r} is running: use it, or `python -m stepcluster down --name {name}` first"
             )
-        _clean_crashed(name)
+        if any(state.cluster_folder(name).iterdir()):
+            say(f"cluster {name}: cleaning up after one that was not taken down")
+            _clean(name)
         try:
             return _start(name, programs, choose_nodes(n_tpu_nodes, topology))
         except BaseException:
@@ -90,12 +92,6 @@ def is_abandoned(name: str) -> bool:
     kind, _, rest = name.partition("-")
     pid = rest.rpartition("-")[2]
     return kind in _OF_TESTS and pid.isdigit() and not Path("/proc", pid).exists()
-
-
-def _clean_crashed(name: str) -> None:
-    if any(state.cluster_folder(name).iterdir()):
-        say(f"cluster {name}: cleaning up after one that was not taken down")
-        _clean(name)
 
 
 def _clean(name: str) -> None:

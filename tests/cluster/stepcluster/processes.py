@@ -99,7 +99,11 @@ def first_process(mark: str, value: str) -> int | None:
     """Find the process with number 1 inside its own namespace, directly below a marked launcher."""
     for pid in marked(mark, value):
         numbers = _status(pid).get("NSpid", "").split()
-        if len(numbers) == (3 if mark == NODE_MARK else 2) and numbers[-1] == "1" and _comm(pid) != "unshare":
+        if (
+            len(numbers) == (3 if mark == NODE_MARK else 2)
+            and numbers[-1] == "1"
+            and _status(pid).get("Name") != "unshare"
+        ):
             return pid
     return None
 
@@ -160,7 +164,3 @@ def _status(pid: int) -> dict[str, str]:
     except (FileNotFoundError, ProcessLookupError):
         return {}
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
-
-
-def _comm(pid: int) -> str:
-    return _status(pid).get("Name", "")

@@ -75,7 +75,8 @@ def shared_libraries(programs: Iterable[Path]) -> set[Path]:
     """Return the libraries that the dynamic linker would load for `programs`, the linker, and what wheels expect."""
     found: set[Path] = set()
     for program in programs:
-        found |= parse_ldd(run(["sh", "-c", 'ldd "$1" 2>/dev/null || true', "sh", program]))
+        text = run(["sh", "-c", 'ldd "$1" 2>/dev/null || true', "sh", program])
+        found |= {Path(name) for name in re.findall(r"(?:=>\s+|^\s+)(/\S+)\s+\(0x", text, re.MULTILINE)}
     cached = run(["ldconfig", "-p"])
     linker = next((path.name for path in found if path.name.startswith("ld-linux")), "")
     wanted_word = "x86-64" if "x86-64" in linker else "AArch64"
@@ -87,10 +88,6 @@ def shared_libraries(programs: Iterable[Path]) -> set[Path]:
         elif match and not any(path.name == name for path in found):
             found.add(Path(match[1]))
     return found
-
-
-def parse_ldd(text: str) -> set[Path]:
-    return {Path(match) for match in re.findall(r"(?:=>\s+|^\s+)(/\S+)\s+\(0x", text, re.MULTILINE)}
 
 
 def library_entries(libraries: Iterable[Path]) -> Iterator[Entry]:

@@ -75,6 +75,11 @@ class ShellJob:
             if pod["status"]["phase"] == "Running":
                 self._touch_go(pod["metadata"]["name"])
 
+    def finish(self) -> dict[str, Any]:
+        """Let the training end by itself."""
+        self.release()
+        return self.until_phase("Complete")
+
     def _touch_go(self, pod_name: str) -> None:
         try:
             self.kubectl("exec", pod_name, "-c", "trainer", "--", "touch", "/tmp/go")
@@ -172,7 +177,6 @@ def until_status(
     *,
     seen: Callable[[], str],
 ) -> dict[str, Any]:
-    """Wait until a status is so, and return it."""
     status: dict[str, Any] = {}
 
     def look() -> object:

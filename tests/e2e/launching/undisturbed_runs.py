@@ -63,7 +63,6 @@ class Undisturbed:
 
 
 def losses_of(uri: str, step: int) -> list[float]:
-    """Read the losses that an example has saved with a step."""
     losses: list[float] = []
     with CheckpointManager(uri, options=Options(stop_on_notice=False)) as manager:
         manager.restore({"losses": Whole(losses)}, step, items=["losses"])

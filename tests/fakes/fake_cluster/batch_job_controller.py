@@ -25,7 +25,6 @@ class FakeBatchJobController:
         """The most pods at a time, as by a quota; None for any number."""
 
     def sync(self, job: Raw) -> None:
-        """Reconcile one Job once."""
         pods = self._objects.list_owned("pods", job)
         if "deletionTimestamp" in job["metadata"]:
             self._delete(job, pods)

@@ -70,7 +70,6 @@ def case(name: str, cause: str, *pods: Pod, said: str = "", **more: Any) -> Any:
 
 
 def failure(name: str, *pods: Pod, **more: Any) -> Any:
-    """Make a row of a failure of the application."""
     return case(name, FAILURE, *pods, **more)
 
 

@@ -32,8 +32,6 @@ Place = tuple[str, str | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One requested write."""
-
     verb: str
     plural: str
     name: str
@@ -78,7 +76,11 @@ class FakeCluster(Cluster):
     async def list_all(self, resource: Resource, label_selector: str = "") -> tuple[RawObject, ...]:
         if ("list", resource.plural) in self.refusals:
             raise self.refusals["list", resource.plural]
-        return tuple(_copy(raw) for raw in self.list_objects(resource.plural))
+        key, _, value = label_selector.partition("=")
+        objects = self.list_objects(resource.plural)
+        if key:
+            objects = [raw for raw in objects if raw["metadata"].get("labels", {}).get(key) == value]
+        return tuple(_copy(raw) for raw in objects)
 
     @override
     async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
@@ -234,7 +236,6 @@ class FakeCluster(Cluster):
             meta["generation"] = known["metadata"]["generation"] + (known["spec"] != jobset["spec"])
 
     def mark_deleted(self, plural: str, namespace: str | None, name: str, *, grace_s: int) -> None:
-        """Give the object a deletionTimestamp."""
         raw = self.objects[(plural, namespace, name)]
         if "deletionTimestamp" not in raw["metadata"]:
             when = {

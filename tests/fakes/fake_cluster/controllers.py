@@ -15,8 +15,6 @@ from fake_cluster.owned_objects import OwnedObjects
 
 Raw = dict[str, Any]
 
-_MAX_STEPS = 40
-
 
 class FakeControllers:
     """Run the controllers.
@@ -42,7 +40,7 @@ class FakeControllers:
 
     def sync(self) -> None:
         """Run all controllers until nothing is left to do at this time."""
-        for _ in range(_MAX_STEPS):
+        for _ in range(40):
             before = self._cluster.version
             self.step()
             if self._cluster.version == before:

@@ -79,13 +79,11 @@ def make_pod(rank: int = 0, uid: str = "", **more: Any) -> Pod:
 
 
 def make_ended_pod(code: int, rank: int = 0, uid: str = "", *, at: float | None = 400.0, **more: Any) -> Pod:
-    """Make a pod whose trainer ended with that exit code."""
     phase = "Failed" if code else "Succeeded"
     return make_pod(rank, uid, **({"exit_code": code, "phase": phase, "finished_at": at} | more))
 
 
 def make_failed_job(uid: str = "b", message: str = "it has reached its backoff limit") -> BatchJob:
-    """Make a Job that has failed."""
     return BatchJob(
         namespace="default",
         name="lm-w-0",

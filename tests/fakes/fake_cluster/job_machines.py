@@ -45,7 +45,7 @@ def machines(
         "state": state,
         "conditions": conditions,
         "removal": {"reason": removing} if removing else None,
-        "missingHostsSince": _render(missing_since),
+        "missingHostsSince": None if missing_since is None else render_time(missing_since),
         "autocheckpoint": read_back,
     }
     if maintenance_at:
@@ -64,10 +64,6 @@ def machines(
         meta["deletionTimestamp"] = render_time(1_800_000_000.0)
     spec = {"project": "lab-tpus", "zone": "us-central2-b", "slices": slices, "tier": tier}
     return {"metadata": meta, "spec": spec, "status": status}
-
-
-def _render(at: float | None) -> str | None:
-    return None if at is None else render_time(at)
 
 
 def world_of(resource: dict[str, Any] | None, **spec: Any) -> World:

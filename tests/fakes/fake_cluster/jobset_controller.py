@@ -17,7 +17,6 @@ class FakeJobSetController:
         self._objects = objects
 
     def sync(self, jobset: Raw) -> None:
-        """Reconcile one JobSet once."""
         jobs = self._objects.list_owned("jobs", jobset)
         if "deletionTimestamp" in jobset["metadata"]:
             self._delete(jobset, jobs)

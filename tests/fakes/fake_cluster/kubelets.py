@@ -46,7 +46,6 @@ class FakeKubelets:
     def end_pod(
         self, pod: Raw, code: int, *, reason: str = "", message: str = "", finished_at: float | None = None
     ) -> None:
-        """End the trainer of the pod with that exit code."""
         ended = {
             "exitCode": code,
             "reason": reason or ("Completed" if code == 0 else "Error"),
@@ -113,7 +112,6 @@ def _compute_stay_s(tolerations: Iterable[Raw]) -> float | None:
 
 
 def termination_message(code: int, **more: Any) -> str:
-    """Make a termination message."""
     return Termination(code=code, **more).to_json().decode()
 
 

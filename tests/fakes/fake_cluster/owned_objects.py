@@ -24,7 +24,6 @@ class OwnedObjects:
     def make(
         self, plural: str, name: str, owner: Raw, labels: Mapping[str, str], spec: Mapping[str, Any]
     ) -> Raw:
-        """Make an object that `owner` controls."""
         reference = {
             "kind": _OWNERS[plural],
             "name": owner["metadata"]["name"],
@@ -43,7 +42,6 @@ class OwnedObjects:
         return dict(self._cluster.put(plural, {"metadata": meta, "spec": spec, "status": status}))
 
     def list_owned(self, plural: str, owner: Raw) -> list[Raw]:
-        """List the objects of a kind that `owner` controls."""
         uid = owner["metadata"]["uid"]
         return [
             raw
@@ -87,7 +85,6 @@ class OwnedObjects:
         self.change(plural, raw, "status", conditions=conditions)
 
     def delete(self, plural: str, raw: Raw, *, grace_s: int = 0) -> None:
-        """Request the object's deletion."""
         if self.read(plural, raw) is not None:
             meta = raw["metadata"]
             self._cluster.mark_deleted(plural, meta["namespace"], meta["name"], grace_s=grace_s)
@@ -103,5 +100,4 @@ class OwnedObjects:
             self._cluster.put("pods", present | {"metadata": present["metadata"] | {"finalizers": []}})
 
     def remove(self, plural: str, raw: Raw) -> None:
-        """Remove the object."""
         self._cluster.remove(plural, raw["metadata"]["namespace"], raw["metadata"]["name"])

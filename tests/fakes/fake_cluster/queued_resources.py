@@ -89,7 +89,6 @@ def make_cloud_resource(resource: QueuedResource, state: str, **changes: Any) ->
 
 
 def make_node(cloud: CloudQueuedResource, index: int = 0, state: str = "READY", **changes: Any) -> CloudNode:
-    """Make a node of a cloud resource."""
     node = CloudNode(
         place=cloud.place,
         id=cloud.node_ids[index],
@@ -110,7 +109,6 @@ def make_member(name: str, uid: str, **changes: Any) -> Node:
 def list_cloud(
     resources: Iterable[CloudQueuedResource], nodes: Iterable[CloudNode] = (), *, asked_at: float = 0.0
 ) -> Listing:
-    """Make a listing."""
     return Listing(
         asked_at=asked_at,
         resources={resource.id: resource for resource in resources},
@@ -124,7 +122,6 @@ def observe(*resources: CloudQueuedResource, nodes: Iterable[CloudNode] = (), **
 
 
 def decide(resource: QueuedResource, observed: Observed, now: float = NOW) -> Decision:
-    """Decide at NOW, or at another time."""
     retain = resource.spec.deletion_policy == "Retain"
     subject = Subject(meta=resource.metadata, status=resource.status, resource=resource, retain=retain)
     return decide_queued_resource(subject, observed, SETTINGS, now=now)
@@ -148,17 +145,14 @@ def noted(resource: QueuedResource, **changes: Any) -> QueuedResource:
 
 
 def with_status(resource: QueuedResource, **changes: Any) -> QueuedResource:
-    """Return the resource with changes to its status."""
     return resource.model_copy(update={"status": resource.status.model_copy(update=changes)})
 
 
 def after(resource: QueuedResource, decision: Decision) -> QueuedResource:
-    """Return the resource with the status that was decided."""
     return resource.model_copy(update={"status": decision.status})
 
 
 def find(decision: Decision, kind: str) -> Condition:
-    """Find a condition that was decided."""
     return next(condition for condition in decision.status.conditions if condition.type == kind)
 
 
@@ -171,7 +165,6 @@ def check(decision: Decision, kind: str, found: str, *words: str) -> None:
 
 
 def kinds(decision: Decision) -> list[type]:
-    """List the kinds of the actions."""
     return [type(action) for action in decision.actions]
 
 

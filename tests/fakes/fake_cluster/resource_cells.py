@@ -70,10 +70,6 @@ def _absent(state: QueuedResourceState = QueuedResourceState.PENDING, **operator
     return build
 
 
-def _new(spec: dict[str, Any]) -> _Parts:
-    return make_resource(**spec), (), ()
-
-
 def _found(
     labels: dict[str, str | None] | None,
     *,
@@ -121,17 +117,12 @@ def _taken_name(state: str) -> _Builder:
     return build
 
 
-def _unseen_nodes(spec: dict[str, Any]) -> _Parts:
-    resource, clouds, _ = _present("ACTIVE")(spec)
-    return resource, clouds, ()
-
-
 SITUATIONS: Final[dict[str, _Builder]] = {
     **{state: _present(state) for state in STATES},
     "active, preempted": _present("ACTIVE", "PREEMPTED"),
     "active, under repair": _present("ACTIVE", "REPAIRING"),
-    "active, without nodes": _unseen_nodes,
-    "nothing asked for": _new,
+    "active, without nodes": lambda spec: (*_present("ACTIVE")(spec)[:2], ()),
+    "nothing asked for": lambda spec: (make_resource(**spec), (), ()),
     "asked for": _absent(),
     "asked for, on its way": _absent(asked_at=int(NOW) - 1),
     "vanished": _absent(QueuedResourceState.ACTIVE, active_since=_LONG_AGO),
@@ -149,11 +140,11 @@ SITUATIONS: Final[dict[str, _Builder]] = {
     "of no name, to be adopted": _found(
         {"stepkeeper-uid": "uid-0", "stepkeeper-namespace": None, "stepkeeper-name": None}, adopt="team-v5e"
     ),
-    "unlabelled": _found(None),
+    "unlabeled": _found(None),
     "of an earlier object, to be adopted": _found({"stepkeeper-uid": "uid-0"}, adopt="team-v5e"),
-    "unlabelled, to be adopted": _found(None, adopt="team-v5e"),
+    "unlabeled, to be adopted": _found(None, adopt="team-v5e"),
     "different, to be adopted": _found(None, adopt="team-v5e", differs=True),
-    "unlabelled, another id to be adopted": _found(None, adopt="v5e"),
+    "unlabeled, another id to be adopted": _found(None, adopt="v5e"),
     "ours, the status lost": _found({}),
     "a stray": _stray,
     "a stray, the next one waits": _stray_of_a_failed_creation,
@@ -217,7 +208,6 @@ _ANSWERS: Final = dict(_list_answers())
 
 
 def make_cell(situation: str, answer: str, wish: Wish) -> Cell:
-    """Make one cell."""
     policies = {
         "recreate_policy": wish.recreate,
         "update_policy": wish.update,

@@ -5,8 +5,11 @@ import base64
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
+from typing_extensions import override
+
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.queued_resources import CLUSTER_ID, make_resource
+from fake_cluster.world import Reconciled
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceStatus
 from stepkeeper_operator.cache.cache import Cache
@@ -37,7 +40,7 @@ class Killed(BaseException):
     """The operator's process ends here."""
 
 
-class ResourceWorld:
+class ResourceWorld(Reconciled):
     """A cluster, a cloud and one operator.
 
     Time stands still unless it is moved; watches bring every change at once.
@@ -86,7 +89,6 @@ class ResourceWorld:
         self.make_object(self.uid, **spec)
 
     def make_object(self, uid: str, **spec: Any) -> None:
-        """Make the object, as a user would."""
         self.uid = uid
         raw = make_resource(finalizers=(), **spec).to_raw()
         place = {"name": self._key.name, "namespace": self._key.namespace}
@@ -107,6 +109,7 @@ class ResourceWorld:
             for raw in self.cluster.list_objects(plural):
                 self._record_change(plural, raw, deleted=False)
 
+    @override
     async def reconcile(self) -> float | None:
         """Reconcile once, as the queue would. A killed operator is started again."""
         try:
@@ -128,20 +131,27 @@ class ResourceWorld:
             await self.reconcile()
             self.step(seconds)
 
-    async def record_writes(self, rounds: int = 2) -> list[str]:
-        """Reconcile so many times and return the writes. There are none in a world at rest."""
-        self.cluster.writes.clear()
-        for _ in range(rounds):
-            await self.reconcile()
-        return [f"{write.verb} {write.plural}" for write in self.cluster.writes]
-
     def sync_hosts(self, nodes: Iterable[CloudNode] | None = None) -> None:
         """Let the hosts of ready cloud nodes join, silence the others, and end the pods that are told to."""
         shown = self.cloud.nodes.values() if nodes is None else nodes
-        _sync_hosts(self.cluster, shown, uid=self.uid, now=self.now)
+        alive = set()
+        for node in shown:
+            for index, address in enumerate(node.addresses):
+                if node.state == "READY":
+                    name = f"{node.id}-w{index}"
+                    alive.add(name)
+                    uid = node.labels.get(UID_LABEL, self.uid)
+                    labels = {QUEUED_RESOURCE_UID_LABEL: uid, SLICE_LABEL: node.id}
+                    _join(self.cluster, name, labels, address, self.now)
+        for raw in self.cluster.list_objects("nodes"):
+            if raw["metadata"]["name"] not in alive and _is_ready(raw):
+                self.cluster.put("nodes", {**raw, "status": _status("Unknown", raw, self.now)})
+        for pod in self.cluster.list_objects("pods"):
+            deadline = parse_time(pod["metadata"].get("deletionTimestamp"))
+            if deadline is not None and deadline <= self.now:
+                self.cluster.remove("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
 
     def add_pod(self, node: str) -> None:
-        """Run a pod on a node."""
         meta = {"name": "lm-w-0-0", "namespace": "team"}
         self.cluster.put(
             "pods", {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": "Running"}}
@@ -186,29 +196,13 @@ class ResourceWorld:
         return QueuedResource.model_validate(self.raw)
 
     @property
+    @override
     def status(self) -> QueuedResourceStatus:
         return self.resource.status
 
-    def condition(self, kind: str) -> tuple[str, str] | None:
-        """Return status and reason of a condition."""
-        return next(((c.status.value, c.reason) for c in self.status.conditions if c.type == kind), None)
-
-    def message(self, kind: str) -> str:
-        """Return the message of a condition."""
-        return next(c.message for c in self.status.conditions if c.type == kind)
-
     @property
     def hosts(self) -> list[str]:
-        """The names of the Nodes in the cluster."""
         return [raw["metadata"]["name"] for raw in self.cluster.list_objects("nodes")]
-
-    @property
-    def events(self) -> list[str]:
-        """The reasons of the events, in their order."""
-        raws = self.cluster.list_objects("events")
-        return [
-            raw["reason"] for raw in sorted(raws, key=lambda raw: int(raw["metadata"]["resourceVersion"]))
-        ]
 
     @property
     def ours(self) -> list[str]:
@@ -261,40 +255,10 @@ class ResourceWorld:
 
 
 async def active(**options: Any) -> ResourceWorld:
-    """Make a world whose resource is active, with all its hosts."""
     world = ResourceWorld(**options)
     await world.run(12)
     assert world.condition("NodesJoined") == ("True", "AllHostsJoined")
     return world
-
-
-def _sync_hosts(cluster: FakeCluster, nodes: Iterable[CloudNode], *, uid: str, now: float) -> None:
-    """Let the hosts of ready cloud nodes join, silence the others, and end the pods that are told to.
-
-    Args:
-        cluster: The cluster that they join.
-        nodes: All nodes of the cloud.
-        uid: Uid of the QueuedResource whose the nodes without labels are.
-        now: The time.
-
-    """
-    alive = set()
-    for node in nodes:
-        for index, address in enumerate(node.addresses):
-            if node.state == "READY":
-                alive.add(f"{node.id}-w{index}")
-                labels = {
-                    QUEUED_RESOURCE_UID_LABEL: node.labels.get(UID_LABEL, uid),
-                    SLICE_LABEL: node.id,
-                }
-                _join(cluster, f"{node.id}-w{index}", labels, address, now)
-    for raw in cluster.list_objects("nodes"):
-        if raw["metadata"]["name"] not in alive and _is_ready(raw):
-            cluster.put("nodes", {**raw, "status": _status("Unknown", raw, now)})
-    for pod in cluster.list_objects("pods"):
-        deadline = parse_time(pod["metadata"].get("deletionTimestamp"))
-        if deadline is not None and deadline <= now:
-            cluster.remove("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
 
 
 def _join(cluster: FakeCluster, name: str, labels: dict[str, str], address: str, now: float) -> None:

@@ -6,21 +6,17 @@ from typing import Any, Final
 import pytest
 
 from fake_cluster.kubelets import saved_message, termination_message, training_report
-from fake_cluster.resource_world import ResourceWorld
-from fake_cluster.world import World
+from fake_cluster.world import Reconciled, World
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
 
-AnyWorld = World | ResourceWorld
 Step = Callable[..., object]
 
 
 def table(names: str, rows: Mapping[str, tuple[object, ...]]) -> pytest.MarkDecorator:
-    """Parametrize a test by rows, each with its id."""
     return pytest.mark.parametrize([name.strip() for name in names.split(",")], rows.values(), ids=rows)
 
 
 def stories(rows: Mapping[str, str]) -> pytest.MarkDecorator:
-    """Parametrize a test by stories, each with its id."""
     return pytest.mark.parametrize("story", rows.values(), ids=rows)
 
 
@@ -45,6 +41,12 @@ def end_pods(world: World, code: int, **reported: object) -> None:
         world.controllers.end_pod(pod, code, message=message)
 
 
+def fail_behind_a_peer(world: World) -> None:
+    """Let one pod fail, and the other save first since its peer stops: JobSet counts no failure."""
+    end_pods(world, 75, notice="peer", step=120)
+    fail(world, index=1, error="ValueError: bad")
+
+
 def disrupt(world: World, reason: str = "EvictionByEvictionAPI") -> None:
     """Disrupt the first pod, which the signal kills."""
     world.controllers.disrupt(world.pods[0], reason)
@@ -57,7 +59,6 @@ def mark_deleted(world: World, plural: str, name: str = "lm", grace_s: float = 0
 
 
 def delete_pods(world: World, grace_s: float = 0) -> None:
-    """Request the deletion of all pods."""
     for pod in world.pods:
         mark_deleted(world, "pods", pod["metadata"]["name"], grace_s)
 
@@ -91,14 +92,6 @@ def same(found: object, wanted: object) -> None:
     assert found == wanted, f"it is {found!r}"
 
 
-def _edit(world: World, field: str, value: str) -> None:
-    world.edit(**EDITS[f"{field} {value}"])
-
-
-def _limit(world: World, name: str, value: str) -> None:
-    world.edit(restarts=world.job.spec.restarts.to_raw() | {name: int(value)})
-
-
 def _stop(world: World, seconds: str, code: str) -> None:
     kubelets = world.controllers.kubelets
     kubelets.stop_s, kubelets.stop_code = float(seconds), int(code)
@@ -110,22 +103,18 @@ def _lose_status(world: World) -> None:
     world.cluster.put("checkpointedtrainingjobs", {key: raw[key] for key in raw if key != "status"})
 
 
-def _condition(world: AnyWorld, kind: str, found: str) -> None:
+def _condition(world: Reconciled, kind: str, found: str) -> None:
     status, reason = world.condition(kind) or ("", "none")
     same(f"{status}/{reason}", found)
 
 
-def _message(world: AnyWorld, kind: str, *words: str) -> None:
+def _message(world: Reconciled, kind: str, *words: str) -> None:
     message = world.message(kind)
     assert " ".join(words) in message, message
 
 
-async def _rest(world: AnyWorld) -> None:
+async def _rest(world: Reconciled) -> None:
     same(await world.record_writes(rounds=3), [])
-
-
-def _causes(world: World, *causes: str) -> None:
-    same([cause or "-" for cause in world.causes], list(causes))
 
 
 def _costs(world: World, *costs: str) -> None:
@@ -161,8 +150,10 @@ STEPS: Final[dict[str, Step]] = ANY_STEPS | {
     "disrupt": lambda world, index, reason: world.controllers.disrupt(world.pods[int(index)], reason),
     "suspend": lambda world: world.edit(suspend=True),
     "resume": lambda world: world.edit(suspend=False),
-    "edit": _edit,
-    "limit": _limit,
+    "edit": lambda world, field, value: world.edit(**EDITS[f"{field} {value}"]),
+    "limit": lambda world, name, value: world.edit(
+        restarts=world.job.spec.restarts.to_raw() | {name: int(value)}
+    ),
     "delete": mark_deleted,
     "remove": lambda world, plural, name="lm": world.cluster.remove(plural, "default", name),
     "delete-pods": delete_pods,
@@ -179,7 +170,7 @@ STEPS: Final[dict[str, Step]] = ANY_STEPS | {
     "lose-status": _lose_status,
     "accept": lambda world: world.cluster.refusals.clear(),
     "phase": lambda world, phase: same(world.phase(), phase),
-    "causes": _causes,
+    "causes": lambda world, *causes: same([each or "-" for each in world.causes], [*causes]),
     "costs": _costs,
     "latest": lambda world, number, step: same(world.latest, (int(number), int(step))),
     "pods": lambda world, count: same(len(world.pods), int(count)),

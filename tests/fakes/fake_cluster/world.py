@@ -1,12 +1,15 @@
 """Run one job in a cluster in memory, reconciled by the shipped code."""
 
+from abc import ABC, abstractmethod
 from typing import Any
+
+from typing_extensions import override
 
 from fake_cluster.cluster import FakeCluster
 from fake_cluster.controllers import FakeControllers
 from fake_cluster.kubelets import saved_message
 from stepkeeper.contract import ExitCode, Report
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 from stepkeeper_operator.cache.cache import Cache
@@ -43,7 +46,40 @@ def training_job(**spec: Any) -> dict[str, Any]:
     }
 
 
-class World:
+class Reconciled(ABC):
+    """What is seen of an object and of the operator that reconciles it."""
+
+    cluster: FakeCluster
+
+    @property
+    @abstractmethod
+    def status(self) -> Any: ...
+
+    @abstractmethod
+    async def reconcile(self) -> float | None: ...
+
+    async def record_writes(self, *, rounds: int = 1) -> list[str]:
+        """Reconcile that many times and return the writes. There are none in a cluster at rest."""
+        self.cluster.writes.clear()
+        for _ in range(rounds):
+            await self.reconcile()
+        return [f"{write.verb} {write.plural}" for write in self.cluster.writes]
+
+    def condition(self, kind: str) -> tuple[str, str] | None:
+        return next(((c.status.value, c.reason) for c in self.status.conditions if c.type == kind), None)
+
+    def message(self, kind: str) -> str:
+        return str(next(c.message for c in self.status.conditions if c.type == kind))
+
+    @property
+    def events(self) -> list[str]:
+        raws = self.cluster.list_objects("events")
+        return [
+            raw["reason"] for raw in sorted(raws, key=lambda raw: int(raw["metadata"]["resourceVersion"]))
+        ]
+
+
+class World(Reconciled):
     """A cluster, its controllers and one operator.
 
     Time stands still unless it is moved; watches bring every change at once.
@@ -118,9 +154,9 @@ class World:
             self._record_change(*self._delayed.pop(0))
 
     def stop_operator(self) -> None:
-        """Stop the operator with its watches."""
         self.cluster.on_change = lambda _plural, _raw, _deleted: None
 
+    @override
     async def reconcile(self) -> float | None:
         """Reconcile once. Return the seconds after which the operator reconciles again."""
         return await self.controller.reconcile(_KEY)
@@ -139,13 +175,6 @@ class World:
             self.controllers.sync()
             self.now += 2
         await self.reconcile()
-
-    async def record_writes(self, *, rounds: int = 1) -> list[str]:
-        """Reconcile that many times and return the writes. There are none in a cluster at rest."""
-        self.cluster.writes.clear()
-        for _ in range(rounds):
-            await self.reconcile()
-        return [f"{write.verb} {write.plural}" for write in self.cluster.writes]
 
     def receive_report(self, report: Report, *, rank: int = 0) -> None:
         """Receive a report from the pod of that rank in the present attempt, which is not terminating."""
@@ -168,7 +197,6 @@ class World:
             self.controllers.end_pod(pod, ExitCode.SAVED, message=message)
 
     def lose_node(self, name: str) -> None:
-        """Silence the kubelet of the node."""
         self.controllers.stuck.add(name)
         node = self.cluster.objects["nodes", None, name]
         unknown = {"type": "Ready", "status": "Unknown", "lastTransitionTime": render_time(self.now)}
@@ -185,6 +213,7 @@ class World:
         return CheckpointedTrainingJob.model_validate(self._raw_job)
 
     @property
+    @override
     def status(self) -> TrainingJobStatus:
         """The status, also of a job whose spec can't be read."""
         return TrainingJobStatus.model_validate(self._raw_job.get("status", {}))
@@ -202,14 +231,6 @@ class World:
         """The causes of the attempts; None for one that runs."""
         return [attempt.cause for attempt in self.status.attempts]
 
-    def condition(self, kind: str) -> tuple[ConditionStatus, str] | None:
-        """Return status and reason of a condition."""
-        return next(((c.status, c.reason) for c in self.status.conditions if c.type == kind), None)
-
-    def message(self, kind: str) -> str:
-        """Return the message of an existing condition."""
-        return next(c.message for c in self.status.conditions if c.type == kind)
-
     @property
     def latest(self) -> tuple[int, int] | None:
         """Sequence and step of the latest commit that the status shows."""
@@ -223,14 +244,6 @@ class World:
     @property
     def pods(self) -> list[dict[str, Any]]:
         return self.cluster.list_objects("pods")
-
-    @property
-    def events(self) -> list[str]:
-        """The reasons of the events, in their order."""
-        raws = sorted(
-            self.cluster.list_objects("events"), key=lambda raw: int(raw["metadata"]["resourceVersion"])
-        )
-        return [raw["reason"] for raw in raws]
 
     def _record_change(self, plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
         if plural in self._kinds:

@@ -4,7 +4,7 @@ import re
 import secrets
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from stepkeeper.checkpoint.finishing import finish_checkpoint
 from stepkeeper.checkpoint.manifest import Manifest
@@ -100,7 +100,6 @@ def save_order(
     nonce: str = "ab" * 16,
     aliases: dict[str, str] | None = None,
 ) -> SaveOrder:
-    """Make what a rank is asked to write."""
     return SaveOrder(
         rank=rank,
         world_size=world_size,
@@ -129,14 +128,19 @@ class SmallRoot:
     """A root, and the starts of the job default/lm that save small checkpoints there."""
 
     url: str = field(default_factory=lambda: f"memory://{secrets.token_hex(8)}")
+    words: InitVar[str] = ""
+    """What is played there at first."""
+
     store: Store = field(init=False)
     log: Log = field(init=False)
     claim: Claim = field(init=False)
     """The claim of the last `begin`."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, words: str) -> None:
         self.store = open_store(self.url)
         self.log = Log(self.store)
+        if words:
+            self.play(words)
 
     _starts: int = field(init=False, default=0)
 

@@ -8,7 +8,6 @@ from stepkeeper.storage import open_store
 
 
 def head_of(folder: Path) -> CommitRecord:
-    """Return the newest commit in `folder`/root."""
     head = Log(open_store((folder / "root").as_uri())).open().latest
     assert head is not None
     return head

@@ -43,8 +43,6 @@ def named_bucket(name: str) -> MemoryBucket:
 
 @final
 class MemoryStore:
-    """A store in memory."""
-
     def __init__(
         self, bucket: MemoryBucket | None = None, *, name: str = "", hook: FaultHook | None = None
     ) -> None:

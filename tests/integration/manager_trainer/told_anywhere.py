@@ -72,10 +72,6 @@ def slow_saves_down() -> None:
     StoreRankGroup.broadcast = await_outcome  # type: ignore[assignment, method-assign]  # the moment is what is tested
 
 
-def update(weight: torch.Tensor) -> torch.Tensor:
-    return weight + 1
-
-
 def train(manager: CheckpointManager) -> None:
     state: dict[str, Any] = {"weight": torch.zeros(64, 64), "step": 0}
     with part("restore"):
@@ -86,7 +82,7 @@ def train(manager: CheckpointManager) -> None:
     with part("before the first step"):
         pass
     with part("compile"):
-        compiled = torch.compile(update, backend="eager")
+        compiled = torch.compile(lambda weight: weight + 1, backend="eager")
         compiled(torch.zeros(64, 64))
     for step in range(done + 1, done + 1 + OPTIONS["steps"]):
         state["weight"], state["step"] = compiled(state["weight"]), step

@@ -16,14 +16,9 @@ from stepkeeper_planners.geometry.layout import Ranks
 ALONE = Ranks(rank=0, world_size=1)
 
 
-def partly_replicated() -> torch.Tensor:
+def the_original_is_untouched() -> None:
     tensor = torch.arange(256 * 512.0).reshape(256, 512).to("xla")
     xs.mark_sharding(tensor, xs.Mesh(np.arange(4), (2, 2)), (0, None))
-    return tensor
-
-
-def the_original_is_untouched() -> None:
-    tensor = partly_replicated()
     torch_xla.sync()
     before, pending = torch_xla._XLAC._get_xla_sharding_spec(tensor), tensor * 3
     seed = xm.get_rng_state()

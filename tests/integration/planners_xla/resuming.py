@@ -24,8 +24,6 @@ WIDTH = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One row of the table."""
-
     mesh_shape: tuple[int, ...]
     marks: str
     optimizer: str

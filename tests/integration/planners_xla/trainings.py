@@ -134,8 +134,6 @@ class Step:
 
 
 class Training:
-    """A model and its optimizer."""
-
     def __init__(self, model: nn.Module, optimizer: Optimizer, batch_mesh: xs.Mesh | None = None) -> None:
         """With a mesh for it, the batch is divided among its first axis."""
         self.model, self.optimizer, self.batch_mesh = model, optimizer, batch_mesh

@@ -72,10 +72,6 @@ def chunk_of(item: Any) -> Any:
     return [item.index.fqn, *place]
 
 
-def kind_of(tensors: dict[str, Any]) -> dict[str, str]:
-    return {name: type(value).__name__ for name, value in sorted(tensors.items())}
-
-
 def sharded_kinds(tensors: dict[str, Any]) -> dict[str, Any]:
     assert all(isinstance(tensor, XLAShardedTensor) for tensor in tensors.values())
     return {
@@ -92,7 +88,9 @@ def plan_by_hand(trainer: Trainer) -> dict[str, Any]:
     seen["coordinator"] = planner.is_coordinator
     seen["mappings"] = sorted((name, list(path)) for name, path in planner.mappings.items())
     seen["sharded"] = sharded_kinds(planner.sharded_state_dict)
-    seen["unsharded"] = kind_of(planner.unsharded_state_dict)
+    seen["unsharded"] = {
+        name: type(value).__name__ for name, value in sorted(planner.unsharded_state_dict.items())
+    }
     local = planner.create_local_plan()
     seen["items"] = sorted(chunk_of(item) for item in local.items)
     seen["kinds"] = sorted((item.index.fqn, item.tensor_data is None) for item in local.items)

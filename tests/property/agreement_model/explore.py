@@ -74,7 +74,11 @@ def _broken(world: World, setting: Setting) -> str | None:
     for agreed in (agreed for state in world.ranks for agreed in state.view.agreed):
         due = setting.next_after(agreed.beyond)
         ahead = max(state.at for state in world.ranks)
-        if due is not None and due < ahead - 1 and _none_told(world, agreed.name):
+        if (
+            due is not None
+            and due < ahead - 1
+            and not any(agreed.name in names for state in world.ranks for _, names in state.acted)
+        ):
             return "a wish is due at a step that a rank has passed"
     return None
 
@@ -92,10 +96,6 @@ def _is_known(state: RankState, name: str) -> bool:
     view = state.view
     agreed = {agreed.name for agreed in view.agreed}
     return name in view.wishes or name in agreed or any(name in due for _, due in state.acted)
-
-
-def _none_told(world: World, name: str) -> bool:
-    return not any(name in due for state in world.ranks for _, due in state.acted)
 
 
 def _broken_end(world: World, setting: Setting) -> str | None:

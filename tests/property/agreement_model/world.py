@@ -180,7 +180,6 @@ def actions(world: World, setting: Setting) -> Iterator[Action]:
 
 
 def act(world: World, action: Action, setting: Setting) -> World:
-    """Return the world after an action."""
     kind, rank, name = action
     state = world.ranks[rank]
     match kind:

@@ -136,7 +136,6 @@ def _find_false_standstill(teller: Teller) -> str | None:
 
 
 async def check_next_report(teller: Teller) -> str | None:
-    """Check that a report of the open attempt is believed."""
     world, known = teller.world, teller.known_sequence()
     world.receive_report(training_report(sequence=known + 1, step=1000 + known))
     world.now += 61

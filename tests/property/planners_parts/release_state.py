@@ -80,7 +80,6 @@ def make_whole_state(fill: int = 0) -> dict[str, Any]:
 
 
 def make_sharded_state() -> dict[str, Any]:
-    """Make what one of the processes has of it."""
     line = init_device_mesh("cpu", (WORLD_SIZE,))
     cut = {
         name: distribute_tensor(value.contiguous(), line, [CUTS[name]]) if name in CUTS else value

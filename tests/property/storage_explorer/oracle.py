@@ -109,16 +109,12 @@ def check_told(reading: Reading, objects: Mapping[str, bytes], notes: Sequence[t
                 held = None
             case _:
                 continue
-    if held is not None and not _lease_may_be_over(objects, held[1]):
+    # A lease may be over once so many entries came after its holder read the log.
+    if held is not None and max(slot_of(path) or 0 for path in objects) < held[1] + LEASE_ENTRIES:
         try:
             check_data(objects, reading.bodies[reading.commits[held[0]]])
         except ViolationError as violation:
             raise ViolationError(f"pinned: {violation}") from violation
-
-
-def _lease_may_be_over(objects: Mapping[str, bytes], seen: int) -> bool:
-    """Return whether so many entries came after the holder read the log that they may span its lease."""
-    return max(slot_of(path) or 0 for path in objects) >= seen + LEASE_ENTRIES
 
 
 @cache

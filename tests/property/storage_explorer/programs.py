@@ -79,9 +79,10 @@ def attempt(
             process.note("claimed", begun.claim)
             found = begun.base
             if collects:
-                collector()(process)
+                _collect(process)
             if found is not None and quarantines and process.choose(2):
-                begun = _condemn(session, found)
+                reason = QuarantineRequest(commit=found.slot, reason="a bad block")
+                begun = _until_answered(lambda: session.quarantine_commit(reason))
                 found = begun.base
             if not continues:
                 process.note("forgot", begun.claim.slot)
@@ -211,11 +212,11 @@ def remover(step: int) -> Program:
 
 def collector() -> Program:
     """Collects garbage without a claim, as a person does by hand."""
+    return _collect
 
-    def run(process: Process) -> None:
-        _until_answered(lambda: gc(Log(process, patience=IMPATIENT), process, patience=IMPATIENT))
 
-    return run
+def _collect(process: Process) -> None:
+    _until_answered(lambda: gc(Log(process, patience=IMPATIENT), process, patience=IMPATIENT))
 
 
 def _session(process: Process, last: int, claim: Claim | None = None, *, start: int | None = None) -> Session:
@@ -239,12 +240,6 @@ def _restore(process: Process, session: Session, base: CommitRecord) -> None:
         _until_answered(lambda: session.quarantine_commit(reason))
         raise AssertionError(f"the newest start condemned a commit: {torn}") from torn
     _until_answered(lambda: session.mark_verified(VerifiedNotice(commit=base.slot)))
-
-
-def _condemn(session: Session, bad: CommitRecord) -> ClaimedRoot:
-    """Condemn HEAD."""
-    reason = QuarantineRequest(commit=bad.slot, reason="a bad block")
-    return _until_answered(lambda: session.quarantine_commit(reason))
 
 
 def _go_back(process: Process, session: Session, claim: Claim) -> Claim:

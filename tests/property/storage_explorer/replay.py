@@ -45,8 +45,6 @@ class Op(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """An answer that is an error."""
-
     kind: type[Exception]
     message: str
 
@@ -210,7 +208,6 @@ class Histories:
         return self._nodes[history].notes
 
     def kinds_of_notes(self) -> frozenset[str]:
-        """Return the kinds of notes of all processes in all schedules."""
         return frozenset(note[0] for node in self._nodes for note in node.notes)
 
     def error(self, history: int) -> BaseException | None:

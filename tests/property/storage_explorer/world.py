@@ -11,7 +11,7 @@ from storage_explorer.replay import IMPATIENT, NO_ANSWER, Ahead, Histories, Op, 
 
 from stepkeeper.errors import LogFormatError
 from stepkeeper.log import Log
-from stepkeeper.log.replay import apply
+from stepkeeper.log.replay import apply_entry
 from stepkeeper.log.state import LogState
 from stepkeeper_testing.memory import MemoryBucket, MemoryStore
 
@@ -241,7 +241,7 @@ class Explorer:
         self._opened.add(log)
         whole, before = LogState(tail=-1), _log_in(dict(log))
         for slot in range(len(log)):
-            whole = apply(whole, slot, before.entry(slot))
+            whole = apply_entry(whole, slot, before.entry(slot))
         try:
             opened = _log_in(dict(log)).open()
         except LogFormatError as error:

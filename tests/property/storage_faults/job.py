@@ -5,14 +5,12 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from stepkeeper import CheckpointManager, Options
 from stepkeeper.errors import StepkeeperError
-
-_SHAPE: Final = (400, 40)
 
 
 class Job:
@@ -63,7 +61,7 @@ class Job:
 
 
 def _state(step: int) -> dict[str, Any]:
-    return {"w": torch.full(_SHAPE, float(step)) + torch.arange(40), "step": step}
+    return {"w": torch.full((400, 40), float(step)) + torch.arange(40), "step": step}
 
 
 def main() -> None:

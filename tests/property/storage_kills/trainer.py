@@ -25,8 +25,6 @@ _PR_SET_PDEATHSIG: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The orders for one rank of a start."""
-
     folder: Path
     """Of this start: its ranks meet there, and say there what they do."""
 
@@ -52,7 +50,6 @@ class Order:
 
 
 def state_of(number: int, step: int) -> dict[str, Any]:
-    """Return the state of start `number` at `step`."""
     chance = torch.Generator().manual_seed(1000 * number + step)
     return {
         "a": torch.randn(40, generator=chance),
@@ -66,7 +63,6 @@ def state_of(number: int, step: int) -> dict[str, Any]:
 
 
 def digest(state: dict[str, Any]) -> str:
-    """Compute a digest of every bit of the state."""
     found = hashlib.sha256()
     for name, value in state.items():
         found.update(name.encode())

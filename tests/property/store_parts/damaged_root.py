@@ -8,9 +8,8 @@ import pytest
 from stepkeeper.errors import FencedError
 from stepkeeper.log import Log, LogState
 from stepkeeper.log.tail import slot_path
-from stepkeeper.repair.repairing import Plan, carry_out, plan_repair
+from stepkeeper.repair.repairing import carry_out, plan_repair
 from stepkeeper.retention.garbage import gc
-from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.checkpoints import SmallRoot, save_small
 from stepkeeper_testing.pod import pod_identity
@@ -20,7 +19,6 @@ TWO_STARTS: Final = "begin 10x2 20 begin 30 40x2"
 
 
 def flip(data: bytes) -> bytes:
-    """Flip a bit."""
     return data[:-20] + bytes([data[-20] ^ 1]) + data[-19:]
 
 
@@ -33,20 +31,14 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes | None]] = {
 
 
 def damage(root: SmallRoot, slots: Collection[int], how: str = "flipped") -> None:
-    """Damage the entries in these slots."""
     for slot in slots:
         root.change(slot_path(slot), DAMAGES[how](root.store.read(slot_path(slot))))
-
-
-def planned(store: Store) -> Plan:
-    """Plan a repair."""
-    return plan_repair(store, patience=IMPATIENT)
 
 
 def repaired(root: SmallRoot) -> LogState:
     """Repair the log, check that it only grew, and open it as a start does."""
     before = root.contents()
-    plan = planned(root.store)
+    plan = plan_repair(root.store, patience=IMPATIENT)
     assert root.contents() == before
     assert plan.is_needed
     carry_out(root.store, Log(root.store, patience=IMPATIENT), plan, "a test", patience=IMPATIENT)

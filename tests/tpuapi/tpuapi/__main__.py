@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,6 @@ ACTIONS = (
     "set_timings",
 )
 """Methods of FakeCloud that a POST to /v1/{action} calls, with the fields of its JSON body as arguments."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until a signal ends it."""
-    asyncio.run(_serve(_make_parser().parse_args(argv)))
-    return 0
 
 
 async def _serve(arguments: argparse.Namespace) -> None:
@@ -132,4 +126,4 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    asyncio.run(_serve(_make_parser().parse_args()))

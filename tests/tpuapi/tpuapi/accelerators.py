@@ -11,8 +11,6 @@ from tpuapi.rules import invalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One generation of TPUs."""
-
     prefix: str
     """What accelerator types begin with."""
     cores_per_chip: int
@@ -67,17 +65,13 @@ def read_accelerator(node: Mapping[str, Any]) -> Accelerator:
     if bool(wanted) is (config is not None):
         raise invalid("accelerator_type", "either it or accelerator_config is required")
     if config is None:
-        family, n_cores = _read_type(wanted)
+        prefix, _, size = wanted.rpartition("-")
+        family, n_cores = _BY_PREFIX.get(prefix), int(size) if size.isdecimal() else 0
     else:
         family, n_cores = _read_topology(config.get("type", ""), config.get("topology", ""))
     if family is None or n_cores.bit_count() != 1 or n_cores > family.max_cores:
         raise invalid("accelerator_type", f"accelerator type '{wanted or config}' is not known in this zone")
     return Accelerator(family=family, n_cores=n_cores)
-
-
-def _read_type(accelerator_type: str) -> tuple[Family | None, int]:
-    prefix, _, size = accelerator_type.rpartition("-")
-    return _BY_PREFIX.get(prefix), int(size) if size.isdecimal() else 0
 
 
 def _read_topology(kind: str, topology: str) -> tuple[Family | None, int]:

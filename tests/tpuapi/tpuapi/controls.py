@@ -4,14 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudQueuedResource
 from tpuapi.life import Life
 from tpuapi.nodes import Key, Timings, name_of
 from tpuapi.rules import RefusedError
-
-_START: Final = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 
 
 class Controls(Life):
@@ -20,7 +18,7 @@ class Controls(Life):
     def __init__(
         self, clock: Callable[[], float] | None, timings: Timings | None, hosts_per_node: int | None
     ) -> None:
-        self._stepped = _START
+        self._stepped = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
         super().__init__(clock or (lambda: self._stepped), timings, hosts_per_node)
         self._failing_deletions: list[RefusedError] = []
 
@@ -59,7 +57,6 @@ class Controls(Life):
                     self.become_ready((resource.place, node_id))
 
     def fail(self, queued_resource: str, code: str = "INTERNAL", message: str = "") -> None:
-        """End a queued resource as FAILED with this error."""
         self.end(self._find_by_name(queued_resource, self.resources), RefusedError(code, message))
 
     def suspend(self, queued_resource: str, initiator: str = "SERVICE") -> None:

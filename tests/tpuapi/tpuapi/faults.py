@@ -16,8 +16,6 @@ ANY_METHOD = "*"
 
 @dataclass(slots=True, kw_only=True)
 class LoggedCall:
-    """One call as it was answered."""
-
     method: str
     version: ApiVersion
     resource: str

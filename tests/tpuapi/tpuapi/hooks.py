@@ -18,8 +18,6 @@ NOT_STARTED = 127
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookRun:
-    """One run of the command that has ended."""
-
     event: str
     node_id: str
     worker_id: int
@@ -72,7 +70,6 @@ class CommandHook:
         await asyncio.gather(*self._last.values())
 
     async def stop(self) -> None:
-        """Kill the commands that run."""
         for task in self._last.values():
             task.cancel()
         await asyncio.gather(*self._last.values(), return_exceptions=True)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
 
 from typing_extensions import override
 
@@ -11,8 +10,6 @@ from stepkeeper_operator.cloud_tpu.cloud import CloudNode, CloudQueuedResource, 
 from tpuapi.accelerators import read_accelerator
 from tpuapi.nodes import ENDED, Key, Nodes, Timings, name_of
 from tpuapi.rules import RefusedError, quota_exceeded, read_window
-
-_WITH_NODES: Final = {"PROVISIONING", "ACTIVE"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +79,6 @@ class Life(Nodes):
             self._timers[f"{resource.name} starts"] = (not_before, lambda: None)
 
     def begin(self, verb: str, target: str) -> Operation:
-        """Begin an operation on a queued resource."""
         parent = target.rpartition("/queuedResources/")[0]
         operation = Operation(
             name=f"{parent}/operations/operation-{next(self._numbers)}", verb=verb, target=target
@@ -102,7 +98,7 @@ class Life(Nodes):
 
     def shut_down(self, key: Key, initiator: str) -> None:
         """Begin to delete the nodes of a request that has some."""
-        resource = self._find(key, *_WITH_NODES)
+        resource = self._find(key, "PROVISIONING", "ACTIVE")
         if resource is not None:
             self._enter(resource, "SUSPENDING", initiator=initiator)
             self._later(resource.name, self.timings.suspending_s, partial(self._finish_suspending, key))

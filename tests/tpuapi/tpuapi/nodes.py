@@ -239,5 +239,4 @@ class Nodes:
 
 
 def name_of(node: CloudNode) -> str:
-    """Return a node's full name."""
     return f"{node.place.parent}/nodes/{node.id}"

@@ -44,7 +44,6 @@ class RemoteTpu:
         return self._look("state")
 
     def calls(self) -> Any:
-        """Return all calls, and how each was answered."""
         return self._look("calls")
 
     def counts(self) -> Any:
@@ -52,7 +51,6 @@ class RemoteTpu:
         return self._look("counts")
 
     def hook_runs(self) -> Any:
-        """Return all runs of the hook that have ended."""
         return self._look("hook-runs")
 
     def _look(self, what: str) -> Any:

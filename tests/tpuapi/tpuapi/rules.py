@@ -52,7 +52,6 @@ def number_of(code: str) -> int:
 
 
 def invalid(field: str, description: str) -> RefusedError:
-    """Refuse a request for a field of it."""
     violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=description)
     message = f"Invalid value for field '{field}': {description}"
     return RefusedError(
@@ -65,7 +64,6 @@ def not_found(name: str) -> RefusedError:
 
 
 def quota_exceeded(quota: str, limit: int, zone: str) -> RefusedError:
-    """Refuse a request that is beyond a quota."""
     message = f"Quota limit '{quota}' has been exceeded. Limit: {limit} in zone {zone}."
     violation = error_details_pb2.QuotaFailure.Violation(subject=f"zone:{zone}", description=message)
     info = error_details_pb2.ErrorInfo(

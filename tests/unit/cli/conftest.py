@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stepkeeper.cli.app import app
+from stepkeeper_testing.checkpoints import SmallRoot
 
 Run = Callable[..., Result]
 
@@ -27,3 +28,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "memory":
         return f"memory://{secrets.token_hex(8)}"
     return (tmp_path / "a root").as_uri()
+
+
+@pytest.fixture
+def root(request: pytest.FixtureRequest, url: str) -> SmallRoot:
+    """The root that a file's ROOT plays."""
+    return SmallRoot(url, words=request.module.ROOT)

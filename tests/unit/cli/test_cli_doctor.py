@@ -22,11 +22,7 @@ IMPATIENT = Patience(total_s=0, sleep=lambda _: None)
 WRITING = ("put", "read", "list", "conditional-write", "delete")
 
 
-@pytest.fixture
-def root(url: str) -> SmallRoot:
-    root = SmallRoot(url)
-    root.play("begin 10 20 30")
-    return root
+ROOT = "begin 10 20 30"
 
 
 def verdicts(result: Result) -> dict[str, str]:

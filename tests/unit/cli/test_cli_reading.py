@@ -20,12 +20,8 @@ from stepkeeper_testing.checkpoints import SmallRoot
 Run = Callable[..., Result]
 
 
-@pytest.fixture
-def root(url: str) -> SmallRoot:
-    """Steps 10, 15, 25 on the line; 20 on an abandoned branch, and 20 quarantined."""
-    root = SmallRoot(url)
-    root.play("begin 10 20 begin@1 *1 15 20 !6 25")
-    return root
+ROOT = "begin 10 20 begin@1 *1 15 20 !6 25"
+"""Steps 10, 15, 25 on the line; 20 on an abandoned branch, and 20 quarantined."""
 
 
 def lines(result: Result) -> list[list[str]]:
@@ -134,8 +130,7 @@ def test_verify_reads_every_block_and_writes_nothing(run: Run, root: SmallRoot) 
 )
 @pytest.mark.parametrize("damage", ["flipped", "cut", "longer", "gone"])
 def test_verify_names_what_is_bad(run: Run, url: str, name: str, damage: str) -> None:
-    root = SmallRoot(url)
-    root.play("begin 10x2")
+    root = SmallRoot(url, words="begin 10x2")
     path = f"{root.log.state.commits[1].folder}/{name}"
     good = root.store.read(path)
     bad = {"flipped": good[:50] + bytes([good[50] ^ 1]) + good[51:], "cut": good[:-1], "longer": good + b"x"}
@@ -220,8 +215,7 @@ def test_a_store_that_refuses_is_one_line_and_code_3(run: Run, tmp_path: Path) -
 def test_without_an_extra_the_command_says_what_to_install(
     tmp_path: Path, module: str, command: str, code: int, says: str
 ) -> None:
-    root = SmallRoot((tmp_path / "root").as_uri())
-    root.play("begin 10")
+    root = SmallRoot((tmp_path / "root").as_uri(), words="begin 10")
     absent = f"raise ModuleNotFoundError(\"No module named '{module}'\", name='{module}')"
     (tmp_path / f"{module}.py").write_text(absent)
     script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from stepkeeper.cli import main; main()"

@@ -18,12 +18,8 @@ from stepkeeper_testing.pod import pod_identity
 Run = Callable[..., Result]
 
 
-@pytest.fixture
-def root(url: str) -> SmallRoot:
-    """Sequence 1, 4, 5 (steps 10, 20, 30) on the line, 1 verified; sequence 2 (step 15) on an abandoned branch."""
-    root = SmallRoot(url)
-    root.play("begin 10 15 begin@1 20 30 *1")
-    return root
+ROOT = "begin 10 15 begin@1 20 30 *1"
+"""Sequence 1, 4, 5 (steps 10, 20, 30) on the line, 1 verified; sequence 2 (step 15) on an abandoned branch."""
 
 
 def sequences(root: SmallRoot) -> list[int]:
@@ -106,8 +102,7 @@ def test_what_a_restore_needs_is_not_removed(
 
 
 def test_where_nothing_was_restored_the_latest_is_read_first(run: Run, url: str) -> None:
-    root = SmallRoot(url)
-    root.play("begin 10 20")
+    root = SmallRoot(url, words="begin 10 20")
     path = f"{root.log.state.commits[2].folder}/__0_0.distcp"
     good = root.store.read(path)
     root.change(path, b"x" + good[1:])

@@ -18,12 +18,8 @@ from stepkeeper_testing.memory import MemoryStore
 Run = Callable[..., Result]
 
 
-@pytest.fixture
-def root(url: str) -> SmallRoot:
-    """Sequences 1, 2 and 4: steps 10, 20 and 30. Slot 3 is the claim of a second start."""
-    root = SmallRoot(url)
-    root.play("begin 10 20 begin 30")
-    return root
+ROOT = "begin 10 20 begin 30"
+"""Sequences 1, 2 and 4: steps 10, 20 and 30. Slot 3 is the claim of a second start."""
 
 
 def damage(root: SmallRoot, slot: int, data: bytes | None = b"") -> None:

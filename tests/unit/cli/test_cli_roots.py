@@ -22,8 +22,7 @@ COMMANDS = ("ls", "ls --all", "show", "path", "verify", "doctor", "gc", "repair"
 def test_a_path_is_as_good_as_a_uri(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    root = SmallRoot((tmp_path / "run").as_uri())
-    root.play("begin 10")
+    root = SmallRoot((tmp_path / "run").as_uri(), words="begin 10")
     for each in tmp_path.rglob("*"):
         os.utime(each, (1e9, 1e9))  # ages are shown, and these change once a day
     by_uri = run(*command.split(), root.url)
@@ -48,8 +47,7 @@ def test_a_path_is_as_good_as_a_uri(
 def test_another_place_is_no_empty_root(
     run: Run, tmp_path: Path, command: str, place: str, says: str
 ) -> None:
-    root = SmallRoot((tmp_path / "run").as_uri())
-    root.play("begin 20")
+    root = SmallRoot((tmp_path / "run").as_uri(), words="begin 20")
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / ".metadata").write_bytes(b"stock DCP's")
     folder, before = root.log.state.commits[1].folder, sorted(tmp_path.rglob("*"))
@@ -66,8 +64,7 @@ def test_a_folder_that_a_run_is_yet_to_write_to_is_a_root(run: Run, tmp_path: Pa
 
 
 def test_metrics_are_shown_where_there_are_any_and_exact_in_documents(run: Run, url: str) -> None:
-    root = SmallRoot(url)
-    root.play("begin 10")
+    root = SmallRoot(url, words="begin 10")
     root.save(20, metrics=METRICS)
     header, latest, line = (each.split() for each in run("ls", url).stdout.splitlines())
     assert header[-2:] == ["AGE", "METRICS"]

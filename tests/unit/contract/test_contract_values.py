@@ -181,7 +181,6 @@ def test_the_record_of_this_version_is_what_its_writers_write(name: str) -> None
 
 
 def _contains(whole: Any, part: Any) -> bool:
-    """Return whether `whole` contains all of `part`."""
     if isinstance(part, dict):
         return all(_contains(whole[key], item) for key, item in part.items())
     if isinstance(part, list):

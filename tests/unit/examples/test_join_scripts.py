@@ -60,7 +60,6 @@ class Machine:
         path.chmod(0o700)
 
     def run(self, script: str, settings: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run the script with its settings changed."""
         text = (SCRIPTS / script).read_text(encoding="utf-8")
         for name, value in settings.items():
             line = next(line for line in text.splitlines() if line.startswith(f"{name}="))

@@ -174,9 +174,6 @@ def on(**more: Any) -> Observed:
     return Observed(machines=make_machines(**more))
 
 
-UNMANAGED: Final = Observed(queued_resources_managed=False)
-
-
 @pytest.mark.parametrize(
     ("observed", "cause"),
     [
@@ -187,7 +184,7 @@ UNMANAGED: Final = Observed(queued_resources_managed=False)
         (on(active=False, replaced=True), "Requested"),
         (on(deleting=True), "Requested"),
         (Observed(), "Requested"),
-        (UNMANAGED, None),
+        (Observed(queued_resources_managed=False), None),
     ],
 )
 def test_the_loss_of_machines(observed: Observed, cause: str | None) -> None:

@@ -21,11 +21,8 @@ QR = queued_resource_key("default", "slice")
 JOB = job_key("default", "lm")
 
 
-META = {"name": "slice", "namespace": "default", "uid": "qr-1"}
-
-
 def queued_resource(version: int = 1, **meta: str) -> dict[str, Any]:
-    changed = META | {"resourceVersion": str(version)} | meta
+    changed = {"name": "slice", "namespace": "default", "uid": "qr-1", "resourceVersion": str(version)} | meta
     return {"metadata": changed | {"managedFields": [{}]}, "spec": {}}
 
 

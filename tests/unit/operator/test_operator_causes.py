@@ -170,6 +170,7 @@ BY_PEERS: Final = ended(75, at=399.0, **PEER)
 STOPPED_SIBLING: Final = ended(75, 1, at=402.0, **TOLD)
 NO_STORAGE: Final = ended(1, 1, **word(1, cause="StorageUnavailable"))
 OOM: Final[dict[str, Any]] = {"exit_reason": "OOMKilled"}
+LIMITED: Final = ended(137, reason="Evicted")
 INIT: Final = pod(**side(3, said="no such file"))
 NOT_ADMITTED: Final = "UnexpectedAdmissionError"
 FAILURES: Final = (
@@ -179,8 +180,10 @@ FAILURES: Final = (
     failure(
         "a liveness probe, a deletion later", ended(137, deadline=410.0, grace_s=0), fatal_codes=frozenset()
     ),
-    failure("its own limits", ended(137, reason="Evicted"), said="was evicted", over_limits=True),
+    failure("its own limits", LIMITED, said="was evicted", over_limits=True),
     stop("its own limits and no end yet", pod(reason="Evicted"), guess=True),
+    failure("out of memory, machines lost", ended(137, **OOM), loss=TAKEN_BACK, **OWN_LIMITS),
+    failure("evicted for its own limits, machines lost", LIMITED, loss=TAKEN_BACK, **OWN_LIMITS),
     failure("two failures, the second first", ended(3, at=402.0), ended(4, 1, at=401.0), said="p1 exited"),
     failure("two failures, one without a time", ended(3, at=None), ended(4, 1), said="p1 exited"),
     failure("a sibling that was stopped", ended(1), STOPPED_SIBLING),
@@ -275,11 +278,6 @@ def test_lost_machines_explain_what_comes_of_them(known: Verdict, *, by_loss: bo
         found == (TAKEN_BACK.cause, AttemptKind.MACHINES_UNAVAILABLE, False) if by_loss else judged == known
     )
     assert attribute_to_loss(known, None) is known
-
-
-@pytest.mark.parametrize("own", [ended(137, exit_reason="OOMKilled"), ended(137, reason="Evicted")])
-def test_lost_machines_explain_no_end_by_the_pods_own_limits(own: Pod) -> None:
-    assert find(own, loss=TAKEN_BACK, fatal_codes=frozenset()).cause == FAILURE
 
 
 def status(name: str, code: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from fake_cluster.kubelets import training_report
-from fake_cluster.stories import end_pods, fail, play, run_job, stories, table
+from fake_cluster.stories import fail, fail_behind_a_peer, play, run_job, stories, table
 from fake_cluster.world import World
 from stepkeeper_operator.api.v1alpha1.trainingjob import BackoffSpec, RestartsSpec
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import CauseCount, RestartsStatus
@@ -73,12 +73,6 @@ async def test_a_new_commit_refills_the_failure_budget() -> None:
     for sequence in (1, 2, 3):
         await play(world, f"report {sequence} {100 * sequence}, look, fail, run 25, phase Running")
     assert world.status.restarts.total == 3
-
-
-def fail_behind_a_peer(world: World) -> None:
-    """Let one pod fail, and the other save first since its peer stops: JobSet counts no failure."""
-    end_pods(world, 75, notice="peer", step=120)
-    fail(world, index=1, error="ValueError: bad")
 
 
 Ending = Callable[[World], None]

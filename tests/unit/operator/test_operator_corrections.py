@@ -59,7 +59,6 @@ def counts(known: JobHistory) -> dict[str, int]:
 
 
 def failure(n: int) -> AttemptEvidence:
-    """A failure of the application in that restart."""
     return evidence(n, ended(1, uid=f"f{n}", created_at=960.0 if n else 100.0))
 
 
@@ -92,7 +91,6 @@ def two(first: int = 900, **more: Any) -> JobHistory:
 
 
 def one(end: int = 990, cause: str = FAILURE) -> JobHistory:
-    """One attempt that has ended."""
     return history(closed(end, cause))
 
 

@@ -40,43 +40,34 @@ async def saved(world: World, *durations_s: float) -> World:
     return world
 
 
+ON, OFF, SPOT = machines(read_back="On"), machines(read_back="Off"), machines(tier={"spot": {}})
+
+
 @pytest.mark.parametrize(
-    ("spec", "duration_s", "found", "words"),
+    ("resource", "spec", "duration_s", "found", "words"),
     [
-        ({}, 28.4, FITS, "takes 29 s, and pods have 30 s"),
-        ({}, 28.6, TOO_SHORT, "set it to at least 31"),
-        ({"template": with_grace(120)}, 100, FITS, "pods have 120 s"),
-        ({"template": with_grace(0)}, 1, TOO_SHORT, "to at least 3"),
-        ({"placement": GKE_SPOT}, 13, FITS, "pods have 15 s"),
-        ({"placement": GKE_SPOT}, 14, TOO_SHORT, "at most 13 s"),
-        ({"placement": GKE_SPOT, "template": with_grace(600)}, 20, TOO_SHORT, "15 s regardless"),
-        ({"placement": GKE_SPOT, "template": with_grace(5)}, 4, TOO_SHORT, "to at least 6"),
+        (None, {}, 28.4, FITS, "takes 29 s, and pods have 30 s"),
+        (None, {}, 28.6, TOO_SHORT, "set it to at least 31"),
+        (None, {"template": with_grace(120)}, 100, FITS, "pods have 120 s"),
+        (None, {"template": with_grace(0)}, 1, TOO_SHORT, "to at least 3"),
+        (None, {"placement": GKE_SPOT}, 13, FITS, "pods have 15 s"),
+        (None, {"placement": GKE_SPOT}, 14, TOO_SHORT, "at most 13 s"),
+        (None, {"placement": GKE_SPOT, "template": with_grace(600)}, 20, TOO_SHORT, "15 s regardless"),
+        (None, {"placement": GKE_SPOT, "template": with_grace(5)}, 4, TOO_SHORT, "to at least 6"),
+        (ON, {}, 200, FITS, "pods have 300 s"),
+        (ON, {}, 300, TOO_SHORT, "at most 298 s"),
+        (ON, {"template": with_grace(60)}, 100, TOO_SHORT, "to at least 102"),
+        (ON, {"template": with_grace(900)}, 400, TOO_SHORT, "waits 300 s"),
+        (OFF, {}, 40, TOO_SHORT, "to at least 42"),
+        (SPOT, {"template": with_grace(60)}, 20, TOO_SHORT, "15 s regardless"),
     ],
 )
 async def test_the_time_of_a_save_is_compared_with_the_time_that_pods_have(
-    spec: dict[str, Any], duration_s: float, found: str, words: str
+    resource: dict[str, Any] | None, spec: dict[str, Any], duration_s: float, found: str, words: str
 ) -> None:
-    world = await play(await saved(World(**spec), duration_s), f"{found}, rests")
+    world = World(**spec) if resource is None else world_of(resource, **spec)
+    await play(await saved(world, duration_s), f"{found}, rests")
     assert words in world.message(GRACE)
-
-
-@pytest.mark.parametrize(
-    ("resource", "spec", "duration_s", "words"),
-    [
-        ({"read_back": "On"}, {}, 200, "pods have 300 s"),
-        ({"read_back": "On"}, {}, 300, "at most 298 s"),
-        ({"read_back": "On"}, {"template": with_grace(60)}, 100, "to at least 102"),
-        ({"read_back": "On"}, {"template": with_grace(900)}, 400, "waits 300 s"),
-        ({"read_back": "Off"}, {}, 40, "to at least 42"),
-        ({"tier": {"spot": {}}}, {"template": with_grace(60)}, 20, "15 s regardless"),
-    ],
-)
-async def test_machines_of_a_queued_resource_have_their_own_limits(
-    resource: dict[str, Any], spec: dict[str, Any], duration_s: float, words: str
-) -> None:
-    world = await saved(world_of(machines(**resource), **spec), duration_s)
-    assert words in world.message(GRACE)
-    await play(world, FITS if words.startswith("pods have") else TOO_SHORT)
 
 
 async def test_nothing_is_known_before_the_first_commit() -> None:

@@ -50,10 +50,6 @@ def record(
     return record_restarts(known, make_view(job, Observed(evidence=seen, jobset=of, **more)), of)
 
 
-def causes(known: JobHistory) -> list[str | None]:
-    return [attempt.cause for attempt in known.attempts]
-
-
 FAILED_JOB: Final = (evidence(0, failed_batch_jobs=(failed_job(),)),)
 TWO: Final = jobset(restarts=2, restarts_counted=1)
 ONE_SEEN: Final = history(RUNNING, restarts_seen=1, counted_restarts_seen=1)
@@ -86,7 +82,7 @@ def test_unseen_ends_are_failures_as_often_as_jobset_has_counted_some(
     known: JobHistory, seen: tuple[AttemptEvidence, ...], of: JobSet, found: list[str | None]
 ) -> None:
     recorded = record(known, *seen, of=of)
-    assert causes(recorded) == found
+    assert [attempt.cause for attempt in recorded.attempts] == found
     noted = recorded.operator
     assert (noted.restarts_seen, noted.counted_restarts_seen) == (of.restarts, of.restarts_counted)
 

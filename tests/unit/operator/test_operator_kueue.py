@@ -44,10 +44,6 @@ def queued(*, quota: bool = True, default_queue: str | None = None, **spec: Any)
     return world
 
 
-async def running(**spec: Any) -> World:
-    return await play(queued(**spec), "run 6, phase Running")
-
-
 def check_writes(world: World, *verbs: str) -> None:
     """Check what was done to JobSets, and that Kueue had to undo none of it."""
     found = [write.verb for write in world.cluster.writes if write.plural == "jobsets"]
@@ -69,7 +65,7 @@ async def test_a_job_without_quota_is_queued_in_kueues_words_and_left_alone(
 
 @pytest.mark.parametrize("is_watched", [True, False])
 async def test_an_eviction_is_a_queue_preemption_with_a_save_and_the_job_resumes(*, is_watched: bool) -> None:
-    world = await play(await running(restarts={"maxFailures": 0}), "report 5 100, look")
+    world = await play(queued(restarts={"maxFailures": 0}), "run 6, phase Running, report 5 100, look")
     await play(world, "stop 10 75" if is_watched else "late workloads, stop 10 75")
     world.controllers.kueue.evict("Preempted", "Preempted to accommodate a workload with priority 100")
     await play(world, "run 20, causes QueuePreemption")

@@ -79,36 +79,30 @@ async def test_an_operator_waits_for_the_lease_of_another_as_long_as_it_may_be_h
     assert 115 < clock.now < 125 if waits else clock.now == 100
 
 
-async def test_an_operator_whose_lease_was_taken_stops_acting(cluster: FakeCluster, clock: Time) -> None:
+@pytest.mark.parametrize(
+    ("why", "until", "said"),
+    [
+        ("was taken", 110, "taken over by 'b'"),
+        ("can't renew", 115.001, "could not be renewed"),
+        ("stood still", 120, "could not be renewed"),
+    ],
+)
+async def test_an_operator_that_cannot_renew_stops_before_another_may_start(
+    cluster: FakeCluster, clock: Time, why: str, until: float, said: str
+) -> None:
     first = guard(cluster, "a")
     await first.acquire()
-    lease = cluster.objects["leases", "ns", "operator"]
-    cluster.put("leases", lease | {"spec": lease["spec"] | {"holderIdentity": "b"}})
-    with pytest.raises(LeaseLostError, match="taken over by 'b'"):
+    if why == "was taken":
+        lease = cluster.objects["leases", "ns", "operator"]
+        cluster.put("leases", lease | {"spec": lease["spec"] | {"holderIdentity": "b"}})
+    elif why == "can't renew":
+        cluster.refusals["replace", "leases"] = ApiError(0, "no answer")
+    else:
+        clock.now += 16
+    with pytest.raises(LeaseLostError, match=said):
         await first.keep_renewing()
     assert not first.held
-    assert clock.now < 110
-
-
-async def test_an_operator_that_cannot_renew_stops_before_another_may_start(
-    cluster: FakeCluster, clock: Time
-) -> None:
-    first = guard(cluster, "a")
-    await first.acquire()
-    cluster.refusals["replace", "leases"] = ApiError(0, "no answer")
-    with pytest.raises(LeaseLostError, match="could not be renewed"):
-        await first.keep_renewing()
-    assert clock.now <= 115
-
-
-async def test_a_process_that_stood_still_stops_though_nobody_took_its_lease(
-    cluster: FakeCluster, clock: Time
-) -> None:
-    first = guard(cluster, "a")
-    await first.acquire()
-    clock.now += 16
-    with pytest.raises(LeaseLostError, match="could not be renewed"):
-        await first.keep_renewing()
+    assert clock.now < until
 
 
 async def test_a_request_that_hangs_does_not_keep_an_operator_acting_until_its_lease_is_over(

@@ -13,16 +13,6 @@ from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 ACCEPTED = (ConditionStatus.TRUE, "SpecAccepted")
 
 
-async def test_an_applied_job_gets_its_settings_and_a_jobset_and_runs() -> None:
-    world = await play(
-        await run_job(), "condition Accepted True/SpecAccepted, condition Running True/AllPodsRun"
-    )
-    uids = [pod["metadata"]["labels"]["stepkeeper.dev/job-uid"] for pod in world.pods]
-    assert uids == [world.job.metadata.uid] * 2
-    assert ("configmaps", "default", "lm-stepkeeper") in world.cluster.objects
-    assert world.status.attempts[0].number == 1
-
-
 async def test_a_job_at_rest_causes_no_write() -> None:
     await play(await run_job(), "rests, rests")
 

@@ -109,9 +109,6 @@ def lose_ready(world: World) -> None:
     world.cluster.put("nodes", node | {"status": {"conditions": [ready]}})
 
 
-LIMITS: Final[dict[str, Any]] = {"maxFailures": 0, "fatalExitCodes": [3]}
-
-
 @table(
     "story, reason, said",
     {
@@ -124,7 +121,7 @@ LIMITS: Final[dict[str, Any]] = {"maxFailures": 0, "fatalExitCodes": [3]}
     },
 )
 async def test_a_pod_is_stuck(story: str, reason: str, said: str) -> None:
-    world = await run_job(restarts=LIMITS if "Failed" in story else {})
+    world = await run_job(restarts={"maxFailures": 0, "fatalExitCodes": [3]} if "Failed" in story else {})
     steps = {"lose-ready": lose_ready}
     await play(world, f"stick n2, {story}, wait 100, run 2, {STUCK}/{reason}, events PodStuck 1", **steps)
     assert said in world.message("PodStuck")
@@ -228,9 +225,6 @@ def test_reports_show_which_pods_live_and_whether_the_training_moves() -> None:
     assert receive(6, 70, attempt=2).moved_at is None
 
 
-LET_PASS: Final = "run 120"
-
-
 @pytest.mark.parametrize(
     ("given", "cause"),
     [
@@ -244,7 +238,7 @@ async def test_a_pod_stays_on_a_lost_node_only_where_its_template_names_the_tain
 ) -> None:
     containers = [{"name": "trainer", "image": "trainer:1"}]
     world = await run_job(template={"spec": {"containers": containers, "tolerations": [given]}})
-    await play(world, f"lose n1, {LET_PASS}")
+    await play(world, "lose n1, run 120")
     assert world.causes[0] == cause
 
 

@@ -1,5 +1,6 @@
 """Test what is planned next: the job's end, a new JobSet, a stop or a wait."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -9,6 +10,8 @@ from fake_cluster.facts import make_history as history
 from fake_cluster.facts import make_observed as seen
 from fake_cluster.facts import make_unedited_jobset as jobset
 from fake_cluster.stories import table
+from stepkeeper.contract import Termination
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, OperatorState
 from stepkeeper_operator.cache.evidence import AttemptEvidence
@@ -17,10 +20,12 @@ from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.training_jobs.attempts.ends import NOT_ALLOWED
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.build.jobset import machines_hash, template_hash
-from stepkeeper_operator.training_jobs.decision import DeleteJobSet, SetSuspend
+from stepkeeper_operator.training_jobs.decision import DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.training_jobs.observed import Observed
+from stepkeeper_operator.training_jobs.policy.machines import find_wait
 from stepkeeper_operator.training_jobs.policy.next_step import find_change, plan_next, plan_without_jobset
 from stepkeeper_operator.training_jobs.policy.plan import Plan
+from stepkeeper_operator.training_jobs.policy.starts import explain_limit
 
 NOW: Final = 1000.0
 RUNNING: Final = Attempt(number=1, start=900)
@@ -63,7 +68,7 @@ OTHERS: Final = make_jobset(suspended=True, machines_hash="others", **ON_READY)
     {
         "nothing": (JOB, jobset(), {}, RUNNING, False),
         "an edit": (JOB, EDITED, {}, RUNNING, True),
-        "no edit that isn't accepted": (JOB, EDITED, {"held": True}, RUNNING, False),
+        "no edit that isn't accepted": (JOB, EDITED, {"accepted": False}, RUNNING, False),
         "no suspension": (JOB, jobset(suspended=True), {}, EVICTED, False),
         "another queue": (MOVED, jobset(MOVED, suspended=True), {}, EVICTED, True),
         "no queue while it runs down": (MOVED, jobset(MOVED, suspended=True), {}, RUNNING, False),
@@ -152,32 +157,47 @@ def name_of(action: object) -> str:
 SHORT: Final = make_job(restarts={"backoff": {"initialSeconds": 46, "maxSeconds": 1000}})
 WAITED: Final = history(EVICTED, next_start_time=980, starts_without_checkpoint=3)
 OVER: Final = history(RUNNING, starts_without_checkpoint=3)
-HELD_IDLE: Final = seen(jobset=jobset(**IDLE), held=True)
+HELD_IDLE: Final = seen(jobset=jobset(**IDLE), accepted=False)
 BACKED_OFF: Final = make_job(restarts={"backoff": MINUTE})
 
 
 @table(
-    "found, action, said",
+    "find, action, said",
     {
-        "its machines are there": (on_machines(RUNNING), None, None),
-        "they are lost": (on_machines(RUNNING, active=False), "stop", "QueuedResource tpu"),
-        "a host left": (on_machines(RUNNING, joined=False), None, None),
-        "a host has to join": (on_machines(EVICTED, IDLE, joined=False), None, "to join"),
-        "they are back": (on_machines(EVICTED, IDLE), "resume", None),
-        "they are lost in a queue": (on_machines(RUNNING, QUEUED, active=False), "delete", "tpu"),
-        "a host left in a queue": (on_machines(RUNNING, QUEUED, joined=False), None, None),
-        "it may start": (plan(history(EVICTED), seen(jobset=jobset(**IDLE))), "resume", None),
-        "it isn't accepted": (plan(history(EVICTED), HELD_IDLE), None, ""),
-        "it was accepted, its back-off is over": (plan(WAITED, HELD_IDLE, SHORT), "resume", None),
-        "its user stops it": (plan(history(RUNNING), seen(held=True), STOPPED), "stop", ""),
-        "it is Kueue's to start": (plan(history(EVICTED), seen(jobset=jobset(**IDLE, **QUEUED))), None, ""),
-        "it leaves its queue": (plan(history(RUNNING), seen(jobset=jobset(**QUEUED)), STOPPED), "delete", ""),
-        "JobSet doesn't wait": (plan(history(FAILED), seen(ended(1), ended(75, 1)), BACKED_OFF), "stop", ""),
-        "it had too many starts": (plan(OVER, seen(), FEW), "stop", ""),
-        "reports are due": (plan(OVER, seen(operator_started_at=NOW - 20), FEW), None, None),
+        "its machines are there": (lambda: on_machines(RUNNING), None, None),
+        "they are lost": (lambda: on_machines(RUNNING, active=False), "stop", "QueuedResource tpu"),
+        "a host left": (lambda: on_machines(RUNNING, joined=False), None, None),
+        "a host has to join": (lambda: on_machines(EVICTED, IDLE, joined=False), None, "to join"),
+        "they are back": (lambda: on_machines(EVICTED, IDLE), "resume", None),
+        "they are lost in a queue": (lambda: on_machines(RUNNING, QUEUED, active=False), "delete", "tpu"),
+        "a host left in a queue": (lambda: on_machines(RUNNING, QUEUED, joined=False), None, None),
+        "it may start": (lambda: plan(history(EVICTED), seen(jobset=jobset(**IDLE))), "resume", None),
+        "it isn't accepted": (lambda: plan(history(EVICTED), HELD_IDLE), None, ""),
+        "it was accepted, its back-off is over": (lambda: plan(WAITED, HELD_IDLE, SHORT), "resume", None),
+        "its user stops it": (lambda: plan(history(RUNNING), seen(accepted=False), STOPPED), "stop", ""),
+        "it is Kueue's to start": (
+            lambda: plan(history(EVICTED), seen(jobset=jobset(**IDLE, **QUEUED))),
+            None,
+            "",
+        ),
+        "it leaves its queue": (
+            lambda: plan(history(RUNNING), seen(jobset=jobset(**QUEUED)), STOPPED),
+            "delete",
+            "",
+        ),
+        "JobSet doesn't wait": (
+            lambda: plan(history(FAILED), seen(ended(1), ended(75, 1)), BACKED_OFF),
+            "stop",
+            "",
+        ),
+        "it had too many starts": (lambda: plan(OVER, seen(), FEW), "stop", ""),
+        "reports are due": (lambda: plan(OVER, seen(operator_started_at=NOW - 20), FEW), None, None),
     },
 )
-def test_what_runs_is_stopped_resumed_or_left_when(found: Plan, action: str | None, said: str | None) -> None:
+def test_what_runs_is_stopped_resumed_or_left_when(
+    find: Callable[[], Plan], action: str | None, said: str | None
+) -> None:
+    found = find()
     assert [name_of(each) for each in found.actions] == ([] if action is None else [action])
     assert said == "" or (found.waiting is None) is (said is None)
     assert (said or "") in (found.waiting or "")
@@ -185,3 +205,182 @@ def test_what_runs_is_stopped_resumed_or_left_when(found: Plan, action: str | No
 
 def test_more_starts_than_are_allowed_are_looked_at_again_when_reports_are_due() -> None:
     assert plan(OVER, seen(operator_started_at=NOW - 20), FEW).look_again_s == 40
+
+
+AFTER_NOTICE: Final = ENDED.model_copy(update={"kind": "Stopped", "cause": "Requested"})
+COMPLETED: Final = jobset(completed=True)
+HIDDEN: Final = replace(ended(0), termination=Termination(code=1))
+STOPPED_WITH_0: Final = replace(ended(0), deadline=420.0)
+TEN_STEPS: Final = make_job(totalSteps=10)
+
+
+def at_step(step: int) -> JobHistory:
+    return history(AFTER_NOTICE.model_copy(update={"to_step": step}))
+
+
+@table(
+    "known, observed, job, action, said",
+    {
+        "it is made": (history(), Observed(), JOB, "make", "its JobSet is being created"),
+        "it is edited": (
+            history(RUNNING),
+            seen(jobset=EDITED),
+            JOB,
+            "delete",
+            "spec.template or spec.placement was changed",
+        ),
+        "it is deleted": (
+            history(RUNNING),
+            seen(jobset=jobset(deleting=True)),
+            JOB,
+            None,
+            "the old JobSet's pods are still stopping",
+        ),
+        "JobSet gave up": (
+            history(EVICTED),
+            seen(jobset=jobset(failure_reason="x")),
+            JOB,
+            "delete",
+            "its JobSet is being replaced",
+        ),
+        "all saved and exited 0": (
+            at_step(9),
+            seen(jobset=COMPLETED),
+            TEN_STEPS,
+            "delete",
+            "all pods exited 0 at step 9 of 10 after a notice; the job is restarted",
+        ),
+        "all exited 0 after the last step": (at_step(10), seen(jobset=COMPLETED), TEN_STEPS, None, None),
+        "all saved and exited 0 at an unknown step": (
+            history(AFTER_NOTICE),
+            seen(STOPPED_WITH_0, jobset=COMPLETED),
+            TEN_STEPS,
+            "delete",
+            "all pods exited 0 after a notice; the job is restarted",
+        ),
+        "all exited 0 at an unknown step": (
+            history(AFTER_NOTICE),
+            seen(ended(0), jobset=COMPLETED),
+            TEN_STEPS,
+            None,
+            None,
+        ),
+        "a shell hid an exit code": (
+            history(FAILED),
+            seen(HIDDEN, ended(0, 1)),
+            JOB,
+            "delete",
+            "its JobSet is being replaced",
+        ),
+        "JobSet acts on another pod": (history(FAILED), seen(HIDDEN, ended(1, 1)), JOB, None, None),
+        "a hidden exit code ends what is stopped": (
+            history(AFTER_NOTICE),
+            seen(HIDDEN, ended(0, 1)),
+            JOB,
+            None,
+            None,
+        ),
+    },
+)
+def test_a_jobset_is_made_kept_or_replaced_when(
+    known: JobHistory, observed: Observed, job: CheckpointedTrainingJob, action: str | None, said: str | None
+) -> None:
+    found = plan(known, observed, job)
+    assert [name_of(each) for each in found.actions] == ([] if action is None else [action])
+    assert found.waiting == said
+
+
+FAILED_JOBSET: Final = jobset(failure_reason="FailedJobs")
+FENCED_END: Final = FAILED.model_copy(update={"cause": "Fenced", "message": "job lm-2 has the root"})
+
+
+@table(
+    "known, observed, complete, reason, said",
+    {
+        "all pods exited 0": (
+            history(ENDED),
+            seen(ended(0), jobset=COMPLETED),
+            True,
+            Reason.ALL_PODS_SUCCEEDED,
+            "every pod exited 0",
+        ),
+        "no failure is left": (
+            history(FAILED),
+            seen(ended(1), jobset=FAILED_JOBSET),
+            False,
+            Reason.MAX_FAILURES_REACHED,
+            (
+                "0 restarts after application failures are allowed without a new checkpoint "
+                "(spec.restarts.maxFailures), and the application failed again. The last end: exit 1. "
+                "Fix the cause, then delete and create this job again: it resumes from the latest commit"
+            ),
+        ),
+        "another job has the root": (
+            history(FENCED_END),
+            seen(ended(77), jobset=FAILED_JOBSET),
+            False,
+            Reason.ROOT_OWNED_BY_ANOTHER,
+            (
+                "job lm-2 has the root. This job has written nothing since. End the other job, or give one of them "
+                "another checkpoint.uri, then delete and create this job again"
+            ),
+        ),
+    },
+)
+def test_an_end_of_the_job_is_explained_when(
+    known: JobHistory, observed: Observed, complete: bool, reason: Reason, said: str
+) -> None:
+    end = plan(known, observed, NONE_LEFT).end
+    assert end == JobEnd(complete=complete, reason=reason, message=said)
+
+
+def test_a_job_whose_starts_commit_nothing_is_explained() -> None:
+    text = (
+        " committed no new checkpoint; spec.restarts.maxStartsWithoutCheckpoint allows 2. The last ended by Eviction: "
+        "drained. Fix the cause. To start the job again, change spec.template, set spec.suspend to true and back to "
+        "false, or raise maxStartsWithoutCheckpoint"
+    )
+    once, often = (history(EVICTED, starts_without_checkpoint=n_starts) for n_starts in (1, 3))
+    assert explain_limit(FEW, once) == f"1 start has{text}"
+    assert explain_limit(FEW, often) == f"3 starts in a row have{text}"
+
+
+@table(
+    "more, said",
+    {
+        "it does not exist": (
+            None,
+            "QueuedResource tpu does not exist in namespace default: create it there",
+        ),
+        "it is deleted": (
+            {"deleting": True},
+            "QueuedResource tpu is being deleted; the job resumes on a new",
+        ),
+        "it isn't active": (
+            {"active": False, "state": "Accepted"},
+            "the job starts when QueuedResource tpu is Active; its state is Accepted: its machines do not exist yet",
+        ),
+        "hosts are late": (
+            {"joined": False, "join_timed_out": True, "obstacle": "h1"},
+            "the hosts of QueuedResource tpu have not joined the cluster in time: h1",
+        ),
+        "no host is known": (
+            {"joined": False, "join_deadline": 0},
+            (
+                "waiting for the hosts of QueuedResource tpu to join the cluster (deadline 1970-01-01T00:00:00Z): "
+                "no host is known yet"
+            ),
+        ),
+    },
+)
+def test_a_job_waits_for_its_machines_while(more: dict[str, Any] | None, said: str) -> None:
+    machines = None if more is None else make_machines(**more)
+    wait = find_wait(make_view(TPU_JOB, Observed(machines=machines)))
+    assert wait is not None
+    assert wait.message.startswith(said)
+
+
+def test_a_job_that_needs_queued_resources_says_how_to_turn_them_on() -> None:
+    wait = find_wait(make_view(TPU_JOB, Observed(queued_resources_managed=False)))
+    assert wait is not None
+    assert wait.message.endswith("install the chart with cloudTPU.enabled=true")

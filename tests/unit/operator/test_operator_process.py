@@ -63,9 +63,6 @@ def test_an_answer_of_the_api_server_that_is_no_json_is_an_error_too() -> None:
     assert "Bad Gateway" in str(api_error(502, b"<html>Bad Gateway", "GET", "/x"))
 
 
-SETTINGS = OperatorSettings(namespace="ns", identity="a", tls_secret_name="tls", lease_duration_s=3)
-
-
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     monkeypatch.setattr(readiness, "_CHECK_S", 0.01)
@@ -74,18 +71,15 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
 
 @pytest.fixture
 async def starting(cluster: FakeCluster) -> AsyncIterator[Operator]:
-    operator = Operator(SETTINGS, cluster)
+    settings = OperatorSettings(namespace="ns", identity="a", tls_secret_name="tls", lease_duration_s=3)
+    operator = Operator(settings, cluster)
     yield operator
     await operator._readiness.give_up()
 
 
 async def health(operator: Operator) -> dict[str, object]:
-    (handler,) = (
-        route.handler
-        for route in operator._make_health_app().router.routes()
-        if route.method == "GET" and route.resource is not None and route.resource.canonical == "/healthz"
-    )
-    answer = await handler(make_mocked_request("GET", "/healthz"))
+    request = make_mocked_request("GET", "/healthz")
+    answer = await (await operator._make_health_app().router.resolve(request)).handler(request)
     assert isinstance(answer, web.Response)
     assert answer.status == 200, "the kubelet must not kill what only waits"
     return dict(json.loads(answer.text or ""))

@@ -229,11 +229,7 @@ async def test_the_length_of_the_queue_is_shown_by_kind() -> None:
     operator = Operator(OperatorSettings(cloud_tpu_enabled=True), FakeCluster(lambda: 0.0))
     for key in (JOB, QR, queued_resource_key("default", "other"), QR):
         operator._queues.add(key)
-    (handler,) = (
-        route.handler
-        for route in operator._make_health_app().router.routes()
-        if route.method == "GET" and route.resource is not None and route.resource.canonical == "/metrics"
-    )
-    answer = await handler(make_mocked_request("GET", "/metrics"))
+    request = make_mocked_request("GET", "/metrics")
+    answer = await (await operator._make_health_app().router.resolve(request)).handler(request)
     assert isinstance(answer, web.Response)
     assert 'stepkeeper_queue_length{kind="QueuedResource"} 2.0' in (answer.text or "").splitlines()

@@ -120,16 +120,8 @@ async def test_the_last_words_of_a_program_are_in_the_attempts_message(message: 
 DECISION = "at step 120, 6.9 s are left: only the one in flight is finished"
 
 
-async def stopping_slowly() -> World:
-    """Run a job whose trainers save for 20 s once they have to stop, and report their decision whether to save."""
-    world = await play(await run_job(), "stop 20 75")
-    message = termination_message(75, notice="sigterm", step=120, decision=DECISION)
-    world.controllers.kubelets.stop_message = message
-    return world
-
-
 async def test_what_was_chosen_to_be_saved_is_in_the_status_behind_a_shell_that_exits_0() -> None:
-    world = await stopping_slowly()
+    world = await run_job()
     end_pods(world, 0, notice="sigterm", step=120, decision=DECISION)
     await world.run_until_settled(rounds=10)
     first = world.status.attempts[0]

@@ -13,7 +13,7 @@ from fake_cluster.facts import make_job, make_view
 from fake_cluster.facts import make_observed as seen
 from fake_cluster.facts import make_unedited_jobset as jobset
 from fake_cluster.kubelets import termination_message, training_report
-from fake_cluster.stories import disrupt, end_pods, fail, play, run_job, table
+from fake_cluster.stories import disrupt, end_pods, fail, fail_behind_a_peer, play, run_job, table
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint
 from stepkeeper_operator.api.v1alpha1.conditions import Phase
@@ -65,14 +65,14 @@ def restarted(code: int, n_counted: int) -> Observed:
 def test_a_start_in_place_waits_or_not_for(
     known: JobHistory, observed: Observed, now: float, until: int | None
 ) -> None:
-    job, plan = make_job(restarts={"backoff": MINUTE}), Plan(history=known, job_set=None)
+    job, plan = (
+        make_job(restarts={"backoff": {"initialSeconds": 60, "maxSeconds": 60}}),
+        Plan(history=known, job_set=None),
+    )
     held = hold_next_start(make_view(job, observed, now=now), plan)
     assert until is None or held.history.next_start_time == until
     assert held.waiting == (None if until is None else BACKING_OFF)
     assert held.look_again_s == (None if until is None else until - now)
-
-
-MINUTE: Final[dict[str, Any]] = {"initialSeconds": 60, "maxSeconds": 60}
 
 
 def heard(*, ordinal: tuple[int, int] = (0, 0), **more: Any) -> LastReport:
@@ -169,12 +169,6 @@ async def test_a_job_that_came_to_nothing_goes_on_when(change: str, n_starts: in
     assert await end_all_starts(world, ENDS["75 without a word"]) == 2
     assert b'stepkeeper_starts_without_checkpoint{job="lm",namespace="default"} 2.0' in world.metrics.render()
     await play(world, f"{change}, phase Running, condition Suspended False/NotSuspended, starts {n_starts}")
-
-
-def fail_behind_a_peer(world: World) -> None:
-    """Let one pod save since its peer stops: JobSet counts no failure."""
-    end_pods(world, 75, notice="peer", step=120)
-    fail(world, index=1)
 
 
 @pytest.mark.parametrize("restart", ["", ", restart"])

@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from fake_cluster.facts import make_view
 from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.stories import play, run_job, table
 from fake_cluster.world import World, training_job
@@ -107,19 +108,20 @@ def test_progress_is_a_percentage_an_estimate_and_the_time_it_was_last_seen_to_m
         ranks=SlowestRank(slowest=3, step=249),
         metrics={"loss": "1.25", "lr": "x" * 100},
     )
-    progress = derive_progress(job(), observed(report), NO_HISTORY)
+    progress = derive_progress(make_view(job(), observed(report)), NO_HISTORY)
     assert progress is not None
     assert (progress.percent, progress.eta_seconds, progress.slowest_rank) == (25, 1500, 3)
     assert progress.last_progress_time == 100
     assert [(metric.name, len(metric.value)) for metric in progress.metrics] == [("loss", 4), ("lr", 64)]
     known = job_with(progress={"step": 250, "lastProgressTime": "1970-01-01T00:00:50Z"})
-    progress = derive_progress(known, observed(report), NO_HISTORY)
+    progress = derive_progress(make_view(known, observed(report)), NO_HISTORY)
     assert progress is not None
     assert progress.last_progress_time == 50, "the step stands still"
 
 
 def test_an_estimate_beyond_all_bounds_is_one_that_the_api_keeps() -> None:
-    progress = derive_progress(job(), observed(training(step=0, step_millis=2**53)), NO_HISTORY)
+    report = training(step=0, step_millis=2**53)
+    progress = derive_progress(make_view(job(), observed(report)), NO_HISTORY)
     assert progress is not None
     assert progress.eta_seconds == 2**53
 

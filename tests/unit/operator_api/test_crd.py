@@ -39,10 +39,6 @@ def definition(request: pytest.FixtureRequest) -> ResourceDefinition:
 
 @pytest.fixture(scope="module")
 def fields(definition: ResourceDefinition) -> dict[str, dict[str, Any]]:
-    return fields_of(definition)
-
-
-def fields_of(definition: ResourceDefinition) -> dict[str, dict[str, Any]]:
     (version,) = build_crd(definition)["spec"]["versions"]
     return dict(own_fields(version["schema"]["openAPIV3Schema"]))
 

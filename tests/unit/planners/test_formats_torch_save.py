@@ -66,16 +66,12 @@ def everything() -> dict[Any, Any]:
     }
 
 
-def converted(state: object, folder: Path) -> Path:
-    torch.save(state, folder / "before.pt")
-    torch_save_to_checkpoint(folder / "before.pt", folder / "checkpoint")
-    checkpoint_to_torch_save(folder / "checkpoint", folder / "after.pt")
-    return folder / "after.pt"
-
-
 @pytest.mark.parametrize("mmap", [True, False])
 def test_there_and_back_is_the_same(mmap: bool, tmp_path: Path) -> None:
-    after = converted(everything(), tmp_path)
+    after = tmp_path / "after.pt"
+    torch.save(everything(), tmp_path / "before.pt")
+    torch_save_to_checkpoint(tmp_path / "before.pt", tmp_path / "checkpoint")
+    checkpoint_to_torch_save(tmp_path / "checkpoint", after)
     state = torch.load(after, weights_only=False, mmap=mmap)
     same(everything(), state)
     if mmap:

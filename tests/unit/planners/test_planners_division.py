@@ -120,9 +120,6 @@ def test_only_what_no_rank_asks_for_is_unexpected() -> None:
     assert not any(alone)
 
 
-SLICES = ((0, 1), (2, 3))
-
-
 def on_slices(fqn: str, n_rows: int, *holders: tuple[int, ...]) -> TensorLayout:
     """Make as many chunks as there are holders."""
     size = n_rows // len(holders)
@@ -134,7 +131,11 @@ def on_slices(fqn: str, n_rows: int, *holders: tuple[int, ...]) -> TensorLayout:
         for i, ranks in enumerate(holders)
     )
     return TensorLayout(
-        fqn=fqn, dtype="float32", global_shape=(size * len(holders),), chunks=chunks, mesh_slices=SLICES
+        fqn=fqn,
+        dtype="float32",
+        global_shape=(size * len(holders),),
+        chunks=chunks,
+        mesh_slices=((0, 1), (2, 3)),
     )
 
 

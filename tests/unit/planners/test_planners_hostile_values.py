@@ -98,7 +98,6 @@ def test_what_others_declared_safe_is_not_safe_here() -> None:
 
 
 def changed(value: object, record: str, change: Any, **how: Any) -> bytes:
-    """A blob with one of its records changed."""
     source = zipfile.ZipFile(io.BytesIO(saved(value)))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", **how) as target:

@@ -18,8 +18,6 @@ from stepkeeper_planners.errors import CastError, LoadMismatchError
 
 
 class Counter:
-    """An object with a state of its own."""
-
     def __init__(self, n: int) -> None:
         self.n, self.history = n, torch.full((3,), float(n))
 
@@ -150,6 +148,7 @@ EIGHT_BITS = [
     [
         ([1, 300], torch.int8),
         ([-1], torch.uint8),
+        ([1, 70_000], torch.float16),
         ([1e30], torch.float16),
         *(([1.0, large], dtype) for dtype in EIGHT_BITS for large in (1e39, -1e39)),
         *(([torch.inf], dtype) for dtype in EIGHT_BITS if dtype is not torch.float8_e5m2),

@@ -123,12 +123,6 @@ def test_what_doesnt_fit_is_refused_with_the_numbers(local: list[int], ranks: Ra
         device_owners(local, [0, 1, 2, 3], 2, ranks)
 
 
-def parsed(text: str) -> Tiling:
-    tiling = parse_sharding("w", text, 2)
-    assert tiling is not None
-    return tiling
-
-
 @pytest.mark.parametrize("text", ["", "{replicated}", "{devices=[1,1,4]0,1,2,3 last_tile_dim_replicate}"])
 def test_whole_on_every_device(text: str) -> None:
     assert parse_sharding("w", text, 2) is None
@@ -145,7 +139,7 @@ def test_whole_on_every_device(text: str) -> None:
     ],
 )
 def test_tiles(text: str, counts: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> None:
-    assert parsed(text) == Tiling(counts=counts, groups=groups)
+    assert parse_sharding("w", text, 2) == Tiling(counts=counts, groups=groups)
 
 
 @pytest.mark.parametrize(
@@ -288,21 +282,16 @@ def test_what_can_not_be_stored_is_refused_by_name(
         adapters.describe("a.w", tensors["a.w"], RANKS)
 
 
-def checkpointable(local: torch.Tensor, **attributes: object) -> torch.Tensor:
-    for name, value in attributes.items():
-        setattr(local, name, value)
-    return local
-
-
 def two_rows() -> torch.Tensor:
     """Rows 3 and 0 of a tensor of 4 x 2; a row of padding lies between them."""
-    return checkpointable(
-        torch.tensor([[6.0, 7.0], [-1.0, -1.0], [0.0, 1.0]]),
+    rows = torch.tensor([[6.0, 7.0], [-1.0, -1.0], [0.0, 1.0]])
+    vars(rows).update(
         global_shape=(4, 2),
         global_offsets=((3, 0), (0, 0)),
         local_offsets=((0, 0), (2, 0)),
         local_sizes=((1, 2), (1, 2)),
     )
+    return rows
 
 
 def test_a_checkpointable_tensor_says_what_this_rank_holds_and_no_more() -> None:

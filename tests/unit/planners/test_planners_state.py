@@ -122,22 +122,6 @@ def test_a_nested_tensor_is_refused_and_its_parts_are_not(layout: torch.layout) 
     assert list(flatten_state({"m": {"rows": list(nested.unbind())}}).tensors) == ["m.rows.0", "m.rows.1"]
 
 
-TWO = Ranks(rank=1, world_size=2)
-
-
-class Loader:
-    """A data loader with a state."""
-
-    def __init__(self, place: int) -> None:
-        self.place = place
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place, "seen": [self.place]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place = state["place"]
-
-
 class Worker:
     """An object that marks a part of its state itself."""
 
@@ -152,17 +136,17 @@ class Worker:
 
 
 def test_it_comes_back_in_place() -> None:
-    saved = flatten_state({"a": PerRank(Loader(3)), "deep": [PerRank(5)], "w": Worker(7)})
-    loader, box, worker = Loader(0), PerRank(None), Worker(0)
-    state = {"a": PerRank(loader), "deep": [box], "w": worker}
+    saved = flatten_state({"a": PerRank(Counter(3)), "deep": [PerRank(5)], "w": Worker(7)})
+    counter, box, worker = Counter(0), PerRank(None), Worker(0)
+    state = {"a": PerRank(counter), "deep": [box], "w": worker}
     finish_load(state, flatten_state(state), saved.per_rank)
-    assert (loader.place, box.value, worker.own) == (3, 5, 7)
-    assert state["a"].value is loader  # type: ignore[attr-defined]  # a tree of unlike values
+    assert (counter.count, box.value, worker.own) == (3, 5, 7)
+    assert state["a"].value is counter  # type: ignore[attr-defined]  # a tree of unlike values
 
 
 def test_stored_names_are_read_as_they_were_made() -> None:
     for fqn in ("a", "a.b", "", "x@1/2", "new\nline"):
-        assert parse_stored_name(stored_name(fqn, TWO)) == (fqn, 1, 2)
+        assert parse_stored_name(stored_name(fqn, Ranks(rank=1, world_size=2))) == (fqn, 1, 2)
     for name in ("a", "a@1", "a@2/2", "a@01/2", "a@1/02", "a@-1/2", "a@0/0", "a@1/2 "):
         assert parse_stored_name(name) is None
 

@@ -187,13 +187,14 @@ def test_autocheckpoint_is_read_back(
     assert decision.actions == ()
 
 
-ILL = {"health": "UNHEALTHY_TENSORFLOW", "health_description": "chip 3 is down"}
-
-
 @pytest.mark.parametrize(
     ("changes", "problem", "words"),
     [
-        (ILL, "SliceUnhealthy", "UnhealthyTensorflow: chip 3 is down"),
+        (
+            {"health": "UNHEALTHY_TENSORFLOW", "health_description": "chip 3 is down"},
+            "SliceUnhealthy",
+            "UnhealthyTensorflow: chip 3 is down",
+        ),
         ({"state": "STOPPED"}, "SliceNotReady", "team-v5e is Stopped"),
         ({"state": "UNKNOWN"}, "SliceNotReady", "team-v5e is Unknown"),
         ({"state": "READY"}, "AsExpected", ""),

@@ -43,10 +43,6 @@ NO_QUOTA = CloudTPUError(ErrorKind.QUOTA, "RESOURCE_EXHAUSTED", "no quota")
 DOWN = CloudTPUError(ErrorKind.TRANSIENT, "UNAVAILABLE", "words")
 
 
-def asked_for() -> QueuedResource:
-    return after(make_resource(), decide(make_resource(), observe()))
-
-
 def test_a_failed_operation_that_left_nothing_is_tried_with_another_number() -> None:
     operation = CloudOperation(name="op", verb="Create", start_time=int(NOW))
     resource = with_status(created(QueuedResourceState.CREATING), operation=operation)
@@ -80,7 +76,7 @@ def look_later(resource: QueuedResource, *shown: CloudQueuedResource) -> Decisio
     return decide(resource, Observed(cluster_id=CLUSTER_ID, listing=listing), now=NOW + 11)
 
 
-ASKED = asked_for()
+ASKED = after(make_resource(), decide(make_resource(), observe()))
 MADE = make_cloud_resource(ASKED, "CREATING")
 NOT_OURS = replace(MADE, node={**MADE.node, "labels": {}})
 AGAIN = after(ASKED, decide(ASKED, observe()))

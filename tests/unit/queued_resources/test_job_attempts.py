@@ -63,11 +63,6 @@ def restart_without_pods(world: World) -> None:
     world.cluster.put("jobsets", jobset | {"status": jobset.get("status", {}) | {"restarts": 1}})
 
 
-def silence_second(world: World) -> None:
-    """Let the node of the second pod not be there for pods."""
-    world.controllers.gone.add(world.pods[1]["spec"]["nodeName"])
-
-
 def check_words(world: World) -> None:
     first = world.status.attempts[0].message or ""
     assert "exited with code 1" in first
@@ -83,7 +78,7 @@ STEPS: dict[str, Callable[..., object]] = {
     "act": cluster_acts,
     "end": end,
     "notice": lambda world: world.controllers.notice_failures(),
-    "silence": silence_second,
+    "silence": lambda world: world.controllers.gone.add(world.pods[1]["spec"]["nodeName"]),
     "stick": lambda world: world.controllers.stuck.add(world.pods[1]["spec"]["nodeName"]),
     "be-away": be_away,
     "no-pods": restart_without_pods,

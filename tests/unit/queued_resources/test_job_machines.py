@@ -11,13 +11,6 @@ from fake_cluster.world import World
 GUARANTEED: dict[str, Any] = {"guaranteed": {}}
 
 
-def read_graces(world: World) -> tuple[int, int]:
-    """Return the grace period of the pods, and the part of it that their trainers may use."""
-    spec = world.pods[0]["spec"]
-    env = {variable["name"]: variable.get("value") for variable in spec["containers"][0]["env"]}
-    return spec["terminationGracePeriodSeconds"], int(env["STEPKEEPER_GRACE_S"])
-
-
 @pytest.mark.parametrize(
     ("resource", "reason", "words"),
     [
@@ -75,43 +68,36 @@ async def test_slices_of_a_job_stay_on_slices_of_the_machines_where_there_are_se
 
 
 @pytest.mark.parametrize(
-    ("tier", "autocheckpoint", "read_back", "grace_s", "counted_on_s"),
+    ("tier", "asked", "read_back", "shown", "counted_on_s"),
     [
-        ({"guaranteed": {}}, None, "", 300, 300),
-        ({"guaranteed": {}}, None, "On", 300, 300),
-        ({"guaranteed": {}}, None, "Off", 30, 30),
-        ({"guaranteed": {}}, None, "Mixed", 30, 30),
-        ({"guaranteed": {}}, False, "", 30, 30),
-        ({"guaranteed": {}}, False, "On", 300, 300),
-        ({"spot": {}}, None, "", 30, 15),
-        ({"spot": {}}, True, "On", 300, 15),
-        ({"bestEffort": {}}, None, "", 30, 30),
-        ({"bestEffort": {}}, True, "On", 300, 300),
-        ({"bestEffort": {}}, True, "Off", 30, 30),
+        (GUARANTEED, None, "", "On", 300),
+        (GUARANTEED, None, "On", "On", 300),
+        (GUARANTEED, None, "Off", "Off", 30),
+        (GUARANTEED, None, "Mixed", "Mixed", 30),
+        (GUARANTEED, True, "Off", "Off", 30),
+        (GUARANTEED, False, "", "Off", 30),
+        (GUARANTEED, False, "On", "On", 300),
+        ({"spot": {}}, None, "", "Off", 15),
+        ({"spot": {}}, True, "On", "On", 15),
+        ({"bestEffort": {}}, None, "", "Off", 30),
+        ({"bestEffort": {}}, True, "On", "On", 300),
+        ({"bestEffort": {}}, True, "Off", "Off", 30),
     ],
 )
-async def test_pods_have_five_minutes_where_the_cloud_has_autocheckpoint_on(
-    tier: dict[str, Any], autocheckpoint: bool | None, read_back: str, grace_s: int, counted_on_s: int
+async def test_pods_have_five_minutes_where_the_cloud_has_autocheckpoint_on_and_their_job_says_so(
+    tier: dict[str, Any], asked: bool | None, read_back: str, shown: str, counted_on_s: int
 ) -> None:
-    world = await running(tier=tier, autocheckpoint=autocheckpoint, read_back=read_back)
-    assert read_graces(world) == (grace_s, counted_on_s)
-
-
-@pytest.mark.parametrize(
-    ("asked", "read_back", "shown"),
-    [(None, "", "On"), (True, "Off", "Off"), (False, "On", "On"), (None, "Mixed", "Mixed")],
-)
-async def test_a_job_says_what_autocheckpoint_its_machines_have(
-    asked: bool | None, read_back: str, shown: str
-) -> None:
-    world = await running(autocheckpoint=asked, read_back=read_back)
+    world = await running(tier=tier, autocheckpoint=asked, read_back=read_back)
+    spec = world.pods[0]["spec"]
+    env = {variable["name"]: variable.get("value") for variable in spec["containers"][0]["env"]}
+    found = spec["terminationGracePeriodSeconds"], env["STEPKEEPER_GRACE_S"]
+    assert found == (300 if shown == "On" else 30, str(counted_on_s))
     assert world.status.checkpoint is not None
     assert world.status.checkpoint.autocheckpoint == shown
     assert world.status.resources is not None
     assert world.status.resources.queued_resource_name == "pod-a"
     await play(world, f"message GraceSufficient autocheckpoint is {shown} on pod-a, rests")
-    await change(world, autocheckpoint=asked, read_back="Off" if shown == "On" else "On")
-    assert world.status.checkpoint is not None
+    await change(world, tier=tier, autocheckpoint=asked, read_back="Off" if shown == "On" else "On")
     assert world.status.checkpoint.autocheckpoint not in {shown, None}
 
 

@@ -4,8 +4,15 @@ import pytest
 
 from fake_cluster.queued_resources import PLACE
 from fake_cluster.resource_owners import JOINED, tell
-from fake_cluster.resource_world import active
-from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudTPUError, ErrorKind, Place
+from fake_cluster.resource_world import ResourceWorld, active
+from stepkeeper_operator.cloud_tpu.cloud import (
+    ApiVersion,
+    CloudNode,
+    CloudOperationState,
+    CloudTPUError,
+    ErrorKind,
+    Place,
+)
 from stepkeeper_operator.labels import SLICE_LABEL
 
 
@@ -53,3 +60,23 @@ async def test_a_label_that_can_name_no_slice_holds_nothing_up() -> None:
 
     world.cloud.get_node = get_possible  # type: ignore[method-assign]
     await tell(world, "delete, run 20, nothing-left")
+
+
+async def test_the_result_of_an_operation_is_judged_by_a_list_from_after_its_end() -> None:
+    world = ResourceWorld()
+    while world.status.operation is None:
+        await world.reconcile()
+    world.step(20.0)  # now the operation is read again
+    observer = world.controller._observer
+
+    async def answer_late(name: str, version: ApiVersion) -> CloudOperationState:
+        world.now += 0.5
+        await observer._poller.list_place(PLACE, newer_than=world.now)  # for another object, before the end
+        world.now += 0.5
+        return CloudOperationState(name=name, done=True)
+
+    world.cloud.get_operation = answer_late  # type: ignore[method-assign]
+    n_lists = world.cloud.count("ListNodes")
+    await world.reconcile()
+    assert world.status.operation is None
+    assert world.cloud.count("ListNodes") == n_lists + 2

@@ -13,8 +13,9 @@ CommitStep = Callable[..., int]
 
 
 @pytest.fixture
-def bucket() -> MemoryBucket:
-    return MemoryBucket()
+def bucket(root: SmallRoot) -> MemoryBucket:
+    assert isinstance(root.store, MemoryStore)
+    return root.store.bucket
 
 
 @pytest.fixture
@@ -29,10 +30,9 @@ def root() -> SmallRoot:
 
 @pytest.fixture
 def commit() -> CommitStep:
-    return _commit
+    def commit(log: Log, claim: Claim, step: int, folder: str = "") -> int:
+        folder = folder or f"{step}/{claim.slot}-{log.state.tail:032x}"
+        manifest = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+        return log.commit(claim, step=step, folder=folder, size_bytes=10, manifest=manifest).slot
 
-
-def _commit(log: Log, claim: Claim, step: int, folder: str = "") -> int:
-    folder = folder or f"{step}/{claim.slot}-{log.state.tail:032x}"
-    manifest = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
-    return log.commit(claim, step=step, folder=folder, size_bytes=10, manifest=manifest).slot
+    return commit

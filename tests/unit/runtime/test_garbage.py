@@ -43,7 +43,6 @@ def pin(root: SmallRoot, slot: int, nonce: str = NONCE) -> Pin:
 
 
 def folders(root: SmallRoot) -> set[str]:
-    """The folders of data, by step."""
     return {path.partition("/")[0] for path in root.contents()} - {".stepkeeper"}
 
 

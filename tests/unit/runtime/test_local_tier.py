@@ -82,7 +82,6 @@ class Disk:
         return sorted({path.parent.parent.name for path in self.copies()})
 
     def overwrite(self) -> None:
-        """Overwrite the bytes with zeros."""
         for copy in self.copies():
             copy.write_bytes(bytes(copy.stat().st_size))
 

@@ -3,22 +3,10 @@
 import pytest
 
 from stepkeeper.errors import FencedError, RestoreError
-from stepkeeper.log import Log, LogState
+from stepkeeper.log import Log
 from stepkeeper.policy.keep import AnyOf, BestN, EveryNSteps, KeepPolicy, LastN, MaxAge
 from stepkeeper.retention.deletable import choose_deletable
 from stepkeeper_testing.checkpoints import SmallRoot
-
-
-def played(words: str) -> SmallRoot:
-    root = SmallRoot()
-    root.play(words)
-    return root
-
-
-def line_of(state: LogState) -> str:
-    """The steps of HEAD's line, newest first, and another writer's step below it."""
-    below = state.line[-1].legacy if state.line else state.legacy
-    return " ".join([*(str(record.step) for record in state.line), *([f"<{below.step}"] if below else [])])
 
 
 @pytest.mark.parametrize(
@@ -58,9 +46,11 @@ def line_of(state: LogState) -> str:
     ],
 )
 def test_head_and_its_line_are(words: str, line: str, others: list[int]) -> None:
-    root = played(words)
+    root = SmallRoot(words=words)
     state = root.log.state
-    assert line_of(state) == line
+    below = state.line[-1].legacy if state.line else state.legacy
+    found = [*(str(record.step) for record in state.line), *([f"<{below.step}"] if below else [])]
+    assert " ".join(found) == line
     on_line = {record.slot for record in state.line}
     assert [record.step for record in state.live if record.slot not in on_line] == others
     assert Log(root.store).open() == state
@@ -97,7 +87,7 @@ def test_head_and_its_line_are(words: str, line: str, others: list[int]) -> None
 def test_a_root_without_a_latest_commit_is_begun_only_by_who_says_where_from(
     words: str, begin: str, says: str
 ) -> None:
-    root = played(words)
+    root = SmallRoot(words=words)
     for log in (root.log, Log(root.store)):
         root.log, before = log, log.open()
         with pytest.raises(RestoreError, match=says):
@@ -112,7 +102,7 @@ def test_a_root_without_a_latest_commit_is_begun_only_by_who_says_where_from(
 
 def test_on_what_head_is_already_no_entry_is_put() -> None:
     for words in ("begin 1 2", "begin?s9 back@s8"):
-        root = played(words)
+        root = SmallRoot(words=words)
         claim, tail = root.claim, root.log.state.tail
         assert root.play("back@2" if root.log.state.head else "back@s8") == tail
         assert root.claim == claim
@@ -120,7 +110,7 @@ def test_on_what_head_is_already_no_entry_is_put() -> None:
 
 @pytest.mark.parametrize("word", ["back@1", "back@2", "back@s8", "branch"])
 def test_only_a_claim_that_holds_is_followed_by_another_of_its_process(word: str) -> None:
-    root = played("begin 1 2")
+    root = SmallRoot(words="begin 1 2")
     Log(root.store).begin(take_over=True)
     with pytest.raises(FencedError, match="claim 0 is stale"):
         root.play(word)
@@ -160,13 +150,13 @@ GOING = {
 def test_of_commits_only_those_go(
     words: str, policy: KeepPolicy, verified: list[int] | None, steps: list[int]
 ) -> None:
-    state = played(words).log.state
+    state = SmallRoot(words=words).log.state
     chosen = choose_deletable(state, policy, list(state.commits) if verified is None else verified)
     assert [state.commits[slot].step for slot in chosen] == steps
 
 
 def test_metrics_are_those_of_the_commits_and_times_those_of_the_store() -> None:
-    root = played("begin")
+    root = SmallRoot(words="begin")
     for step, loss in ((10, "3.5"), (20, "0.5"), (30, "nan"), (40, "2.5"), (50, "none")):
         root.save(step, metrics={"loss": loss})
     state, verified = root.log.state, range(1, 6)

@@ -13,7 +13,7 @@ from typing_extensions import override
 from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.errors import DamagedEntryError, LogFormatError, LogGapError, TransientStorageError
 from stepkeeper.log import Log, LogState, tail
-from stepkeeper.log.replay import apply
+from stepkeeper.log.replay import apply_entry
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
@@ -91,7 +91,6 @@ def test_a_tail_is_found_page_by_page_and_a_gap_before_it_is_refused(
 
 
 def sealed(entry: bytes) -> bytes:
-    """The entry with the checksum of its bytes."""
     content = entry.rpartition(b',"crc32c":')[0]
     return content + b',"crc32c":%d}' % crc32c(content)
 
@@ -201,7 +200,7 @@ def test_it_opens_from_each_slot_as_if_every_entry_was_read(old_root: SmallRoot)
         old_root.change(slot_path(slot), None)
     for slot, data in later.items():
         old_root.change(slot_path(slot), data)
-        truth = apply(truth, slot, log.entry(slot))
+        truth = apply_entry(truth, slot, log.entry(slot))
         assert Log(old_root.store).open() == truth
     assert (truth.head, [record.slot for record in truth.line]) == (73, [73, 71, 70, 66])
     assert {record.slot for record in truth.commits.values() if record.quarantined} == {56}

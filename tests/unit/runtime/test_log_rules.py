@@ -18,7 +18,7 @@ from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.claims import must_branch
 from stepkeeper.log.entries import BeginEntry, Body, CommitEntry, DeleteEntry, QuarantineEntry, RestoredEntry
 from stepkeeper.log.records import ForeignBase, ManifestRef
-from stepkeeper.log.state import LogState, applied
+from stepkeeper.log.state import LogState, apply_body
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage.retry import Patience
 from stepkeeper_testing.hooks import at
@@ -214,7 +214,7 @@ def commit_entry(step: int, parent: int | None, legacy: ForeignBase | None = Non
 
 
 def apply_next(state: LogState, body: Body) -> LogState:
-    return applied(state, state.tail + 1, 0, "a" * 32, body)
+    return apply_body(state, state.tail + 1, 0, "a" * 32, body)
 
 
 @pytest.mark.parametrize(

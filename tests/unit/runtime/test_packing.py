@@ -141,9 +141,6 @@ def test_one_tensor_is_sent_in_as_many_streams_as_the_store_wants() -> None:
     assert sum(chunk.sizes[0] for chunk in tensor.chunks) == 6 * MIB
 
 
-_COLUMNS = 8
-
-
 @dataclass(frozen=True, kw_only=True)
 class State:
     """Rows of each tensor, which two ranks share evenly, and the other inputs of a save."""
@@ -163,7 +160,7 @@ class State:
         """Return what this rank writes, and how many bytes of tensors that is."""
         tensors, start, is_last = [], 0, rank == world_size - 1
         axis = int(self.split_by_columns)
-        shapes: dict[str, tuple[int, ...]] = {fqn: (rows, _COLUMNS) for fqn, rows in self.rows.items()}
+        shapes: dict[str, tuple[int, ...]] = {fqn: (rows, 8) for fqn, rows in self.rows.items()}
         if self.last_rank_only is not None and is_last:
             shapes[self.last_rank_only] = ()
         for fqn, shape in shapes.items():

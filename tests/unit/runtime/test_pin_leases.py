@@ -38,12 +38,6 @@ def test_a_lease_runs_by_entries_and_by_the_stores_times_of_them(
     assert lease_is_over(seen, max(times_unix_s), times_unix_s.get) is over
 
 
-@pytest.fixture
-def bucket(root: SmallRoot) -> MemoryBucket:
-    assert isinstance(root.store, MemoryStore)
-    return root.store.bucket
-
-
 def after_a_pin(root: SmallRoot, bucket: MemoryBucket, *starts: int, minutes: float) -> Pin:
     """Return a pin that is never renewed. In each start after it, steps are saved, and earlier ones deleted."""
     now_s = [1e9]

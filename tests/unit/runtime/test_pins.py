@@ -33,15 +33,7 @@ NO_ANSWER = TransientStorageError("no answer")
 
 @pytest.fixture
 def root() -> SmallRoot:
-    root = SmallRoot()
-    root.play("begin 10 20")
-    return root
-
-
-@pytest.fixture
-def bucket(root: SmallRoot) -> MemoryBucket:
-    assert isinstance(root.store, MemoryStore)
-    return root.store.bucket
+    return SmallRoot(words="begin 10 20")
 
 
 def latest(state: LogState) -> CommitRecord:

@@ -10,7 +10,6 @@ from store_parts.damaged_root import (
     damage,
     goes_on,
     is_stale,
-    planned,
     repaired,
 )
 
@@ -25,19 +24,13 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import BeginEntry, Log, LogState
 from stepkeeper.log.tail import slot_path
-from stepkeeper.repair.repairing import carry_out
+from stepkeeper.repair.repairing import carry_out, plan_repair
 from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.pins import Pin, put_pin
 from stepkeeper_testing.checkpoints import SmallRoot, save_small
 
 TO_INDEX = " ".join(str(step) for step in range(300, 2000, 100))
 """Commits to slot 19, from slot 3 on; the newest index is in slot 16."""
-
-
-def made(words: str = TWO_STARTS) -> SmallRoot:
-    root = SmallRoot()
-    root.play(words)
-    return root
 
 
 def steps(state: LogState) -> tuple[int | None, list[int]]:
@@ -62,7 +55,7 @@ def steps(state: LogState) -> tuple[int | None, list[int]]:
     ],
 )
 def test_the_log_means_the_same_with_what_the_manifests_say(words: str, slots: list[int], how: str) -> None:
-    root = made(words)
+    root = SmallRoot(words=words)
     truth = root.log.state
     if how == "gone" and truth.tail in slots:
         how = "cut"  # without it nothing shows that it was there
@@ -70,7 +63,7 @@ def test_the_log_means_the_same_with_what_the_manifests_say(words: str, slots: l
     owners = [body.owner for body in bodies if isinstance(body, BeginEntry)]
     damage(root, slots, how)
     if 0 in slots and truth.tail > 20 and how != "gone":
-        assert not planned(root.store).is_needed
+        assert not plan_repair(root.store, patience=IMPATIENT).is_needed
         assert Log(root.store, patience=IMPATIENT).open() == truth
         return
     with pytest.raises(LogGapError if how == "gone" else DamagedEntryError, match="repair memory://"):
@@ -113,7 +106,7 @@ def test_the_log_means_the_same_with_what_the_manifests_say(words: str, slots: l
 def test_head_is_the_newest_save_that_fits_and_what_was_ended_is_kept_aside(
     words: str, slots: list[int], head: int, aside: list[int]
 ) -> None:
-    root = made(f"begin {words}")
+    root = SmallRoot(words=f"begin {words}")
     truth = root.log.state
     assert truth.latest is not None
     assert truth.latest.step == head
@@ -126,13 +119,13 @@ def test_head_is_the_newest_save_that_fits_and_what_was_ended_is_kept_aside(
 
 @pytest.mark.parametrize("how", [*DAMAGES, "gone, all", "gone, from the second commit on"])
 def test_of_a_log_without_an_entry_all_whole_saves_are_commits(how: str) -> None:
-    root = made()
+    root = SmallRoot(words=TWO_STARTS)
     truth = root.log.state
     slots = {"gone": range(5), "gone, from the second commit on": range(2, 6)}.get(how, range(6))
     damage(root, slots, how.partition(",")[0])
     if "," in how:
         # The claims of the saves show how far the log went at least.
-        assert planned(root.store).tail == slots[0] - 1
+        assert plan_repair(root.store, patience=IMPATIENT).tail == slots[0] - 1
     state = repaired(root)
     assert [record.step for record in state.line] == [40, 30, 20, 10]
     assert {record.folder for record in state.live} == {record.folder for record in truth.live}
@@ -151,7 +144,7 @@ def test_of_a_log_without_an_entry_all_whole_saves_are_commits(how: str) -> None
 def test_a_save_of_which_something_is_missing_is_not_live(
     words: str, slots: list[int], name: str, says: str, live: list[int]
 ) -> None:
-    root = made(f"begin {words}")
+    root = SmallRoot(words=f"begin {words}")
     (folder,) = {
         path.rpartition("/")[0] for path in root.contents() if path.startswith(f"{words.partition(' ')[0]}/")
     }
@@ -159,7 +152,7 @@ def test_a_save_of_which_something_is_missing_is_not_live(
         if path.startswith(f"{folder}/{name}"):
             root.change(path, b"" if name.startswith("_") else None)
     damage(root, slots)
-    aside = planned(root.store).rebuilt.aside
+    aside = plan_repair(root.store, patience=IMPATIENT).rebuilt.aside
     assert [says in why for why in aside.values()] == ([True] if says else [])
     state = repaired(root)
     assert [record.step for record in state.live] == live
@@ -174,7 +167,7 @@ def test_a_save_of_which_something_is_missing_is_not_live(
     [("begin 10 scratch void", 3, True), ("begin 100 scratch 5 !3 void", 5, False)],
 )
 def test_a_start_from_scratch_stays_one(words: str, slot: int, begins: bool) -> None:
-    root = made(words)
+    root = SmallRoot(words=words)
     damage(root, [slot])
     assert repaired(root).head is None
     root.log = Log(root.store)
@@ -186,11 +179,11 @@ def test_a_start_from_scratch_stays_one(words: str, slot: int, begins: bool) -> 
 
 
 def test_a_log_of_a_newer_release_is_left_alone() -> None:
-    root = made()
+    root = SmallRoot(words=TWO_STARTS)
     damage(root, [4])
     root.change(slot_path(5), b'{"format":4}')
     with pytest.raises(LogFormatError, match="has format 4"):
-        planned(root.store)
+        plan_repair(root.store, patience=IMPATIENT)
 
 
 @pytest.mark.parametrize(
@@ -198,25 +191,23 @@ def test_a_log_of_a_newer_release_is_left_alone() -> None:
     [f"7/50-{'0' * 32}/junk", f"7/50-{'0' * 32}/.metadata", f"7/{10**9}-{'0' * 32}/manifest.0.json"],
 )
 def test_a_stray_object_is_no_save_of_a_later_claim(path: str) -> None:
-    root = made("begin 100")
+    root = SmallRoot(words="begin 100")
     root.change(path, b"x")
-    assert not planned(root.store).is_needed
+    assert not plan_repair(root.store, patience=IMPATIENT).is_needed
     damage(root, [1])
-    assert planned(root.store).marked == ()
+    assert plan_repair(root.store, patience=IMPATIENT).marked == ()
 
 
 @pytest.fixture
 def root() -> SmallRoot:
-    root = SmallRoot()
-    root.play(TWO_STARTS)
-    return root
+    return SmallRoot(words=TWO_STARTS)
 
 
 @pytest.mark.parametrize("is_back", [False, True], ids=["a writer appended", "a lost slot came back"])
 def test_what_was_written_after_the_plan_is_not_overruled(root: SmallRoot, is_back: bool) -> None:
     data = root.store.read(slot_path(1))
     damage(root, [1] if is_back else [4], "gone" if is_back else "flipped")
-    plan = planned(root.store)
+    plan = plan_repair(root.store, patience=IMPATIENT)
     if is_back:
         root.change(slot_path(1), data)
     else:
@@ -247,7 +238,7 @@ def test_a_writer_whose_put_has_no_answer_is_fenced_and_a_reader_reads_on(root: 
 
 
 def test_an_index_that_contradicts_itself_is_not_started_from() -> None:
-    root = made(f"begin 100 200 {TO_INDEX}")
+    root = SmallRoot(words=f"begin 100 200 {TO_INDEX}")
     truth = root.log.state
     entry = root.log.entry(16)
     assert entry.index is not None

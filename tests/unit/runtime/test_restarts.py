@@ -132,8 +132,7 @@ def test_all_jobsets_of_a_job_count_and_another_jobs_starts_do_not(root: SmallRo
     ],
 )
 def test_what_was_chosen_is_no_disruption(words: str, n_restarts: int) -> None:
-    root = SmallRoot()
-    root.play(words)
+    root = SmallRoot(words=words)
     assert restarts(root) == n_restarts
 
 

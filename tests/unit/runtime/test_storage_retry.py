@@ -124,10 +124,6 @@ def parts() -> list[bytes | memoryview]:
     return [view[:1], b"", view[1:300_001], words, view[middle:]]
 
 
-def is_direct(descriptor: int) -> bool:
-    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
-
-
 class Calls:
     """Record how many bytes each call wrote, past the cache and through it."""
 
@@ -142,7 +138,7 @@ class Calls:
         monkeypatch.setattr(os, "writev", self)
 
     def __call__(self, descriptor: int, buffers: list[memoryview]) -> int:
-        if not is_direct(descriptor):
+        if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
             self.cached.append(self._writev(descriptor, buffers))
             return self.cached[-1]
         (data,) = buffers

@@ -64,7 +64,7 @@ def test_a_step_below_the_last_one_is_beyond_it_and_due_only_once() -> None:
 
 
 def test_only_a_lower_step_is_a_return() -> None:
-    assert [Position(1, 5).follow_by(step) for step in (4, 5, 6)] == [
+    assert [Position(1, 5).move_to(step) for step in (4, 5, 6)] == [
         Position(2, 4),
         Position(1, 5),
         Position(1, 6),

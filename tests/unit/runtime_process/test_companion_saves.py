@@ -17,16 +17,12 @@ from stepkeeper.companion.session import Session
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import CompanionError, CompanionLostError, TransientStorageError, UnknownOutcomeError
-from stepkeeper.log import BeginEntry, CommitRecord, Log, ManifestRef
+from stepkeeper.log import BeginEntry, CommitRecord, Log
 from stepkeeper.storage.retry import Patience
 from stepkeeper.tier import TierPlace
 from stepkeeper_testing.checkpoints import save_order, write_request
 from stepkeeper_testing.memory import MemoryStore, named_bucket
-
-MANIFEST = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
-
-
-IMPATIENT = Patience(total_s=0, sleep=lambda _: None)
+from stepkeeper_testing.saves import REF
 
 
 class InThisProcess:
@@ -44,7 +40,11 @@ class InThisProcess:
 
     def send_request(self, kind: Kind, body: dict[str, Any], **_: object) -> dict[str, Any]:
         if kind is Kind.OPEN:
-            self.session = Session(decode(OpenRequest, body), lambda _directive: None, patience=IMPATIENT)
+            self.session = Session(
+                decode(OpenRequest, body),
+                lambda _directive: None,
+                patience=Patience(total_s=0, sleep=lambda _: None),
+            )
             self.session.resume_claim()
             return {}
         assert self.session is not None
@@ -87,7 +87,7 @@ class Root:
         assert companion.claimed_root is not None
         claim, log = companion.claimed_root.claim, self.log()
         folder = f"{step}/{claim.slot}-{secrets.token_hex(16)}"
-        return log.commit(claim, step=step, folder=folder, size_bytes=1, manifest=MANIFEST)
+        return log.commit(claim, step=step, folder=folder, size_bytes=1, manifest=REF)
 
     def begins(self) -> list[BeginEntry]:
         log = self.log()
@@ -192,11 +192,6 @@ REQUEST = WriteRequest(
 )
 
 
-def open_session() -> Session:
-    opening = OpenRequest(uri=f"memory://{secrets.token_hex(4)}", rank=1, world_size=2)
-    return Session(opening, lambda directive: None)
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -207,7 +202,8 @@ def open_session() -> Session:
     ],
 )
 def test_another_structure_has_another_key_and_only_the_last_is_held(other: Structure) -> None:
-    session = open_session()
+    opening = OpenRequest(uri=f"memory://{secrets.token_hex(4)}", rank=1, world_size=2)
+    session = Session(opening, lambda directive: None)
     assert other.key != STRUCTURE.key
     first = session.shares.complete_order(REQUEST)
     assert first.structure == STRUCTURE
@@ -229,19 +225,16 @@ def region() -> Iterator[int]:
     os.close(fd)
 
 
-def write_of(session: Session, step: int) -> WriteRequest:
-    claim = session.claim_root(ClaimRequest()).claim.slot if step == 1 else 0
-    value = ValueOrder(fqn="n", start=0, length_bytes=len(DATA))
-    return write_request(save_order([], [value], rank=0, world_size=1, step=step, claim=claim))
-
-
 def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Path, region: int) -> None:
     disk = tmp_path / "ssd"
     tier, uri = TierPlace(folder=str(disk / "tier")), f"memory://{secrets.token_hex(4)}"
     session = Session(OpenRequest(rank=0, world_size=1, uri=uri, tier=tier), lambda directive: None)
 
     def stage(step: int) -> tuple[bool, bool]:
-        staged = session.shares.stage_share(write_of(session, step), region)
+        claim = session.claim_root(ClaimRequest()).claim.slot if step == 1 else 0
+        value = ValueOrder(fqn="n", start=0, length_bytes=len(DATA))
+        order = save_order([], [value], rank=0, world_size=1, step=step, claim=claim)
+        staged = session.shares.stage_share(write_request(order), region)
         return staged.held, staged.why_not is not None
 
     assert [stage(1), stage(2)] == [(False, True), (False, False)]

@@ -114,7 +114,6 @@ class Trainer:
 
     @property
     def steps(self) -> list[int]:
-        """Steps with data."""
         paths = (path for path in self.bucket.objects if not path.startswith(".stepkeeper"))
         return sorted({int(path.partition("/")[0]) for path in paths})
 
@@ -169,10 +168,10 @@ HELD_UP: dict[str, Predicate] = {
 
 @pytest.mark.parametrize("what", HELD_UP)
 def test_saves_go_before_what_comes_after_commits(trainer: Trainer, what: str) -> None:
-    trainer.session._upkeep._collected = True
+    trainer.session._upkeep._has_collected = True
     trainer.save(10)
     trainer.finish()
-    trainer.session._upkeep._collected = False
+    trainer.session._upkeep._has_collected = False
     block = Block(trainer, HELD_UP[what], lambda: trainer.write(30))
     trainer.save(20)
     (write,) = block.asked()

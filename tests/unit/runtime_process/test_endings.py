@@ -247,7 +247,7 @@ def test_a_log_that_hangs_holds_up_neither_the_stop_nor_the_end(
 ) -> None:
     stuck = Watched(tmp_path)
     stuck.end_stuck()
-    assert stuck.parts.steps.decider.stop_is_agreed
+    assert stuck.parts.steps.decider.agreement.agreed_stop is not None
     assert stuck.manager.health().notice == "sigterm"
     assert codes == [ExitCode.SAVED]
     assert not hanging.given_up, "all of that came while the log hung"

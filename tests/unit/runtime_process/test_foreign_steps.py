@@ -3,9 +3,10 @@
 import logging
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -34,12 +35,9 @@ from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import Patience
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_testing.checkpoints import SmallRoot
+from stepkeeper_testing.damage import contents
 from stepkeeper_testing.hooks import at
 from stepkeeper_testing.memory import MemoryBucket, MemoryStore, named_bucket
-
-
-def state_of(step: int) -> dict[str, Any]:
-    return {"model": {"w": torch.full((6, 4), float(step)), "b": torch.arange(5)}, "step": step}
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +45,9 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """A root with steps 100 and 200 of stock DCP."""
     root = tmp_path_factory.mktemp("legacy")
     for folder, step in (("step-100", 100), ("step-200", 200)):
-        save(state_of(step), checkpoint_id=root / folder, no_dist=True)
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        model = {"w": torch.full((6, 4), float(step)), "b": torch.arange(5)}
+        save({"model": model, "step": step}, checkpoint_id=root / folder, no_dist=True)
+    return contents(root)
 
 
 @pytest.fixture
@@ -163,9 +162,6 @@ def test_metadata_that_names_what_is_not_read_is_no_reason_to_go_back(tmp_path: 
 BAD = BadBytes(path="2/0-a/__0_0.distcp", length_bytes=3, crc32c=7, offset_bytes=0, block=0)
 
 
-OTHER = BadBytes(path="2/0-a/__1_0.distcp", length_bytes=3, crc32c=7, offset_bytes=0, block=0)
-
-
 def on(machine: str, bad: BadBytes | None = None) -> Reading:
     host = Host(name=f"node-{machine}", machine=machine)
     return Reading(host=host, reason=None if bad is None else f"{bad.path} is bad", bad_bytes=bad)
@@ -180,7 +176,7 @@ def on(machine: str, bad: BadBytes | None = None) -> Reading:
         ([on("a"), on("a"), on("b", BAD)], 2, 0, "node-a"),
         # Two ranks of one node aren't two nodes; two nodes that read other bytes bad don't agree.
         ([on("a", BAD), on("a", BAD), on("b")], 0, 2, "node-b"),
-        ([on("a", BAD), on("b", OTHER)], 0, 1, "node-b"),
+        ([on("a", BAD), on("b", replace(BAD, path="2/0-a/__1_0.distcp"))], 0, 1, "node-b"),
         ([on("a", BAD), on("a", BAD), on("b"), on("c", BAD)], 0, None, "node-c"),
     ],
 )
@@ -261,8 +257,7 @@ def test_no_answer_to_the_second_reading_condemns_nothing() -> None:
 def test_what_is_deleted_while_it_is_read_is_not_called_bad(
     *, verifies: bool, is_deleted: bool, log_answers: bool, error: type[Exception], said: str
 ) -> None:
-    root = SmallRoot()
-    root.play("begin")
+    root = SmallRoot(words="begin")
     commit = root.save(1, world_size=2)
     root.play("2x2")
     store = MemoryStore(named_bucket(root.url.removeprefix("memory://")))

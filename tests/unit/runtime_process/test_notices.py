@@ -241,9 +241,6 @@ def test_what_a_handler_for_children_raises_ends_nothing_within(caplog: pytest.L
 NOW_S = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 
 
-PREEMPTED = CloudNotice(cause=Cause.SPOT_PREEMPTION, begins_unix_s=None)
-
-
 MAINTENANCE = CloudNotice(cause=Cause.MAINTENANCE, begins_unix_s=None)
 
 
@@ -254,7 +251,7 @@ def maintenance_in(left_s: float) -> CloudNotice:
 @pytest.mark.parametrize(
     ("key", "text", "notice"),
     [
-        ("preempted", "TRUE", PREEMPTED),
+        ("preempted", "TRUE", CloudNotice(cause=Cause.SPOT_PREEMPTION, begins_unix_s=None)),
         ("maintenance-event", "NONE", None),
         ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE", MAINTENANCE),
         ("upcoming-maintenance", "{}", None),

@@ -54,10 +54,6 @@ def run(folder: Path, script: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def message_in(folder: Path) -> Termination:
-    return Termination.from_json((folder / "termination").read_bytes())
-
-
 @pytest.mark.parametrize("wait", ["wait_deaf", "wait"])
 @pytest.mark.parametrize(("tell", "notice"), [("tell", "sigterm"), ("trigger.touch", "file")])
 def test_a_notice_ends_the_process_also_where_the_main_thread_hears_nothing(
@@ -73,7 +69,7 @@ threading.Timer(0.5, {tell}).start()
     assert code == 75, said
     assert "what was printed" in said
     assert f"notice ({notice}) before a manager exists" in said
-    word = message_in(tmp_path)
+    word = Termination.from_json((tmp_path / "termination").read_bytes())
     assert (word.code, word.notice, word.rank) == (75, notice, 1)
 
 

@@ -3,7 +3,7 @@
 import os
 import queue
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -86,24 +86,17 @@ def test_the_tree_has_all_ranks_and_both_ends_know_of_each_connection(world_size
     assert above[0] is None
 
 
-@pytest.fixture(name="pair")
-def _pair() -> Iterator[tuple[PeerLinks, PeerLinks, Lost, Lost]]:
+def test_a_rank_that_ends_is_lost() -> None:
     first_lost, last_lost = Lost(), Lost()
     first = PeerLinks(0, 2, lambda rank, why: first_lost.put((rank, why)))
     last = PeerLinks(1, 2, lambda rank, why: last_lost.put((rank, why)))
     last.connect_above(0, first.describe(None))
     while not first._socks:
         os.sched_yield()
-    yield first, last, first_lost, last_lost
-    for each in (first, last):
-        each.close(bye=True)
-
-
-def test_a_rank_that_ends_is_lost(pair: tuple[PeerLinks, PeerLinks, Lost, Lost]) -> None:
-    _, last, first_lost, last_lost = pair
     last.close(bye=False)
     assert first_lost.get(timeout=30)[0] == 1
     assert last_lost.empty()
+    first.close(bye=True)
 
 
 def test_a_forked_worker_does_not_hide_that_its_trainer_was_killed() -> None:

@@ -1,7 +1,7 @@
 """A restore's bytes: who reads which, how they go between ranks, and what a bad or a missing one means."""
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 from typing import Any, cast
@@ -22,26 +22,19 @@ from stepkeeper.restore.peers.links import Links, PeerStoppedError
 from stepkeeper.restore.placing import Bytes, Places
 from stepkeeper.time_limits import TimeLimits
 
-Pair = tuple[socket.socket, socket.socket]
-
-
-@pytest.fixture(name="pair")
-def _pair() -> Iterator[Pair]:
-    one, other = socket.socketpair()
-    with one, other:
-        yield one, other
-
 
 @pytest.mark.parametrize(
     "place", [-3, 0, 1, 9, 17, 21], ids=["data", "kind", "number", "first", "length", "checksum"]
 )
-def test_what_changes_on_the_way_is_refused_bytes_and_where_they_belong(pair: Pair, place: int) -> None:
-    send_frame(pair[0], Kind.BLOCK, 0, 0, b"elements")
-    sent = bytearray(pair[1].recv(1000))
-    sent[place] ^= 2
-    pair[0].sendall(sent + bytes(8))
-    with pytest.raises(ConnectionError, match="changed in transit"):
-        receive_frame(pair[1], bytearray(FRAME_BYTES))
+def test_what_changes_on_the_way_is_refused_bytes_and_where_they_belong(place: int) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        send_frame(one, Kind.BLOCK, 0, 0, b"elements")
+        sent = bytearray(other.recv(1000))
+        sent[place] ^= 2
+        one.sendall(sent + bytes(8))
+        with pytest.raises(ConnectionError, match="changed in transit"):
+            receive_frame(other, bytearray(FRAME_BYTES))
 
 
 def linked(secrets: tuple[bytes, bytes]) -> tuple[Links, Links]:
@@ -111,8 +104,6 @@ def test_who_leaves_without_a_word_is_lost_and_who_says_so_is_not() -> None:
 
 
 class Place:
-    """The place of one tensor of four bytes."""
-
     def __init__(self) -> None:
         self.memory = np.zeros(4, dtype=np.uint8)
         self.n_lacking = 4

@@ -126,7 +126,6 @@ WORLD_SIZE = 3
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[Saver]:
-    """Those that have begun one."""
     found: list[Saver] = []
 
     def start_save(saves: Saver, request: SaveRequest, _timeout_s: float) -> None:

@@ -288,11 +288,6 @@ def test_hooks_are_called_in_order_whatever_one_of_them_raises(
 PARTS = ("transfer", "queue", "persist", "commit", "duration")
 
 
-def manager_with(save_hooks: SaveHooks) -> CheckpointManager:
-    """Make a manager, as far as metrics go: hooks are all that they use of it."""
-    return cast(CheckpointManager, save_hooks)
-
-
 def finished(step: int, error: Exception | None = None) -> SaveReport:
     clock = SaveClock()
     clock.mark_released()
@@ -303,18 +298,12 @@ def finished(step: int, error: Exception | None = None) -> SaveReport:
     return clock.build_report(step, size_bytes=100, sequence=step, total_bytes=120)
 
 
-def tell(save_hooks: SaveHooks, *reports: SaveReport) -> None:
-    for each in reports:
-        save_hooks.report_save(each)
-    assert save_hooks.await_hooks(60)
-
-
 def test_a_save_that_failed_is_counted_as_that_and_its_stall_only() -> None:
     save_hooks, registry = SaveHooks(), CollectorRegistry()
-    export(manager_with(save_hooks), registry)
-    tell(
-        save_hooks, finished(1), finished(2, OSError("no room")), finished(3), finished(4, OSError("no room"))
-    )
+    export(cast(CheckpointManager, save_hooks), registry)  # hooks are all that metrics use of a manager
+    for step in range(1, 5):
+        save_hooks.report_save(finished(step, None if step % 2 else OSError("no room")))
+    assert save_hooks.await_hooks(60)
     value = registry.get_sample_value
     assert value("stepkeeper_saves_total", {"outcome": "committed"}) == 2
     assert value("stepkeeper_saves_total", {"outcome": "failed"}) == 2

@@ -137,8 +137,6 @@ CUTS: Any = {name: Size(size * MIB) for name, size in zip(NAMES, (100, 400, 300,
 
 
 class Devices(device.DeviceCopies):
-    """Devices with so much room."""
-
     def __init__(self, budget_bytes: int | None, room_bytes: int) -> None:
         super().__init__(budget_bytes)
         self.room_bytes = room_bytes

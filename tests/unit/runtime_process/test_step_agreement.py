@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
+from stepkeeper.coordination.agreement_rules import STOP
 from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
-from stepkeeper.coordination.step_agreement import STOP, StepAgreement
+from stepkeeper.coordination.step_agreement import StepAgreement
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 from stepkeeper.policy.save import AnyOf, Continuous, EveryNSteps, OnPreemption
@@ -43,12 +44,12 @@ def test_a_wish_that_a_save_has_overtaken_is_dropped_in_all_ranks() -> None:
     behind = SaveDecider(policy, StoreRankGroup(store, 0, 2), lambda: SaveConditions(saving=saving))
     ahead = SaveDecider(policy, StoreRankGroup(store, 1, 2))
     for decider in (behind, ahead):
-        decider.start()
+        decider.agreement.start()
     assert asked(ahead, 100)
     ahead.on_save_started()
     assert not asked(behind, 99), "it wishes to save the next step that it can"
-    assert has_agreed(behind._agreement)
-    assert has_agreed(ahead._agreement)
+    assert has_agreed(behind.agreement)
+    assert has_agreed(ahead.agreement)
     assert asked(behind, 100)
     behind.on_save_started()
     saving = True
@@ -56,14 +57,14 @@ def test_a_wish_that_a_save_has_overtaken_is_dropped_in_all_ranks() -> None:
         assert not asked(decider, 101)
     saving = False
     assert not asked(behind, 102), "it wishes the same again, after another save"
-    assert has_agreed(behind._agreement)
-    assert has_agreed(ahead._agreement)
+    assert has_agreed(behind.agreement)
+    assert has_agreed(ahead.agreement)
     saving = True
     for decider in (ahead, behind):
         assert [asked(decider, 102), asked(decider, 103)] == [False, True]
         decider.on_save_started()
         assert not asked(decider, 104)
-        decider.close(5.0)
+        decider.agreement.close(5.0)
 
 
 def has_agreed(agreement: StepAgreement) -> bool:

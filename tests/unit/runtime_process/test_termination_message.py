@@ -83,17 +83,12 @@ def running(script: str = "read line") -> Iterator[tuple[subprocess.Popen[bytes]
             process.kill()
 
 
-def await_end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for its end, and leave it to its parent to wait for."""
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-
-
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGRTMIN + 2])
 def test_the_signal_that_ended_a_process_can_be_read_until_its_parent_has_waited(number: int) -> None:
     with running() as (process, record):
         assert record.read_end_signal() is None, "it runs"
         process.send_signal(number)
-        await_end(process)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its parent is yet to wait for it
         assert record.read_end_signal() == number
         process.wait()
         assert record.read_end_signal() is None

@@ -171,12 +171,6 @@ def test_a_store_that_is_stuck_is_not_waited_for_without_limit(
     assert "the upkeep after the commit in slot 7 isn't done" in caplog.text
 
 
-def two_waits() -> tuple[UpkeepWait, UpkeepWait]:
-    store = HashStore()
-    first, second = (UpkeepWait(StoreRankGroup(store, rank, 2), Waits()) for rank in range(2))
-    return first, second
-
-
 def notice(waits: Waits) -> None:
     waits.notice_left_s = lambda _since_s: 30.0
 
@@ -198,7 +192,8 @@ def test_a_process_that_has_to_stop_leaves_it_to_the_next_start(
 
 
 def test_other_ranks_hear_of_it_from_rank_0() -> None:
-    first, second = two_waits()
+    store = HashStore()
+    first, second = (UpkeepWait(StoreRankGroup(store, rank, 2), Waits()) for rank in range(2))
     ends = {slot: Future[None]() for slot in (3, 5)}
     for slot, done in ends.items():
         first.note_commit(slot, done)

@@ -145,15 +145,14 @@ def merge_conditions(
     generation: int,
     now: float,
 ) -> tuple[Condition, ...]:
-    """Merge `updates` into the conditions of an object, in the order of `kinds`, the object's own conditions.
+    """Merge `updates` into the conditions of an object.
 
-    Conditions of other controllers come last, as far as there is room for them.
+    Those of the operator come first, in the order of `kinds`; then those of other controllers, if there is room.
     """
     after = {condition.type: condition for condition in before}
     for update in updates:
-        after[update.type] = update.apply_to(
-            find_condition(before, update.type), generation=generation, now=now
-        )
+        known = find_condition(before, update.type)
+        after[update.type] = update.apply_to(known, generation=generation, now=now)
     order = [kind.value for kind in kinds]
     merged = sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order))
     return tuple(merged[:MAX_CONDITIONS])

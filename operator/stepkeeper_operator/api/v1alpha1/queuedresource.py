@@ -174,14 +174,13 @@ class QueuedResourceSpec(SpecPart):
     @property
     def autocheckpoint(self) -> bool:
         """The setting in the request to the cloud."""
-        return choose_autocheckpoint(
-            self.slices.autocheckpoint_enabled, guaranteed=self.tier.guaranteed is not None
-        )
+        guaranteed = self.tier.guaranteed is not None
+        return choose_autocheckpoint(self.slices.autocheckpoint_enabled, guaranteed=guaranteed)
 
 
-def choose_autocheckpoint(asked: bool | None, *, guaranteed: bool) -> bool:
-    """Return the setting of the user, or the default: on if the machines are guaranteed."""
-    return guaranteed if asked is None else asked
+def choose_autocheckpoint(setting: bool | None, *, guaranteed: bool) -> bool:
+    """Return the user's setting, or the default: on if the machines are guaranteed."""
+    return guaranteed if setting is None else setting
 
 
 class QueuedResource(ApiModel):

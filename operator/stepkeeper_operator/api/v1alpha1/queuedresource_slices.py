@@ -8,14 +8,7 @@ from pydantic import Field
 from stepkeeper_operator.api.accelerators import Accelerator
 from stepkeeper_operator.api.base import SET, SpecPart
 
-__all__ = [
-    "DataDisk",
-    "DiskMode",
-    "NetworkSpec",
-    "SecretKeyRef",
-    "ServiceAccountSpec",
-    "SlicesSpec",
-]
+__all__ = ["DataDisk", "DiskMode", "NetworkSpec", "SecretKeyRef", "ServiceAccountSpec", "SlicesSpec"]
 
 Name63 = Annotated[str, Field(min_length=1, max_length=63)]
 MetadataValue = Annotated[str, Field(max_length=65_536)]

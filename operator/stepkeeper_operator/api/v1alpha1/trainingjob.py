@@ -1,6 +1,7 @@
 """Define CheckpointedTrainingJob, a user's training job. Its status is in `trainingjob_status`.
 
 Field docstrings become the descriptions in the CRD. The rules that a schema can't express are in `rules`.
+`SpecPart` describes the class variables `union`, `several` and `compared`.
 """
 
 from enum import StrEnum
@@ -247,6 +248,7 @@ class RestartsSpec(SpecPart):
 
 
 class TrainingJobSpec(SpecPart):
+    # The fields that `template_hash` hashes: a JobSet that was built with another hash is replaced.
     compared: ClassVar = ("placement", "template")
 
     placement: PlacementSpec

@@ -11,10 +11,7 @@ from typing import Any, Final
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionUpdate
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
 from stepkeeper_operator.api.v1alpha1.queuedresource_slices import SlicesSpec
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
-    QueuedResourceState,
-    QueuedResourceStatus,
-)
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudNode, CloudQueuedResource, CloudRequest
 from stepkeeper_operator.cloud_tpu.naming import (
@@ -45,38 +42,41 @@ from stepkeeper_operator.queued_resources.observed import Verb
 
 __all__ = ["judge_labels", "plan_blocked", "plan_labels", "uncordon_members"]
 
-_UNOWNED: Final = "none"
+_UNOWNED: Final = "none"  # in `adopting`, for a resource without a label
 _DELETE: Final = "gcloud compute tpus queued-resources delete --force"
 
 
 def plan_blocked(resource: QueuedResource, status: QueuedResourceStatus, view: View) -> Plan | None:
     """Plan while the object owns no cloud resource: adopt the one in its annotation, or report what blocks a creation.
 
-    None: nothing blocks it. A requested resource that isn't listed under its id is not blocked.
+    None: nothing blocks it. A resource under the current id does, or one labeled for an earlier object of this name.
     """
     operator, listing = status.operator, view.observed.listing
+    # If the current id is free, only the object's first request can be blocked.
     if listing is None or (view.cloud.absent and (operator.number or operator.created)):
         return None
-    others, wanted = view.cloud.others, view.meta.annotations.get(ADOPT_ANNOTATION, "")
-    if view.cloud.foreign is not None and operator.created and (operator.adopted or status.was_seen):
+    others, adopt_id = view.cloud.others, view.meta.annotations.get(ADOPT_ANNOTATION, "")
+    had_resource = operator.created and (operator.adopted or status.was_seen)
+    if view.cloud.foreign is not None and had_resource:
         status = _record_loss(status, view.cloud.foreign, view)
-    target = listing.resources.get(wanted) if _may_adopt(status, view, wanted) else None
+    target = listing.resources.get(adopt_id) if _may_adopt(status, view, adopt_id) else None
     if target is not None:
         return _plan_adoption(resource, status, target, listing, view)
-    status = update_status(status, adopting="")
+    status = update_status(status, adopting="")  # the annotation names nothing that can be adopted
     lost = bool(others) and operator.created and identify(others[0]) == status.operator.identity
-    if others and operator.number and not lost:  # only the first id is documented
+    # Only the first id is documented, and waits until a user frees it. A later id is skipped.
+    if others and operator.number and not lost:
         text = f"{others[0].id} belongs to another object: the request uses the next number"
         status = update_status(status, number=operator.number + 1, created=False, asked_at=None)
         return Plan(status=status, requeue_after_s=0.0, waiting=text)
     if others:
-        text = _describe_other(others[0], listing, wanted, uid=view.meta.uid)
+        text = _describe_other(others[0], listing, adopt_id, uid=view.meta.uid)
         return _refuse(status, judge_accepted(Reason.OWNED_BY_OTHER, text), view)
-    if not wanted:
+    if not adopt_id:
         return None
     text = (
-        f"annotation {ADOPT_ANNOTATION} names {wanted}, but the cloud has no resource of this object's name with that "
-        "id. Correct the annotation, or remove it to request new machines"
+        f"annotation {ADOPT_ANNOTATION} names {adopt_id}, but the cloud has no resource of this object's name with "
+        "that id. Correct the annotation, or remove it to request new machines"
     )
     return _refuse(status, judge_accepted(Reason.NOTHING_TO_ADOPT, text), view)
 
@@ -85,7 +85,7 @@ def plan_labels(resource: QueuedResource, status: QueuedResourceStatus, view: Vi
     """Plan the missing labels of adopted slices, and of the cluster's nodes on their machines."""
     previous = match_members(view.cloud.nodes, view.observed.previous).values()
     relabels = tuple(Relabel(member=member) for members in previous for member in members)
-    return (*relabels, *_label(resource, status, view.cloud.unlabelled, view))
+    return (*relabels, *_label(resource, status, view.cloud.unlabeled, view))
 
 
 def judge_labels(status: QueuedResourceStatus, nodes: tuple[CloudNode, ...]) -> ConditionUpdate | None:
@@ -107,19 +107,19 @@ def uncordon_members(view: View) -> tuple[Cordon, ...]:
 def _record_loss(status: QueuedResourceStatus, lost: CloudQueuedResource, view: View) -> QueuedResourceStatus:
     """Return the status of an object whose resource has another object's label now.
 
-    While the annotation stays, the own uid in `adopting` keeps the object from taking the resource back. `identity`
-    identifies the lost resource while it has no nodes, and so shows the label of its request again.
+    The object's own uid in `adopting` keeps it from taking the resource back while the annotation stays. Without nodes,
+    the lost resource shows this object's label in its request again: `identity` then shows that it is lost.
     """
     gone: dict[str, Any] = dict.fromkeys(("operation", "error", "removal", "active_since"))
-    state, own = QueuedResourceState.PENDING, view.meta.uid
-    return update_status(status, state=state, adopting=own, adopted=False, identity=identify(lost), **gone)
+    state, uid = QueuedResourceState.PENDING, view.meta.uid
+    return update_status(status, state=state, adopting=uid, adopted=False, identity=identify(lost), **gone)
 
 
-def _may_adopt(status: QueuedResourceStatus, view: View, wanted: str) -> bool:
-    """Return True for the current id, and for any id of this name before the first recreation."""
+def _may_adopt(status: QueuedResourceStatus, view: View, adopt_id: str) -> bool:
+    """Return True for the current id, and, before the first recreation, for any id of the object's name."""
     namespace, name, number = view.meta.namespace, view.meta.name, status.operator.number
-    of_name = parse_number(namespace, name, wanted) is not None
-    return wanted == make_cloud_id(namespace, name, number) or (not number and of_name)
+    of_name = parse_number(namespace, name, adopt_id) is not None
+    return adopt_id == make_cloud_id(namespace, name, number) or (not number and of_name)
 
 
 def _plan_adoption(
@@ -168,8 +168,8 @@ def _find_obstacle(
         )
         return judge_accepted(Reason.ADOPTING, text, status=None)
     number = parse_number(view.meta.namespace, view.meta.name, found.id) or 0
-    asked = build_request(resource, number=number, cluster_id=view.observed.cluster_id, script=None)
-    differences = "; ".join(_find_differences(resource.spec.slices, asked, found, listing))
+    request = build_request(resource, number=number, cluster_id=view.observed.cluster_id, script=None)
+    differences = "; ".join(_find_differences(resource.spec.slices, request, found, listing))
     if not differences:
         return None
     text = f"{found.name} differs from the spec: {differences}. Change the spec to match it"
@@ -189,28 +189,28 @@ def _label(
 
 
 def _find_differences(
-    slices: SlicesSpec, asked: CloudRequest, found: CloudQueuedResource, listing: Listing
+    slices: SlicesSpec, request: CloudRequest, found: CloudQueuedResource, listing: Listing
 ) -> Iterator[str]:
-    """Describe the differences between the existing and the requested machines. Version v2 doesn't show all tiers."""
+    """Describe the differences between the existing and the requested machines."""
     pairs: dict[str, tuple[Any, Any]] = {
         "accelerator": name_accelerators(slices, found.node),
         "image": (slices.image, found.node.get("runtime_version")),
-        "slices": (", ".join(asked.node_ids), ", ".join(found.node_ids)),
+        "slices": (", ".join(request.node_ids), ", ".join(found.node_ids)),
     }
-    if listing.version is ApiVersion.V2ALPHA1:
-        pairs["tier"] = (next(iter(asked.tier)), next(iter(found.tier), "guaranteed"))
+    if listing.version is ApiVersion.V2ALPHA1:  # v2 doesn't show all tiers
+        pairs["tier"] = (next(iter(request.tier)), next(iter(found.tier), "guaranteed"))
     for name, (wanted, present) in pairs.items():
         if wanted != present:
             yield f"{name}: the spec has {wanted}, the cloud has {present}"
 
 
-def _describe_other(found: CloudQueuedResource, listing: Listing, wanted: str, *, uid: str) -> str:
+def _describe_other(found: CloudQueuedResource, listing: Listing, adopt_id: str, *, uid: str) -> str:
     labels = find_labels(found, listing)
     named = ", ".join(f"{key}={value}" for key, value in labels.items() if key.startswith("stepkeeper-"))
     whose = f"has another object's label: {named}" if named else "has no label of an object"
     if labels.get(UID_LABEL) == uid:  # the request's label: its nodes, which had another one, are gone
         whose = "was taken over by another object"
-    wrong = f" (the annotation names {wanted})" if wanted else ""
+    wrong = f" (the annotation names {adopt_id})" if adopt_id else ""
     return (
         f"{found.name} exists, is {found.state} and {whose}. The operator doesn't change it. To take it over, with its "
         f"machines and costs, set annotation {ADOPT_ANNOTATION}: {found.id} on this object{wrong}. Otherwise delete it "
@@ -220,8 +220,7 @@ def _describe_other(found: CloudQueuedResource, listing: Listing, wanted: str, *
 
 def _refuse(status: QueuedResourceStatus, accepted: ConditionUpdate, view: View) -> Plan:
     settings = view.settings
-    requeue_after_s = settings.poll_active_s if accepted.status is None else settings.poll_waiting_s
+    again_s = settings.poll_active_s if accepted.status is None else settings.poll_waiting_s
     if any(each.phase is QueuedResourceState.DELETING for each in view.cloud.others):
-        requeue_after_s = settings.poll_fast_s  # its name will be free soon
-    actions = uncordon_members(view)
-    return Plan(status=status, actions=actions, requeue_after_s=requeue_after_s, accepted=accepted)
+        again_s = settings.poll_fast_s  # its name will be free soon
+    return Plan(status=status, actions=uncordon_members(view), requeue_after_s=again_s, accepted=accepted)

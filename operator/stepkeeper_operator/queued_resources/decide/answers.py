@@ -1,4 +1,4 @@
-"""Update the status with the cloud's answers: results of requests and operations, and errors of lists. Pure."""
+"""Fold the cloud's answers into the status: results of requests and operations, and errors of lists. Pure."""
 
 from typing import Any, Final
 
@@ -30,9 +30,9 @@ _MESSAGE_LIMIT: Final = 2048
 
 
 def update_status(status: QueuedResourceStatus, **changes: Any) -> QueuedResourceStatus:
-    """Return the status with changed fields, of its own or of the operator's private state."""
-    own = {name: changes.pop(name) for name in tuple(changes) if name in QueuedResourceStatus.model_fields}
-    return status.model_copy(update={**own, "operator": status.operator.model_copy(update=changes)})
+    """Return the status with changed fields: those of the status itself, and those of `operator`, its private state."""
+    direct = {name: changes.pop(name) for name in tuple(changes) if name in QueuedResourceStatus.model_fields}
+    return status.model_copy(update={**direct, "operator": status.operator.model_copy(update=changes)})
 
 
 def error_kind(status: QueuedResourceStatus) -> ErrorKind | None:
@@ -75,14 +75,14 @@ def fold_answers(status: QueuedResourceStatus, view: View) -> QueuedResourceStat
 def _fold_listing(status: QueuedResourceStatus, view: View) -> QueuedResourceStatus:
     error, listing = view.observed.error, view.observed.listing
     if listing is None:
-        # A transient error of a list isn't shown: it would be written to each of the place's resources.
+        # A transient error would be written to all objects of the place. A failed deletion's own error is kept.
         if error is None or error.kind not in PERMANENT or waits_to_delete(status, now=view.now):
             return status
         return _show_error(status, error, Verb.LIST, now=view.now)
-    known = status.operator
-    made = view.cloud.resource is not None and not (known.adopted or known.adopting or status.was_seen)
-    if made and known.asked_at is not None and listing.asked_at >= known.asked_at:
-        # It was carried out: a repeated request creates no second one.
+    operator = status.operator
+    made = view.cloud.resource is not None and not (operator.adopted or operator.adopting or status.was_seen)
+    if made and operator.asked_at is not None and listing.asked_at >= operator.asked_at:
+        # The request to create it was carried out, and creates no second one later.
         status = update_status(status, asked_at=None)
     if status.error is None:
         return status
@@ -97,8 +97,8 @@ def _is_over(status: QueuedResourceStatus, cloud: CloudView) -> bool:
         case Verb.CREATE:
             return cloud.resource is not None
         case Verb.LABEL:
-            return not cloud.unlabelled and not cloud.others
-        case Verb.DELETE:  # an emptied status has no removal
+            return not cloud.unlabeled and not cloud.others
+        case Verb.DELETE:  # the current one is deleted only in a removal
             return not cloud.duplicates and not (cloud.resource is not None and status.removing)
         case _:
             return False
@@ -106,12 +106,13 @@ def _is_over(status: QueuedResourceStatus, cloud: CloudView) -> bool:
 
 def _fold_outcome(status: QueuedResourceStatus, outcome: Outcome, view: View) -> QueuedResourceStatus:
     error = outcome.error
+    # After a transient error, the request may still be carried out.
     if outcome.verb is Verb.CREATE and (error is None or error.kind is not ErrorKind.TRANSIENT):
-        status = update_status(status, asked_at=None)  # else it may still be carried out
+        status = update_status(status, asked_at=None)
     if error is not None:
         return _record_error(status, error, outcome.verb, view)
     deletes, known = outcome.verb is Verb.DELETE, status.error
-    # The time of the next creation is kept after a deletion.
+    # A deletion that was accepted doesn't clear the error of a creation, which has a time of the next try.
     if not deletes or (known is not None and known.verb == Verb.DELETE):
         retries = status.operator.retries if deletes else 0  # its operation can still fail
         status = update_status(_clear_error(status), retries=retries)
@@ -141,8 +142,8 @@ def _fold_operation(status: QueuedResourceStatus, view: View) -> QueuedResourceS
         if error is None or removing or not cloud.absent:
             return status  # the state of an existing resource shows the result
         # The next one gets another number: the API may answer the same request with the same failed operation.
-        status = update_status(status, created=False, number=status.operator.number + 1, asked_at=None)
-        status = status.model_copy(update={"state": QueuedResourceState.PENDING})
+        state, number = QueuedResourceState.PENDING, status.operator.number + 1
+        status = update_status(status, state=state, created=False, number=number, asked_at=None)
         return _record_error(status, error, Verb.CREATE, view)
     stays = cloud.resource is not None and cloud.resource.phase is not QueuedResourceState.DELETING
     if error is None and removing and stays:
@@ -168,9 +169,8 @@ def _record_error(
     retries, n_quota = status.operator.retries + 1, status.operator.quota_failures + quota
     wait_s = view.settings.compute_retry_s(kind, n_quota if quota else retries)
     status = _show_error(status, error, verb, now=view.now)
-    return update_status(
-        status, retries=retries, quota_failures=n_quota, next_try_time=int(view.now + wait_s)
-    )
+    next_at = int(view.now + wait_s)
+    return update_status(status, retries=retries, quota_failures=n_quota, next_try_time=next_at)
 
 
 def _show_error(

@@ -56,25 +56,25 @@ _ADVICE: Final = {
     ErrorKind.CREDENTIALS: "Give the operator valid credentials: cloudTPU.credentialsSecret in the chart's values"
     " (examples/queued_resource/README.md)",
 }
-_GRANTED: Final = {
+_GRANTED: Final = {  # states of a request that has its quota
     QueuedResourceState.WAITING,
     QueuedResourceState.PROVISIONING,
     QueuedResourceState.ACTIVE,
     QueuedResourceState.SUSPENDING,
     QueuedResourceState.SUSPENDED,
 }
-_BAD_STATES: Final = {
+_BAD_STATES: Final = {  # their events are warnings
     QueuedResourceState.FAILED,
     QueuedResourceState.SUSPENDED,
     QueuedResourceState.SUSPENDING,
 }
-_BAD: Final = {
+_BAD: Final = {  # conditions whose events are warnings, and the status that is reported
     _TYPES.ACCEPTED: ConditionStatus.FALSE,
     _TYPES.DEGRADED: ConditionStatus.TRUE,
     _TYPES.QUOTA_EXHAUSTED: ConditionStatus.TRUE,
     _TYPES.MAINTENANCE_SCHEDULED: ConditionStatus.TRUE,
 }
-_GOOD: Final = {_TYPES.NODES_JOINED: ConditionStatus.TRUE}
+_GOOD: Final = {_TYPES.NODES_JOINED: ConditionStatus.TRUE}  # the same for normal events
 _EXCERPT_LENGTH: Final = 200
 """Characters of an error that identify it in a longer message, which may be cut."""
 
@@ -99,11 +99,12 @@ def _derive_accepted(plan: Plan, cloud: CloudView, status: QueuedResourceStatus)
         return judge_accepted(_REFUSALS[kind], f"{error.code}: {error.message}. {_ADVICE[kind]}")
     if cloud.resource is not None and cloud.resource.phase is not QueuedResourceState.FAILED:
         return judge_accepted(Reason.ACCEPTED, f"the cloud has {cloud.resource.name}", status=True)
-    if find_condition(status.conditions, _TYPES.ACCEPTED) is not None and not (cloud.known or plan.actions):
+    known = find_condition(status.conditions, _TYPES.ACCEPTED) is not None
+    if known and not (cloud.known or plan.actions):  # neither a new answer nor a new request
         return None
-    asked = status.operator.asked_at is not None or status.operation is not None
+    pending = status.operator.asked_at is not None or status.operation is not None
     idle = "no request is pending: see condition Active for the reason"
-    text = "the cloud has not answered yet" if asked else idle
+    text = "the cloud has not answered yet" if pending else idle
     return judge_accepted(Reason.NOT_ANSWERED, text, status=None)
 
 
@@ -112,7 +113,7 @@ def _derive_active(plan: Plan, cloud: CloudView, status: QueuedResourceStatus) -
     removing, found = status.removing, cloud.resource
     if removing:
         return ConditionUpdate(type=kind, status=False, reason=Reason(removing), message=plan.waiting)
-    if not cloud.known and status.conditions:
+    if not cloud.known and status.conditions:  # keep the condition as it was last derived from a listing
         return None
     if state is QueuedResourceState.ACTIVE:
         return ConditionUpdate(kind, Reason.ACTIVE, "all machines are provided", status=True)
@@ -136,6 +137,7 @@ def _derive_maintenance(view: View) -> ConditionUpdate | None:
     if listing is None:
         return None
     current = tuple(n for n in nodes if n.maintenance is not None and not _is_over(n.maintenance, now=now))
+    # If all of it is over, show the one that began last.
     found = find_next_maintenance(current, now=now) or find_next_maintenance(nodes, now=now)
     if found is None:
         if not nodes or listing.version is ApiVersion.V2ALPHA1:
@@ -146,11 +148,12 @@ def _derive_maintenance(view: View) -> ConditionUpdate | None:
         )
         return ConditionUpdate(type=kind, status=None, reason=Reason.NOT_REPORTED, message=text)
     more = f", and {len(current) - 1} more" if len(current) > 1 else ""
-    text = f"slice {found[0].id}{more}: {_describe_window(found[1], now=now)}"
+    node, maintenance = found
+    text = f"slice {node.id}{more}: {_describe_window(maintenance, now=now)}"
     if not current:
         return ConditionUpdate(type=kind, status=False, reason=Reason.OVER, message=text)
     ongoing = [n.id for n in current if n.maintenance is not None and n.maintenance.is_ongoing]
-    if ongoing and found[0].id not in ongoing:
+    if ongoing and node.id not in ongoing:
         text += f"; maintenance of {name_some(ongoing)} is ongoing"
     reason = Reason.MAINTENANCE_ONGOING if ongoing else Reason.MAINTENANCE_ANNOUNCED
     return ConditionUpdate(kind, reason, text, status=True)
@@ -203,7 +206,7 @@ def conclude(
     """Turn the plan into a decision, with the conditions in the status, and events about the changes."""
     generation, unseen = view.meta.generation, not view.cloud.known and status.observed_generation is None
     conditions = merge_conditions(before.conditions, findings, _TYPES, generation=generation, now=view.now)
-    # Until the first listing, an empty status may be a lost one.
+    # A status without a generation may have been emptied. It gets one with the first listing.
     changes = {"conditions": conditions, "observed_generation": None if unseen else generation}
     status = status.model_copy(update=changes)
     changed = status != before
@@ -217,7 +220,7 @@ def conclude(
 
 
 def _derive_events(before: QueuedResourceStatus, after: QueuedResourceStatus) -> tuple[ObjectEvent, ...]:
-    """List the events between two statuses: changes of state, important conditions, and errors, each once."""
+    """List events about changes of state, conditions and errors. An error in a condition's event has no other event."""
     conditions = _derive_condition_events(before, after)
     excerpt = None if after.error is None else after.error.message[:_EXCERPT_LENGTH]
     known = excerpt is not None and any(excerpt in event.message for event in conditions)

@@ -1,10 +1,7 @@
 """Plan while the object has no resource under the current id: create one, or explain why not. Pure."""
 
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResource
-from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
-    QueuedResourceState,
-    QueuedResourceStatus,
-)
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.cloud_tpu.cloud import CloudQueuedResource
 from stepkeeper_operator.cloud_tpu.naming import UID_LABEL, make_cloud_id, parse_number
@@ -28,10 +25,10 @@ __all__ = ["plan_creation", "plan_recovery"]
 
 def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, view: View) -> Plan:
     """Plan to create the cloud resource, which is certainly absent. The status is written before the request."""
-    observed, operator, requeue_after_s = view.observed, status.operator, view.settings.poll_active_s
-    obstacle = _plan_leftovers(status, view)
-    if obstacle is not None:
-        return obstacle
+    observed, requeue_after_s = view.observed, view.settings.poll_active_s
+    removal = _plan_leftovers(status, view)
+    if removal is not None:
+        return removal
     expired = _describe_expiry(resource, now=view.now)
     if expired:
         return Plan(status=status, accepted=judge_accepted(Reason.EXPIRED, expired))
@@ -42,7 +39,7 @@ def plan_creation(resource: QueuedResource, status: QueuedResourceStatus, view: 
     if observed.script_error:
         accepted = judge_accepted(Reason.STARTUP_SCRIPT_MISSING, observed.script_error)
         return Plan(status=status, requeue_after_s=requeue_after_s, accepted=accepted)
-    number, cluster_id = operator.number, observed.cluster_id
+    number, cluster_id = status.operator.number, observed.cluster_id
     request = build_request(resource, number=number, cluster_id=cluster_id, script=observed.script)
     status = _claim(resource, status, adopted=False)
     status = update_status(status, asked_at=int(view.now), next_try_time=None)
@@ -60,7 +57,7 @@ def plan_recovery(resource: QueuedResource, status: QueuedResourceStatus, found:
             f"{found.name} was adopted, with its machines and costs: annotation {ADOPT_ANNOTATION} names it"
         )
         events = (ObjectEvent(warning=False, reason="Adopted", message=text),)
-    adopted = found.node.get("labels", {}).get(UID_LABEL) != meta.uid
+    adopted = found.node.get("labels", {}).get(UID_LABEL) != meta.uid  # the request was another object's
     identity = identify(found) if adopted else ""
     status = update_status(status, number=number, adopting="", identity=identity, removal=None)
     status = _claim(resource, status, adopted=adopted)
@@ -74,7 +71,7 @@ def _plan_leftovers(status: QueuedResourceStatus, view: View) -> Plan | None:
     alive = [member.name for member in view.observed.members if member.ready]
     if rest:
         text = f"the cloud still has slice {rest[0].id} of an earlier cloud resource"
-    elif alive and status.operator.number == 0:  # no earlier one is known
+    elif alive and status.operator.number == 0:  # not machines of an earlier cloud resource: there was none
         text = (
             f"node {alive[0]} of this cluster has this object's label and is Ready, but the cloud has no machine of "
             f"this object: remove label {QUEUED_RESOURCE_UID_LABEL} from the Node, or delete the Node"
@@ -114,5 +111,4 @@ def _claim(resource: QueuedResource, status: QueuedResourceStatus, *, adopted: b
         "provider": choose_api_version(spec).provider,
         "state": status.state if status.was_seen else QueuedResourceState.PENDING,
     }
-    status = status.model_copy(update=update)
-    return update_status(status, created=True, adopted=adopted, spec_hash=hash_spec(spec))
+    return update_status(status, **update, created=True, adopted=adopted, spec_hash=hash_spec(spec))

@@ -40,7 +40,8 @@ def judge_joining(resource: QueuedResource, status: QueuedResourceStatus, view: 
     if not cloud.known:
         return status, None, None
     active = status.state is QueuedResourceState.ACTIVE and not status.removing
-    if not active or not (cloud.nodes or (cloud.resource and cloud.resource.node_ids)):
+    requested = () if cloud.resource is None else cloud.resource.node_ids
+    if not active or not (cloud.nodes or requested):
         judged = _judge(Reason.NOT_ACTIVE, "its hosts join once it is active")
         return update_status(status, missing_hosts_since=None), judged, None
     gaps = _find_gaps(view)
@@ -82,12 +83,10 @@ def _find_gaps(view: View) -> list[_Gap]:
     nodes = view.cloud.nodes
     matched = match_members(nodes, view.observed.members)
     gaps = [_find_gap(node, matched[node.id]) for node in nodes]
-    listed = {node.id for node in nodes}
     requested = () if view.cloud.resource is None else view.cloud.resource.node_ids
-    unlisted = [
-        _Gap(Reason.JOINING, f"{name}: not listed by the cloud") for name in requested if name not in listed
-    ]
-    return [gap for gap in gaps if gap is not None] + unlisted
+    unlisted = [name for name in requested if name not in matched]
+    gaps += [_Gap(Reason.JOINING, f"{name}: not listed by the cloud") for name in unlisted]
+    return [gap for gap in gaps if gap is not None]
 
 
 def _find_gap(node: CloudNode, members: tuple[Node, ...]) -> _Gap | None:

@@ -1,4 +1,7 @@
-"""Plan for an existing cloud resource: keep it, or remove and recreate it. Pure."""
+"""Plan for an existing cloud resource: keep it, or remove and recreate it. Pure.
+
+Its end is the reason why it can't become active again. An objection is the reason why it isn't recreated after that.
+"""
 
 from dataclasses import replace
 from typing import Final
@@ -43,6 +46,7 @@ _STABLE_S: Final = 3600
 
 _MAX_DOUBLINGS: Final = 20
 _ALWAYS_RECREATED: Final = _SUSPENSIONS | {Reason.SPEC_CHANGED, Reason.QUOTA_EXHAUSTED}
+"""A removal for these reasons begins only to recreate the resource. For others, the spec decides after it."""
 
 
 def plan_present(resource: QueuedResource, status: QueuedResourceStatus, view: View) -> Plan:
@@ -62,10 +66,11 @@ def plan_present(resource: QueuedResource, status: QueuedResourceStatus, view: V
     if end is None:
         status = status.model_copy(update={"state": found.phase})
         return _plan_to_keep(resource, status, problems, view)
-    problem = None if end.reason == Reason.EXPIRED else _find_objection(spec, status, end)
-    if problem is None:
+    # An expired request is always removed. Whether another one follows is decided after that.
+    objection = None if end.reason == Reason.EXPIRED else _find_objection(spec, status, end)
+    if objection is None:
         return _replace(resource, status, end, view)
-    return Plan(status=status, requeue_after_s=view.settings.poll_waiting_s, problems=(*problems, problem))
+    return Plan(status=status, requeue_after_s=view.settings.poll_waiting_s, problems=(*problems, objection))
 
 
 def plan_vanished(resource: QueuedResource, status: QueuedResourceStatus, view: View) -> Plan:
@@ -85,19 +90,18 @@ def plan_replacement(resource: QueuedResource, status: QueuedResourceStatus, vie
     """Plan to remove the current one before the next is created: its leftovers would use the quota."""
     plan = plan_removal(status, view)
     if plan is None:
-        return Plan(status=_finish(resource, status, view), requeue_after_s=0.0, waiting="")
+        return Plan(status=_finish(resource, status, view), requeue_after_s=0.0)
     return replace(plan, waiting=f"the cloud resource is being removed ({status.removing}): {plan.waiting}")
 
 
 def _plan_to_keep(
     resource: QueuedResource, status: QueuedResourceStatus, problems: tuple[Problem, ...], view: View
 ) -> Plan:
+    """Keep the resource. While the operator sets its label on nodes, `Accepted` reports that, and polls are fast."""
     actions: tuple[Action, ...] = (*plan_labels(resource, status, view), *uncordon_members(view))
-    accepted, settings = judge_labels(status, view.cloud.unlabelled), view.settings
-    requeue_after_s = settings.compute_poll_s(status) if accepted is None else settings.poll_fast_s
-    return Plan(
-        status=status, actions=actions, requeue_after_s=requeue_after_s, problems=problems, accepted=accepted
-    )
+    accepted, settings = judge_labels(status, view.cloud.unlabeled), view.settings
+    again_s = settings.compute_poll_s(status) if accepted is None else settings.poll_fast_s
+    return Plan(status=status, actions=actions, requeue_after_s=again_s, problems=problems, accepted=accepted)
 
 
 def _replace(resource: QueuedResource, status: QueuedResourceStatus, end: Problem, view: View) -> Plan:
@@ -115,6 +119,7 @@ def _finish(resource: QueuedResource, status: QueuedResourceStatus, view: View) 
     n_quota = before.quota_failures + (why == Reason.QUOTA_EXHAUSTED)
     objection = _find_objection(spec, status, Problem(reason=why, message=""))
     stays_gone = why not in _ALWAYS_RECREATED and objection is not None
+    # Recreations after a change of the spec or for lack of quota don't count towards recreatePolicy.max.
     counts = not stays_gone and why not in {Reason.SPEC_CHANGED, Reason.QUOTA_EXHAUSTED}
     wait_s = 0.0
     if counts:
@@ -146,8 +151,8 @@ def _find_end(
     spec: QueuedResourceSpec, found: CloudQueuedResource, status: QueuedResourceStatus, view: View
 ) -> Problem | None:
     """Find why the current one can't become active again; None: it can."""
-    deadline = _find_deadline(spec, found)
-    late_s = float("-inf") if deadline is None else view.now - deadline
+    expires_at = _find_expiry(spec, found)
+    late_s = float("-inf") if expires_at is None else view.now - expires_at
     expired = Problem(reason=Reason.EXPIRED, message="the request has expired")
     if found.phase is QueuedResourceState.SUSPENDED:
         by = f" by {found.suspended_by}" if found.suspended_by else ""
@@ -203,8 +208,7 @@ def _find_lost_nodes(
     return lost
 
 
-def _find_deadline(spec: QueuedResourceSpec, found: CloudQueuedResource) -> int | None:
-    """Find the time at which the request expires."""
+def _find_expiry(spec: QueuedResourceSpec, found: CloudQueuedResource) -> int | None:
     if spec.queueing is None:
         return None
     if spec.queueing.valid_until_seconds is None:

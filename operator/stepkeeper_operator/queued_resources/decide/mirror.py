@@ -12,6 +12,7 @@ from stepkeeper_operator.api.v1alpha1.queuedresource_status import (
 from stepkeeper_operator.cloud_tpu.cloud import CloudMaintenance, CloudNode, to_camel_case
 from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.queued_resources.cloud_view import View
+from stepkeeper_operator.queued_resources.decide.answers import update_status
 
 __all__ = ["find_next_maintenance", "is_lost", "match_members", "mirror_cloud"]
 
@@ -35,24 +36,23 @@ def mirror_cloud(status: QueuedResourceStatus, view: View) -> QueuedResourceStat
     if not cloud.known:
         return status
     if cloud.resource is None:
-        gone = {"next_maintenance_time": None, "slice_count": 0, "slices": ()}
-        return status.model_copy(update={"joined": "", "autocheckpoint": "", **gone})
+        gone = {"joined": "", "autocheckpoint": "", "next_maintenance_time": None}
+        return update_status(status, slice_count=0, slices=(), **gone)
     joined = match_members(cloud.nodes, observed.members)
     rows = [_show_slice(node, joined[node.id]) for node in cloud.nodes]
     if len(rows) > MAX_SLICES:
-        rows.sort(key=_is_healthy)
+        rows.sort(key=_needs_no_attention)
     upcoming = find_next_maintenance(cloud.nodes, now=view.now)
     n_missing = len(set(cloud.resource.node_ids) - {node.id for node in cloud.nodes})
-    return status.model_copy(
-        update={
-            "state": cloud.resource.phase,
-            "cloud_name": cloud.resource.name,
-            "joined": _show_joined(rows, n_missing),
-            "autocheckpoint": _sum_up_autocheckpoint(cloud.nodes),
-            "next_maintenance_time": upcoming and upcoming[1].window_start,
-            "slice_count": len(rows),
-            "slices": tuple(rows[:MAX_SLICES]),
-        }
+    return update_status(
+        status,
+        state=cloud.resource.phase,
+        cloud_name=cloud.resource.name,
+        joined=_show_joined(rows, n_missing),
+        autocheckpoint=_sum_up_autocheckpoint(cloud.nodes),
+        next_maintenance_time=upcoming and upcoming[1].window_start,
+        slice_count=len(rows),
+        slices=tuple(rows[:MAX_SLICES]),
     )
 
 
@@ -87,8 +87,7 @@ def _rank_maintenance(maintenance: CloudMaintenance, *, now: float) -> tuple[int
     return (1, 0) if start is None else (0, start)
 
 
-def _is_healthy(node: SliceStatus) -> bool:
-    """Return True if the node needs no attention."""
+def _needs_no_attention(node: SliceStatus) -> bool:
     healthy = node.health in {"", "Healthy"}
     joined = 0 < node.hosts <= node.joined_hosts
     return node.state == "Ready" and healthy and joined and node.upcoming_maintenance is None

@@ -23,8 +23,7 @@ _MAX_NAMED: Final = 3
 _SILENT_S: Final = 300
 """Seconds without a listing after which it is a problem. Retries handle shorter outages."""
 
-_REMOVING: Final = {Verb.LIST, Verb.DELETE}
-"""Requests that a removal needs."""
+_REMOVING: Final = {Verb.LIST, Verb.DELETE}  # the requests that a removal needs
 
 
 def find_problems(resource: QueuedResource, view: View) -> tuple[Problem, ...]:

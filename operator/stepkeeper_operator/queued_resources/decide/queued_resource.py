@@ -58,13 +58,14 @@ def _reclassify(view: View, before: QueuedResourceStatus, after: QueuedResourceS
 
 def _plan(resource: QueuedResource, status: QueuedResourceStatus, view: View) -> Plan:
     cloud, operator = view.cloud, status.operator
+    # If another object owns the resource now, the removal ends, unless this is a new one with the id of a deleted one.
     deleted = status.state is QueuedResourceState.DELETING and not cloud.duplicates
-    if status.removing and (cloud.foreign is None or deleted):  # another one can have its name then
+    if status.removing and (cloud.foreign is None or deleted):
         return plan_replacement(resource, status, view)
     if cloud.duplicates:
         return _plan_duplicates(resource, status, view)
     if cloud.resource is not None:
-        if operator.created and not (operator.adopting or operator.lost):
+        if operator.created and not (operator.adopting or operator.lost):  # the status shows it
             return plan_present(resource, status, view)
         return plan_recovery(resource, status, cloud.resource)
     if not cloud.known:

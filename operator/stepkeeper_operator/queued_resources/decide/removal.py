@@ -59,13 +59,14 @@ def decide_deletion(before: QueuedResourceStatus, view: View, *, retain: bool) -
         return Decision(status=before)
     if retain:
         return Decision(status=before, actions=release, events=_describe_retained(before))
-    # The status may have been emptied: then only the cloud shows whether there is a resource.
+    # If the status may have been emptied, only the cloud shows whether there is a resource.
     unknown = before.observed_generation is None and observed.error is not None
     left = unknown or cloud.resource or cloud.duplicates or cloud.leftovers
     if has_no_cloud_resource(before) and not left:
         return Decision(status=before, actions=release)
     status = begin_removal(fold_answers(before, view), Reason.DELETED, now=view.now)
     plan = plan_removal(status, view)
+    # If another object owns the resource, nothing is to be deleted, and a refusal by the cloud blocks nothing.
     refused = observed.error is not None and observed.error.kind in PERMANENT
     if plan is None or (refused and _is_lost(status, cloud)):
         return Decision(status=before, actions=release, events=_describe_lost(status, cloud))
@@ -96,7 +97,7 @@ def plan_removal(status: QueuedResourceStatus, view: View) -> Plan | None:
 def delete_resource(
     meta: ObjectMeta, status: QueuedResourceStatus, resource: CloudQueuedResource
 ) -> DeleteCloudResource:
-    """Make the request to delete it. After a failure its id changes: the API remembers the result of the first."""
+    """Make the request to delete it. Its id changes after a failure: the API repeats the result for a known id."""
     operator = status.operator
     since = status.removal and status.removal.start_time
     detail = f"{resource.id}/{since}/{operator.retries}"
@@ -113,7 +114,8 @@ def delete_nodes(status: QueuedResourceStatus, view: View) -> Plan | None:
     """Plan the deletion of the Node objects of deleted machines. None: the object has none."""
     members = view.observed.members
     refused = any(member.uid in view.observed.refusals for member in members)
-    if not members or view.cloud.foreign is not None:  # they belong to another object's machines
+    # If there is a foreign resource, its machines are another object's, and they exist.
+    if not members or view.cloud.foreign is not None:
         return None
     return Plan(
         status=status,
@@ -129,7 +131,9 @@ def _plan_drain(status: QueuedResourceStatus, view: View) -> Plan | None:
     observed, cloud = view.observed, view.cloud
     alive = {member.name for member in observed.members if member.ready}
     lost = _is_lost(status, cloud)
-    if alive and (cloud.resource is not None or not (cloud.known or lost)):
+    # Without a listing, the machines are assumed to exist and to be the object's own, unless the status shows a loss.
+    machines_may_exist = cloud.resource is not None or not (cloud.known or lost)
+    if alive and machines_may_exist:
         if observed.pods is None:  # they are read once the status shows the removal
             text = "the operator cordons its nodes"
             return Plan(status=status, actions=_cordon(view), requeue_after_s=0.0, waiting=text)

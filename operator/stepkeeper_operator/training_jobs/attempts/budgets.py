@@ -1,4 +1,7 @@
-"""Count the restarts of a job by cause, as in its status, and check whether one is left."""
+"""Count the restarts of a job by cause, as in its status, and check whether one is left.
+
+Restarts after application failures count towards maxFailures, and those after disruptions towards maxDisruptions.
+"""
 
 from stepkeeper.contract import Cause, RestartLimits, is_disruption
 from stepkeeper_operator.api.v1alpha1.trainingjob import RestartsSpec
@@ -25,10 +28,9 @@ def limits_of(spec: RestartsSpec) -> RestartLimits:
 
 
 def count_failures(restarts: RestartsStatus) -> int:
-    """Count the restarts after application failures that currently count towards maxFailures."""
-    return sum(
-        entry.counted_towards_limit for entry in restarts.by_cause if entry.cause == Cause.APPLICATION_ERROR
-    )
+    """Count the restarts after application failures since the last commit that reset their count."""
+    failures = [entry for entry in restarts.by_cause if entry.cause == Cause.APPLICATION_ERROR]
+    return sum(entry.counted_towards_limit for entry in failures)
 
 
 def reset_failures(restarts: RestartsStatus) -> RestartsStatus:
@@ -37,14 +39,10 @@ def reset_failures(restarts: RestartsStatus) -> RestartsStatus:
 
 
 def count_disruptions(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsStatus:
-    """Set how many disruptions count towards their limit: all, or none without a limit, so that none looks used up."""
+    """Set in the status how many disruptions count towards their limit: all, or none if there is no limit."""
     limited = spec.max_disruptions is not None
-    counts = {
-        entry.cause: entry.count if limited else 0
-        for entry in restarts.by_cause
-        if is_disruption(entry.cause)
-    }
-    return _count_towards_limit(restarts, counts)
+    disruptions = [entry for entry in restarts.by_cause if is_disruption(entry.cause)]
+    return _count_towards_limit(restarts, {each.cause: each.count if limited else 0 for each in disruptions})
 
 
 def explain_exhausted_budget(
@@ -54,9 +52,10 @@ def explain_exhausted_budget(
 
     `restarted` means that JobSet has already restarted it and that `restarts` includes this restart.
     """
-    taken = 1 if restarted else 0
-    n_disruptions = sum(entry.count for entry in restarts.by_cause if is_disruption(entry.cause)) - taken
-    n_failures = count_failures(restarts) - taken
+    included = 1 if restarted else 0
+    n_disruptions = sum(entry.count for entry in restarts.by_cause if is_disruption(entry.cause)) - included
+    n_failures = count_failures(restarts) - included
+    # This compares only the count of the kind of `cause`.
     if not limits_of(spec).is_used_up(cause, n_failures=n_failures, n_disruptions=n_disruptions):
         return None
     if cause == Cause.APPLICATION_ERROR:
@@ -72,21 +71,17 @@ def add_restarts(restarts: RestartsStatus, cause: str, difference: int) -> Resta
     counts = {entry.cause: entry for entry in restarts.by_cause}
     entry = counts.get(cause, CauseCount(cause=cause, count=0))
     counted = difference if cause == Cause.APPLICATION_ERROR else 0
-    counts[cause] = entry.model_copy(
-        update={
-            "count": max(0, entry.count + difference),
-            "counted_towards_limit": max(0, entry.counted_towards_limit + counted),
-        }
+    # Not below 0: a commit may have reset the count of a restart that is withdrawn now.
+    counts[cause] = CauseCount(
+        cause=cause,
+        count=max(0, entry.count + difference),
+        counted_towards_limit=max(0, entry.counted_towards_limit + counted),
     )
     by_cause = tuple(counts[name] for name in sorted(counts) if counts[name].count > 0)
     return RestartsStatus(total=max(0, restarts.total + difference), by_cause=by_cause)
 
 
 def _count_towards_limit(restarts: RestartsStatus, counts: dict[str, int]) -> RestartsStatus:
-    by_cause = tuple(
-        entry.model_copy(
-            update={"counted_towards_limit": counts.get(entry.cause, entry.counted_towards_limit)}
-        )
-        for entry in restarts.by_cause
-    )
+    entries = [(each, counts.get(each.cause, each.counted_towards_limit)) for each in restarts.by_cause]
+    by_cause = tuple(each.model_copy(update={"counted_towards_limit": n}) for each, n in entries)
     return restarts.model_copy(update={"by_cause": by_cause})

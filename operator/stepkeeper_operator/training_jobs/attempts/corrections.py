@@ -20,31 +20,31 @@ __all__ = ["correct_verdict"]
 def correct_verdict(history: JobHistory, view: View) -> JobHistory:
     """Update the newest ended attempt's verdict, and its pods' decision whether to save, from the current evidence."""
     attempt = history.closed[-1] if history.closed else None
-    late = attempt is None or attempt.end is None or view.now - attempt.end >= view.settings.reattribution_s
-    if attempt is None or (late and history.is_running):
+    if attempt is None:
+        return history
+    final = attempt.end is None or view.now - attempt.end >= view.settings.reattribution_s
+    if final and history.is_running:
         return history
     pods = find_ended_pods(history, view.observed)
     if attempt.decision is None and (decision := pods.find_decision()) is not None:
         decided = attempt.model_copy(update={"decision": decision})
         history, attempt = history.put(attempt, decided), decided
-    if late or not attempt.cause or attempt.kind not in {None, *JUDGED_KINDS}:
+    if final or not attempt.cause or attempt.kind not in {None, *JUDGED_KINDS}:
         return history
     verdict = _judge_again(history, attempt, pods, view)
-    if (verdict.kind, verdict.cause, verdict.inferred) == (
-        attempt.kind,
-        attempt.cause,
-        bool(attempt.inferred),
-    ):
+    same_cause = (verdict.kind, verdict.cause) == (attempt.kind, attempt.cause)
+    if same_cause and verdict.inferred == bool(attempt.inferred):
         return history
     return _move_to_earlier(attempt, pods.count_as_failure(), history.correct(attempt, verdict))
 
 
 def _judge_again(history: JobHistory, attempt: Attempt, pods: AttemptPods, view: View) -> Verdict:
+    """Judge by the present evidence, but keep the recorded verdict if the cause would only be inferred."""
     verdict = judge(replace(gather_evidence(view, attempt, pods), loss=None))
     if verdict.inferred:
         verdict = verdict_of(attempt)
-    known = verdict.cause == attempt.cause and not attempt.inferred
-    if history.is_running and known and verdict.kind == AttemptKind.UNRECOVERABLE:
+    proven = verdict.cause == attempt.cause and not attempt.inferred
+    if history.is_running and proven and verdict.kind == AttemptKind.UNRECOVERABLE:
         # A later edit of the fatal codes ends no attempt.
         verdict = replace(verdict, kind=attempt.kind or verdict.kind)
     # A loss of machines explains nothing once all pods were running on them again.
@@ -57,7 +57,8 @@ def _judge_again(history: JobHistory, attempt: Attempt, pods: AttemptPods, view:
 def _move_to_earlier(attempt: Attempt, counted: bool | None, history: JobHistory) -> JobHistory:
     """Move an inferred verdict that turned out to be wrong to the earlier attempt that it fits.
 
-    JobSet's counts show how many of the unobserved ends were failures, but not which.
+    JobSet's counts show how many of the unobserved ends were failures, but not which: the verdicts were assigned by a
+    guess. `counted` shows whether JobSet counted the end of `attempt` as a failure; None if that is still unknown.
     """
     failed = attempt.cause == Cause.APPLICATION_ERROR
     if not attempt.inferred or counted in {None, failed}:

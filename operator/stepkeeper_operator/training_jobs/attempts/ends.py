@@ -34,7 +34,7 @@ NOT_ALLOWED: Final = "the job had no restart left"
 
 
 def open_attempt(history: JobHistory, view: View) -> JobHistory:
-    """Add the next attempt."""
+    """Add the next attempt, which begins with its first pod, or now if none was observed."""
     start = find_pods(history, view.observed).find_start(now=view.now)
     return history.open(start=start, template_hash=None if view.jobset is None else view.jobset.template_hash)
 
@@ -43,7 +43,7 @@ def close_as_judged(
     history: JobHistory,
     view: View,
     *,
-    counted: bool | None = None,
+    counted: bool | None,
     rule: str | None = None,
     end: float | None = None,
 ) -> JobHistory:
@@ -54,12 +54,7 @@ def close_as_judged(
 
 
 def close_as_stopped(
-    history: JobHistory,
-    view: View,
-    kind: AttemptKind,
-    message: str,
-    *,
-    cause: Cause = Cause.REQUESTED,
+    history: JobHistory, view: View, kind: AttemptKind, message: str, *, cause: Cause = Cause.REQUESTED
 ) -> JobHistory:
     """Close the running attempt, if there is one, for a reason that its pods do not show."""
     if not history.is_running:
@@ -82,7 +77,7 @@ def close_by(verdict: Verdict, history: JobHistory, pods: AttemptPods, *, now: f
 def open_if_started(history: JobHistory, view: View, jobset: JobSet) -> JobHistory:
     """Open an attempt for the first start of a JobSet, or for later pods without a counted restart."""
     if jobset.deleting or jobset.is_finished or jobset.suspend or jobset.suspended:
-        return history
+        return history  # it starts no pods
     if explain_loss(view) is not None:
         return history  # its pods find no machines, and it will be stopped
     if not history.operator.started:
@@ -93,12 +88,11 @@ def open_if_started(history: JobHistory, view: View, jobset: JobSet) -> JobHisto
 
 def _find_resumption(history: JobHistory, view: View, jobset: JobSet) -> int | None:
     """Find the Unix time since which the pods belong to the next attempt; None if it has not begun."""
-    evidence = view.observed.find_evidence(history.ordinal)
-    # While JobSet still has to act on a failed Job, the next pods have the next ordinal.
+    evidence, last = view.observed.find_evidence(history.ordinal), history.last_attempt
+    # JobSet acts on a failed Job by a restart: then the next pods have the next ordinal.
     restarts = evidence is not None and bool(evidence.failed_batch_jobs)
     if _was_resumed(history, jobset) and not restarts:
         return int(view.now if jobset.resumed_at is None else jobset.resumed_at)
-    last = history.last_attempt
     if last is not None and last.kind == AttemptKind.STOPPED and was_edited(view, history.operator):
         return None  # its JobSet is being replaced: the cache may not show the deletion yet
     return find_new_pods(history, view.observed)
@@ -116,13 +110,12 @@ def _was_resumed(history: JobHistory, jobset: JobSet) -> bool:
 
 
 def was_edited(view: View, operator: OperatorState) -> bool:
-    """Return True if template or placement have changed since the newest start.
+    """Return True if template or placement have changed since the newest start, and the edit is accepted.
 
-    This is unknown, so False, without the job's machines or while the spec hides changes. An edit that is not accepted
-    does not count.
+    False also if that is unknown: without the job's machines, or with fields that only newer operators know.
     """
     started = operator.started_template
-    if started is None or view.observed.held or view.job.spec.hides_changes():
+    if started is None or not view.observed.accepted or view.job.spec.hides_changes():
         return False
     if view.is_on_queued_resource and view.machines is None:
         return False

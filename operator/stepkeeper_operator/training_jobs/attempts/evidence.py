@@ -52,12 +52,7 @@ class Evidence:
 
 
 def gather_evidence(
-    view: View,
-    attempt: Attempt,
-    pods: AttemptPods,
-    *,
-    counted: bool | None = None,
-    rule: str | None = None,
+    view: View, attempt: Attempt, pods: AttemptPods, *, counted: bool | None = None, rule: str | None = None
 ) -> Evidence:
     """Gather the evidence of the end of `attempt` with its `pods`."""
     job, observed = view.job, view.observed
@@ -67,7 +62,7 @@ def gather_evidence(
         nodes = {name: replace(node, spot=True) for name, node in nodes.items()}
     report = observed.report
     if report is not None and report.ordinal != pods.ordinal:
-        report = None
+        report = None  # it is of another attempt
     return Evidence(
         pods=pods.pods,
         job_messages=tuple(each.failure_message for each in pods.failed_batch_jobs),

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from stepkeeper.contract import AttemptKind, Cause, Verdict
-from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, find_condition
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
-from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_NOTICE, OperatorState
 from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import (
@@ -45,9 +44,13 @@ def update_history(view: View, *, new_commit: bool) -> JobHistory:
 
     `new_commit`: a commit was observed that is newer than those in the status.
     """
+    # The report may be of the attempt that ends now, or of the one that begins now: record it before and after.
     history = _record_report(_load_history(view, new_commit=new_commit), view.observed)
     history = _follow_jobset(correct_verdict(history, view), view)
-    history = _note_limit(_record_report(history, view.observed), view.job)
+    history = _record_report(history, view.observed)
+    if history.is_running and not history.is_attempt_of(view.job.status):
+        # Note the limit when the attempt begins, so that a lower limit later does not end it.
+        history = history.note(starts_allowed=view.job.spec.restarts.max_starts_without_checkpoint)
     if new_commit:
         # It is unknown which of several unobserved starts made the commit.
         n_starts = min(1, history.operator.starts_without_checkpoint)
@@ -56,35 +59,23 @@ def update_history(view: View, *, new_commit: bool) -> JobHistory:
 
 
 def _load_history(view: View, *, new_commit: bool) -> JobHistory:
-    status, restarts = view.job.status, view.job.status.restarts
+    status, restarts, known = view.job.status, view.job.status.restarts, view.job.status.operator
     if new_commit and view.job.spec.restarts.reset_on_new_checkpoint:
         restarts = reset_failures(restarts)
-    operator = _find_number(status.operator, view.observed)
+    operator, next_start_time = known, status.next_start_time
+    numbers = [evidence.ordinal[0] for evidence in view.observed.evidence]
+    newest = max([*numbers, -1 if view.jobset is None else view.jobset.number])
+    if newest >= known.job_sets:
+        # The status was lost, or is older than this JobSet.
+        n_starts = known.starts_without_checkpoint
+        operator = OperatorState(job_sets=newest + 1, starts_without_checkpoint=n_starts)
+        next_start_time = None
     history = JobHistory(
-        attempts=status.attempts,
-        restarts=restarts,
-        operator=operator,
-        next_start_time=status.next_start_time if operator is status.operator else None,
+        attempts=status.attempts, restarts=restarts, operator=operator, next_start_time=next_start_time
     )
     # A user who suspends the job or changes its template may have fixed it.
-    changed = view.job.spec.suspend or was_edited(view, status.operator)
+    changed = view.job.spec.suspend or was_edited(view, known)
     return history.note(starts_without_checkpoint=0) if new_commit or changed else history
-
-
-def _find_number(operator: OperatorState, observed: Observed) -> OperatorState:
-    """Find the number of JobSets so far, even if the status was lost."""
-    numbers = [evidence.ordinal[0] for evidence in observed.evidence]
-    newest = max([*numbers, *([] if observed.jobset is None else [observed.jobset.number])], default=-1)
-    if newest < operator.job_sets:
-        return operator
-    return OperatorState(job_sets=newest + 1, starts_without_checkpoint=operator.starts_without_checkpoint)
-
-
-def _note_limit(history: JobHistory, job: CheckpointedTrainingJob) -> JobHistory:
-    """Note the allowed number of starts when an attempt begins, so that a lower limit later does not end it."""
-    if not history.is_running or history.is_attempt_of(job.status):
-        return history
-    return history.note(starts_allowed=job.spec.restarts.max_starts_without_checkpoint)
 
 
 def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
@@ -102,9 +93,10 @@ def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
 
 
 def _follow_jobset(history: JobHistory, view: View) -> JobHistory:
-    jobset, left = view.jobset, _has_left_queue(view)
+    """Open and close attempts as the JobSet and its pods show their starts and ends."""
+    jobset, left_queue = view.jobset, _has_left_queue(view)
     if jobset is None:
-        if left and history.is_running:
+        if left_queue and history.is_running:
             return _close_suspended(history, view)
         return close_as_stopped(history, view, AttemptKind.STOPPED, DELETED)
     history = record_restarts(history, view, jobset)
@@ -112,14 +104,14 @@ def _follow_jobset(history: JobHistory, view: View) -> JobHistory:
         history = open_attempt(history, view)  # it began and ended unobserved
     if not history.is_running:
         return open_if_started(history, view, jobset)
-    ended, stopped = _has_ended(history, view, jobset), jobset.suspended or left
+    ended = _has_ended(history, view, jobset)
     if ended and lost_before_full_start(history, view):
         return history.withdraw()
-    if stopped and (
-        explain_loss(view) is not None
-        or not find_pods(history, view.observed).has_running_pods(view.observed)
-    ):
-        return _close_suspended(history, view)
+    if jobset.suspended or left_queue:
+        # Pods on lost machines may never end.
+        has_running_pods = find_pods(history, view.observed).has_running_pods(view.observed)
+        if not has_running_pods or explain_loss(view) is not None:
+            return _close_suspended(history, view)
     return _close_ended(history, view, jobset) if ended else history
 
 
@@ -127,14 +119,15 @@ def _has_left_queue(view: View) -> bool:
     """Return True if a queued job's JobSet is gone, or is being deleted, because the job has to stop."""
     if view.jobset is None:
         # The status shows whether Kueue managed the last JobSet.
-        kind, conditions = ConditionType.QUOTA_RESERVED, view.job.status.conditions
-        queued = any(each.type == kind and each.reason != Reason.NOT_QUEUED for each in conditions)
+        quota = find_condition(view.job.status.conditions, ConditionType.QUOTA_RESERVED)
+        queued = quota is not None and quota.reason != Reason.NOT_QUEUED
     else:
         queued = view.observed.is_queued and view.jobset.deleting
     return queued and (view.job.spec.suspend or explain_loss(view) is not None)
 
 
 def _close_suspended(history: JobHistory, view: View) -> JobHistory:
+    """Close the running attempt as suspended: by its user, for a loss of its machines, or by Kueue."""
     if lost_before_full_start(history, view):
         return history.withdraw()
     loss = None if view.job.spec.suspend else explain_loss(view)
@@ -171,9 +164,8 @@ def _close_ended(history: JobHistory, view: View, jobset: JobSet) -> JobHistory:
     """Close the last attempt with the verdict on its evidence."""
     pods = find_pods(history, view.observed)
     if not jobset.completed or pods.list_hidden_exits(view.job.spec.total_steps):
-        counted = True if jobset.failure_reason is not None else None
-        return close_as_judged(history, view, counted=counted)
-    pods = replace(pods, pods=pods.present)
+        return close_as_judged(history, view, counted=True if jobset.failure_reason is not None else None)
+    pods = replace(pods, pods=pods.present)  # the failures of replaced pods did not end it
     verdict = _judge_completion(history, view, pods, jobset)
     return close_by(verdict, history, pods, now=view.now)
 

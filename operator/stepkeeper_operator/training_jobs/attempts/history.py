@@ -1,4 +1,7 @@
-"""Define the history of a job: its attempts, their costs, and the operator's notes about them."""
+"""Define the history of a job: its attempts, their restarts by cause, and the operator's notes about them.
+
+To open an attempt after another one is a restart, counted for the cause of the other one's end.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -58,22 +61,22 @@ class JobHistory:
         return replace(self, operator=self.operator.model_copy(update=noted))
 
     def open(self, *, start: float, template_hash: str | None) -> "JobHistory":
-        """Return the history with one more attempt, and a restart counted for the cause of the previous end."""
+        """Return the history with one more attempt, which starts at `start`, or at the end of the last one if later."""
         last, restarts = self.last_attempt, self.restarts
         if last is not None and last.cause is not None:
             restarts = add_restarts(restarts, last.cause, 1)
         earliest = 0 if last is None or last.end is None else last.end
         attempt = Attempt(number=1 if last is None else last.number + 1, start=max(earliest, int(start)))
-        opened = replace(self, attempts=(*self.attempts, attempt)[-MAX_ATTEMPTS:], restarts=restarts)
+        attempts = (*self.attempts, attempt)[-MAX_ATTEMPTS:]
+        opened = replace(self, attempts=attempts, restarts=restarts, next_start_time=None)
         n_starts = self.operator.starts_without_checkpoint + 1
-        edited = {} if template_hash is None else {"started_template": template_hash}
-        noted = opened.note(started=True, starts_without_checkpoint=n_starts, **edited)
-        return replace(noted, next_start_time=None)
+        template = {} if template_hash is None else {"started_template": template_hash}
+        return opened.note(started=True, starts_without_checkpoint=n_starts, **template)
 
     def close(self, verdict: Verdict, *, end: int, to_step: int | None, decision: str | None) -> "JobHistory":
         """Return the history with the running attempt closed by `verdict`."""
-        known = {"end": end, "to_step": to_step, "decision": decision}
-        closed = self.attempts[-1].model_copy(update=known | _to_fields(verdict))
+        observed = {"end": end, "to_step": to_step, "decision": decision}
+        closed = self.attempts[-1].model_copy(update=observed | _to_fields(verdict))
         return replace(self, attempts=(*self.attempts[:-1], closed))
 
     def withdraw(self) -> "JobHistory":
@@ -89,6 +92,7 @@ class JobHistory:
         """Return the history with a new verdict on an ended attempt, and its restart counted for the new cause."""
         corrected = attempt.model_copy(update=_to_fields(verdict))
         history = self.put(attempt, corrected)
+        # No restart was counted yet for the end of the last attempt.
         if history.attempts[-1] is corrected or attempt.cause is None or attempt.cause == verdict.cause:
             return history
         restarts = add_restarts(self.restarts, attempt.cause, -1)
@@ -98,9 +102,7 @@ class JobHistory:
 
     def put(self, attempt: Attempt, changed: Attempt) -> "JobHistory":
         """Return the history with `changed` in the place of `attempt`."""
-        return replace(
-            self, attempts=tuple(changed if known is attempt else known for known in self.attempts)
-        )
+        return replace(self, attempts=tuple(changed if each is attempt else each for each in self.attempts))
 
 
 def describe_end(attempt: Attempt) -> str:

@@ -47,19 +47,19 @@ def ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: floa
     A Job deletes its pods after one of them has failed. A pod that ended by itself is deleted too, but after its end.
     Programs that are ended by SIGTERM may also exit with their own codes.
     """
-    if pod.deadline is None or reason == _OOM_KILLED:
+    requested_at, by_signal = pod.deletion_requested_at, code in _SIGNAL_CODES
+    if requested_at is None or reason == _OOM_KILLED:
         return False
-    if finished_at is None:
-        return code in _SIGNAL_CODES
-    late_s = finished_at - (pod.deadline - pod.grace_s)
-    return late_s >= -_CLOCK_SKEW_S if code in _SIGNAL_CODES else late_s >= 0 and reason in _PLAIN_REASONS
+    if by_signal:
+        return finished_at is None or finished_at >= requested_at - _CLOCK_SKEW_S
+    return finished_at is not None and finished_at >= requested_at and reason in _PLAIN_REASONS
 
 
 def was_stopped(pod: Pod) -> bool:
     """Return True if the pod's trainer ended after the pod's deletion was requested, and nothing else ended it."""
-    if pod.deadline is None or pod.disruption is not None or pod.hang:
+    if pod.deletion_requested_at is None or pod.disruption is not None or pod.hang:
         return False
-    return pod.finished_at is None or pod.finished_at >= pod.deadline - pod.grace_s - _CLOCK_SKEW_S
+    return pod.finished_at is None or pod.finished_at >= pod.deletion_requested_at - _CLOCK_SKEW_S
 
 
 def ended_by_signal(pod: Pod) -> bool:
@@ -72,7 +72,7 @@ def ran_out_of_memory(pod: Pod) -> bool:
 
 
 def notified_only_by_peers(pods: Iterable[Pod]) -> bool:
-    """Return True if pods name only each other as the source of their notice, and no other cause."""
+    """Return True if at least one pod names a peer as the source of its notice, and none another source or a cause."""
     messages = [pod.termination for pod in pods if pod.termination is not None]
     notices = {message.notice for message in messages}
     by_peers = NoticeSource.PEER in notices <= {NoticeSource.PEER, None}

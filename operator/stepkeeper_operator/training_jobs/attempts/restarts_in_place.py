@@ -13,27 +13,25 @@ __all__ = ["has_fully_started", "lost_before_full_start", "record_restarts"]
 
 
 def record_restarts(history: JobHistory, view: View, jobset: JobSet) -> JobHistory:
-    """Open an attempt for every restart that JobSet did in place.
-
-    JobSet creates no pods for a restart while it is suspended: the attempt begins when it is resumed.
-    """
-    started = view.observed.find_evidence(jobset.ordinal)
-    held = (jobset.suspend or jobset.suspended) and (started is None or not started.pods)
+    """Open an attempt for every restart that JobSet did in place, and close the attempt before it."""
+    newest = view.observed.find_evidence(jobset.ordinal)
+    has_no_pods = newest is None or not newest.pods
     if history.operator.restarts_seen < jobset.restarts and not history.operator.started:
-        history = open_attempt(history, view)
+        history = open_attempt(history, view)  # the attempt before the first restart was not observed
     for counted in _find_counted(history, view, jobset):
         if history.is_running:
             history = _close_restarted(history, view, jobset, counted=counted)
-        if held and history.operator.restarts_seen + 1 == jobset.restarts:
-            return history
+        is_newest = history.operator.restarts_seen + 1 == jobset.restarts
+        if is_newest and has_no_pods and (jobset.suspend or jobset.suspended):
+            return history  # JobSet creates the pods, and the attempt begins, when it is resumed
         history = open_attempt(_see_restart(history), view)
-    # The cache may be older than the JobSet that an earlier reconcile read from the API server.
+    # The cache may be older than the JobSet that an earlier reconcile read from the API server: never count back.
     counted_seen = max(history.operator.counted_restarts_seen, jobset.restarts_counted)
     return history.note(counted_restarts_seen=counted_seen)
 
 
 def _close_restarted(history: JobHistory, view: View, jobset: JobSet, *, counted: bool) -> JobHistory:
-    """Close the running attempt, which JobSet has restarted; withdraw it if it lost its machines before it started."""
+    """Close the running attempt at the start of the next; withdraw it if it lost its machines before it started."""
     if lost_before_full_start(history, view):
         return history.withdraw()
     end = find_pods(_see_restart(history), view.observed).find_start(now=view.now)
@@ -47,22 +45,22 @@ def _see_restart(history: JobHistory) -> JobHistory:
 def _find_counted(history: JobHistory, view: View, jobset: JobSet) -> list[bool]:
     """Find for each new restart whether JobSet counted the end before it as an application failure.
 
-    JobSet's counts show how many of the unobserved ends were failures, but not which. Attempts with observed pods come
-    first; then the newest ones, since evidence of their ends may still arrive.
+    Where pods don't show it, JobSet's counts show how many of these ends were failures, but not which. Assume first the
+    ends of attempts with observed pods, and newer before older: evidence of these may still arrive and correct it.
     """
-    if history.operator.restarts_seen >= jobset.restarts:
+    seen, last = history.operator, history.last_attempt
+    if seen.restarts_seen >= jobset.restarts:
         return []
-    known = history.operator.restarts_seen
-    later = [history.note(restarts_seen=n, resumed_at=None) for n in range(known + 1, jobset.restarts)]
+    ordinals = range(seen.restarts_seen + 1, jobset.restarts)
+    later = [history.note(restarts_seen=n, resumed_at=None) for n in ordinals]
     pods = [find_pods(each, view.observed) for each in (history, *later)]
     counted = [each.count_as_failure() for each in pods]
-    last = history.last_attempt
     if counted[0] is None and last is not None and not history.is_running:
         counted[0] = last.cause == Cause.APPLICATION_ERROR
-    n_left = jobset.restarts_counted - history.operator.counted_restarts_seen - counted.count(True)
-    unseen = [n for n, each in enumerate(counted) if each is None]
-    unseen.sort(key=lambda n: (not pods[n].pods, -n))
-    failed = set(unseen[: max(0, n_left)])
+    n_unassigned = jobset.restarts_counted - seen.counted_restarts_seen - counted.count(True)
+    unobserved = [n for n, each in enumerate(counted) if each is None]
+    unobserved.sort(key=lambda n: (not pods[n].pods, -n))
+    failed = set(unobserved[: max(0, n_unassigned)])
     return [bool(each) or n in failed for n, each in enumerate(counted)]
 
 

@@ -38,9 +38,13 @@ _BY_REASON: Final = {
     NODE_LOST_REASON: Cause.NODE_FAILURE,
 }
 _BY_KUBELET: Final = "TerminationByKubelet"
+"""The kubelet ends pods when their node shuts down, and evicts pods."""
+
 _EVICTED: Final = "Evicted"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
 _MADE_UP_REASONS: Final = {"Unknown", "ContainerStatusUnknown"}
+"""The kubelet's reasons for the end of a container whose real end it did not observe."""
+
 _ANNOUNCED: Final = {Cause.SPOT_PREEMPTION, Cause.MAINTENANCE}
 """The causes that the cloud announces on the machine itself."""
 
@@ -64,7 +68,7 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def _end_order(pod: Pod) -> tuple[float, tuple[int, int]]:
-    """Return the sort key that puts the pod that ended first first."""
+    """Return the sort key by which the pods are ordered by their end, those that have not ended last."""
     return (float("inf") if pod.finished_at is None else pod.finished_at, pod.rank)
 
 
@@ -101,7 +105,8 @@ def _disrupted(evidence: Evidence) -> Verdict | None:
     """Find a pod that the cluster ended, or whose node was lost or restarted."""
     for pod in evidence.pods:
         cause = _classify_disruption(pod, evidence)
-        if cause is not None and (pod.deadline is not None or pod.terminal):
+        # A pod can have condition DisruptionTarget before it is deleted.
+        if cause is not None and (pod.deletion_requested_at is not None or pod.terminal):
             text = f"pod {pod.name} was ended by {pod.disruption or pod.reason} on node {pod.node}"
             return _blame(cause, pod, text)
     for pod in evidence.pods:
@@ -146,17 +151,18 @@ def _over_its_limits(evidence: Evidence) -> Verdict | None:
 def _failed_first(evidence: Evidence) -> Verdict | None:
     """Find a trainer that failed while the others saved and stopped because of that.
 
-    Their Job deleted them, or they notified each other: a launcher stops its processes after a failure on another
-    host, without a notice from the cluster.
+    Either their Job deleted them. Or they notified each other: a launcher stops its processes after a failure on
+    another host, without a notice from the cluster.
     """
     saved = [pod for pod in evidence.pods if pod.code == ExitCode.SAVED]
     if not saved:
         return None
     if all(map(was_stopped, saved)):
         return _failed(evidence)
-    notified = evidence.notice not in {None, NoticeSource.PEER} or not notified_only_by_peers(evidence.pods)
-    own = [pod for pod in _list_failed(evidence) if not ended_by_signal(pod) or ran_out_of_memory(pod)]
-    return None if notified or not own else _blame_first(own, evidence)
+    by_peers = evidence.notice in {None, NoticeSource.PEER} and notified_only_by_peers(evidence.pods)
+    # A launcher ends its processes by signals, so only a pod that ended otherwise has failed first.
+    failed = [pod for pod in _list_failed(evidence) if not ended_by_signal(pod) or ran_out_of_memory(pod)]
+    return _blame_first(failed, evidence) if by_peers and failed else None
 
 
 def _saved_and_stopped(evidence: Evidence) -> Verdict | None:
@@ -248,6 +254,7 @@ def _blame_lost_peers(evidence: Evidence) -> Verdict | None:
     text = f"pod {pod.name} lost its peers; no pod reported the cause"
     if detail := last_error_line(pod) or pod.log_tail:
         text += f": {detail}"
+    # Once the attempt has committed, a lost node is more likely than an error of the application.
     cause = Cause.NODE_FAILURE if evidence.has_committed else Cause.APPLICATION_ERROR
     return replace(_blame(cause, pod, text), inferred=True)
 
@@ -298,11 +305,10 @@ def _infer_from_jobset(evidence: Evidence) -> Verdict:
 
 def attribute_to_loss(verdict: Verdict, loss: MachinesLoss | None) -> Verdict:
     """Replace the cause of an end by the cause of the machines' loss, if the loss explains the end."""
-    own = verdict.kind in {AttemptKind.COMPLETED, AttemptKind.UNRECOVERABLE, AttemptKind.OVER_LIMITS}
-    if loss is None or own or not (verdict.inferred or verdict.cause in _BY_LOSS):
+    by_itself = verdict.kind in {AttemptKind.COMPLETED, AttemptKind.UNRECOVERABLE, AttemptKind.OVER_LIMITS}
+    if loss is None or by_itself or not (verdict.inferred or verdict.cause in _BY_LOSS):
         return verdict
-    text = f"{verdict.message}; {loss.message}"
-    kind = AttemptKind.MACHINES_UNAVAILABLE
+    text, kind = f"{verdict.message}; {loss.message}", AttemptKind.MACHINES_UNAVAILABLE
     return Verdict(kind=kind, cause=loss.cause, message=text, node=verdict.node)
 
 

@@ -33,7 +33,8 @@ def build_job_policy(job: CheckpointedTrainingJob) -> dict[str, Any]:
 def build_jobset_policy(job: CheckpointedTrainingJob, *, failures_left: int) -> dict[str, Any]:
     """Build the policy of a JobSet with `failures_left` restarts after failures.
 
-    A failed Job that matches no rule counts towards maxRestarts as an application failure.
+    A failed Job that matches no rule counts towards maxRestarts as an application failure. JobSet matches the text of
+    the Job's failure message.
     """
     neutral, final = "RestartJobSetAndIgnoreMaxRestarts", "FailJobSet"
     rules = [_rule(_RULE_FENCED, final, _code_pattern([ExitCode.FENCED]))]

@@ -2,20 +2,9 @@
 
 from typing import Any
 
-from stepkeeper.contract import (
-    CA_FILE_NAME,
-    SETTINGS_FILE_NAME,
-    Endpoint,
-    Interval,
-    Retention,
-    Settings,
-)
+from stepkeeper.contract import CA_FILE_NAME, SETTINGS_FILE_NAME, Endpoint, Interval, Retention, Settings
 from stepkeeper.contract.wire import decode
-from stepkeeper_operator.api.v1alpha1.trainingjob import (
-    API_VERSION,
-    KIND,
-    CheckpointedTrainingJob,
-)
+from stepkeeper_operator.api.v1alpha1.trainingjob import API_VERSION, KIND, CheckpointedTrainingJob
 from stepkeeper_operator.labels import JOB_NAME_LABEL, JOB_UID_LABEL
 from stepkeeper_operator.settings import OperatorSettings
 

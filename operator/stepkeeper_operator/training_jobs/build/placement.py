@@ -3,12 +3,7 @@
 from typing import Any, Final
 
 from stepkeeper_operator.api.accelerators import ACCELERATORS
-from stepkeeper_operator.api.v1alpha1.trainingjob import (
-    CheckpointedTrainingJob,
-    PlacementSpec,
-    Provisioning,
-    TPUPlacement,
-)
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob, PlacementSpec, Provisioning
 from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.labels import (
     ACCELERATOR_LABEL,
@@ -42,7 +37,7 @@ _DEFAULT_GRACE_S: Final = 30
 
 _RESERVATION_LABEL: Final = "cloud.google.com/reservation-name"
 _EVICTING_OR_ANY: Final = frozenset({"NoExecute", "", None})
-"""The effects of tolerations that limit how long a pod stays."""
+"""Effects of tolerations that decide how long a pod stays on a tainted node: NoExecute, or none, which means any."""
 
 
 def on_spot(placement: PlacementSpec) -> bool:
@@ -59,17 +54,18 @@ def node_selector(placement: PlacementSpec, machines: QueuedMachines | None) -> 
         return {}
     if machines is not None:
         return {QUEUED_RESOURCE_UID_LABEL: machines.uid}
-    selector = {
-        ACCELERATOR_LABEL: ACCELERATORS[tpu.accelerator].node_label,
-        TOPOLOGY_LABEL: tpu.topology,
-    }
-    return selector | _provisioning_labels(tpu)
+    labels = {ACCELERATOR_LABEL: ACCELERATORS[tpu.accelerator].node_label, TOPOLOGY_LABEL: tpu.topology}
+    if tpu.provisioning is Provisioning.SPOT:
+        labels[SPOT_LABEL] = "true"
+    elif tpu.provisioning is Provisioning.RESERVED and tpu.reservation_name is not None:
+        labels[_RESERVATION_LABEL] = tpu.reservation_name
+    return labels
 
 
 def tolerations(
-    placement: PlacementSpec, given: list[dict[str, Any]], *, unreachable_s: int, grace_s: int
+    placement: PlacementSpec, of_template: list[dict[str, Any]], *, unreachable_s: int, grace_s: int
 ) -> list[dict[str, Any]]:
-    """Return the template's tolerations plus those that the placement needs.
+    """Return the tolerations of the template plus those that the placement needs.
 
     A pod leaves an unreachable node after `unreachable_s` instead of Kubernetes' 300 s, unless the template names
     that taint. A node that shuts down is not ready while its pods still save, so those pods get more time.
@@ -79,22 +75,22 @@ def tolerations(
         added.append({"key": TPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
     if on_spot(placement):
         added.append({"key": SPOT_LABEL, "operator": "Equal", "value": "true", "effect": "NoSchedule"})
-    known = {each.get("key") for each in given if each.get("effect") in _EVICTING_OR_ANY}
+    named = {each.get("key") for each in of_template if each.get("effect") in _EVICTING_OR_ANY}
     limits = {UNREACHABLE_TAINT: unreachable_s, NOT_READY_TAINT: max(unreachable_s, 2 * grace_s)}
     leaving = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": limit_s}
         for key, limit_s in limits.items()
-        if key not in known
+        if key not in named
     ]
     # The first match counts: after a template's `operator: Exists` these would have no effect.
-    return [*leaving, *given, *added]
+    return [*leaving, *of_template, *added]
 
 
 def choose_grace_s(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> int:
     """Choose the grace period in the pods' manifests: the template's, or else as long as the machines wait."""
-    given: int | None = job.spec.template["spec"].get("terminationGracePeriodSeconds")
-    if given is not None:
-        return given
+    of_template: int | None = job.spec.template["spec"].get("terminationGracePeriodSeconds")
+    if of_template is not None:
+        return of_template
     return AUTOCHECKPOINT_GRACE_S if machines is not None and machines.autocheckpoint else _DEFAULT_GRACE_S
 
 
@@ -110,11 +106,3 @@ def limit_grace_s(pod_grace_s: int, job: CheckpointedTrainingJob, machines: Queu
 def on_spot_machines(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> bool:
     """Return True if the job runs on machines that the cloud takes away at a few seconds' notice."""
     return on_spot(job.spec.placement) or (machines is not None and machines.spot)
-
-
-def _provisioning_labels(tpu: TPUPlacement) -> dict[str, str]:
-    if tpu.provisioning is Provisioning.SPOT:
-        return {SPOT_LABEL: "true"}
-    if tpu.provisioning is Provisioning.RESERVED and tpu.reservation_name is not None:
-        return {_RESERVATION_LABEL: tpu.reservation_name}
-    return {}

@@ -1,4 +1,7 @@
-"""Build the pod template: the user's, plus the identity, settings and token that the runtime reads."""
+"""Build the pod template: the user's, plus the identity, settings and token that the runtime reads.
+
+A container's `null` list or map counts as an empty one, as for the API server.
+"""
 
 import copy
 from typing import Any, Final
@@ -54,12 +57,10 @@ def build_pod_template(
     job: CheckpointedTrainingJob, *, number: int, unreachable_s: int, machines: QueuedMachines | None
 ) -> dict[str, Any]:
     """Build the pod template of the JobSet with that number. `machines` is the job's QueuedResource."""
-    template = copy.deepcopy(job.spec.template)
-    meta = template.setdefault("metadata", {})
+    template, placement = copy.deepcopy(job.spec.template), job.spec.placement
+    meta, spec = template.setdefault("metadata", {}), template["spec"]
     meta["labels"] = (meta.get("labels") or {}) | job_labels(job) | {JOBSET_NUMBER_LABEL: str(number)}
-    spec = template["spec"]
-    placement = job.spec.placement
-    spec["restartPolicy"] = "Never"
+    spec["restartPolicy"] = "Never"  # JobSet restarts all pods together
     grace_s = spec["terminationGracePeriodSeconds"] = choose_grace_s(job, machines)
     if selector := node_selector(placement, machines):
         spec["nodeSelector"] = (spec.get("nodeSelector") or {}) | selector
@@ -67,21 +68,14 @@ def build_pod_template(
         placement, spec.get("tolerations") or [], unreachable_s=unreachable_s, grace_s=grace_s
     )
     spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(job)]
-    spec["containers"] = [
-        _trainer(job, container, number=number, grace_s=limit_grace_s(grace_s, job, machines))
-        if container["name"] == CONTAINER_NAME
-        else container
-        for container in spec["containers"]
-    ]
+    trainer_grace_s = limit_grace_s(grace_s, job, machines)
+    for index, container in enumerate(spec["containers"]):
+        if container["name"] == CONTAINER_NAME:
+            spec["containers"][index] = _trainer(job, container, number=number, grace_s=trainer_grace_s)
     for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
         # The termination message of a program that writes none is the end of its log.
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     return template
-
-
-def _coordinator_name(job_name: str) -> str:
-    """Return the DNS name of the first host of the first slice, as seen from inside the namespace."""
-    return f"{job_name}-{WORKER_JOB}-0-0.{job_name}"
 
 
 def _trainer(
@@ -89,7 +83,7 @@ def _trainer(
 ) -> dict[str, Any]:
     trainer = copy.deepcopy(container)
     termination_file = trainer.get("terminationMessagePath") or TERMINATION_FILE
-    # A variable is expanded only in later variables.
+    # The user's variables come last: they can refer only to those before them.
     trainer["env"] = [
         *_identity(job, number=number, grace_s=grace_s, termination_file=termination_file),
         *(trainer.get("env") or []),
@@ -100,30 +94,28 @@ def _trainer(
         {"name": _TOKEN_VOLUME, "mountPath": TOKEN_FILE.rpartition("/")[0], "readOnly": True},
         {"name": _RUN_VOLUME, "mountPath": RUN_FOLDER},
     ]
-    lifecycle = trainer.get("lifecycle") or {}
     # A shell as PID 1 does not forward SIGTERM to its trainer; the file always works.
-    trainer["lifecycle"] = {"preStop": {"exec": {"command": ["touch", NOTICE_FILE]}}} | lifecycle
+    notice = {"preStop": {"exec": {"command": ["touch", NOTICE_FILE]}}}
+    trainer["lifecycle"] = notice | (trainer.get("lifecycle") or {})
     if chips := job.spec.placement.chips_per_host:
-        resources = trainer.get("resources") or {}
-        tpu = {TPU_RESOURCE: str(chips)}
-        trainer["resources"] = resources | {
-            kind: (resources.get(kind) or {}) | tpu for kind in ("limits", "requests")
-        }
+        resources, tpu = trainer.get("resources") or {}, {TPU_RESOURCE: str(chips)}
+        both = {kind: (resources.get(kind) or {}) | tpu for kind in ("limits", "requests")}
+        trainer["resources"] = resources | both
     return trainer
 
 
 def _identity(
     job: CheckpointedTrainingJob, *, number: int, grace_s: int, termination_file: str
 ) -> list[dict[str, Any]]:
-    placement = job.spec.placement
+    placement, name = job.spec.placement, job.metadata.name
     same = {
         "namespace": job.metadata.namespace,
-        "job": job.metadata.name,
+        "job": name,
         "job_uid": job.metadata.uid,
         "jobset_number": str(number),
         "n_slices": str(placement.n_slices),
         "hosts_per_slice": str(placement.hosts_per_slice),
-        "coordinator": _coordinator_name(job.metadata.name),
+        "coordinator": f"{name}-{WORKER_JOB}-0-0.{name}",  # DNS name of the first pod of the JobSet
         "coordinator_port": str(COORDINATOR_PORT),
         "grace_s": str(grace_s),
         "termination_file": termination_file,

@@ -23,7 +23,7 @@ from stepkeeper_operator.training_jobs.decision import (
     GiveUpPod,
     SetSuspend,
 )
-from stepkeeper_operator.training_jobs.observed import REJECTION_RETRY_S, Observed, Rejection
+from stepkeeper_operator.training_jobs.observed import REJECTION_RETRY_S, Observed, Rejection, View
 
 __all__ = ["NAME_TAKEN", "add_refusals", "check_acceptance", "is_refused", "judge_after_end"]
 
@@ -33,8 +33,6 @@ NAME_TAKEN: Final = frozenset({Reason.JOB_SET_NAME_TAKEN, Reason.CONFIG_MAP_NAME
 _RESERVED_PREFIXES: Final = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/")
 _RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
 """Labels that the Job controller sets on every pod. It silently creates no pods if the template sets them."""
-
-_REASONS: Final = frozenset({Reason.REJECTED, Reason.FORBIDDEN, Reason.QUOTA_EXCEEDED})
 
 _WRITES: Final[Mapping[str, str]] = {
     CreateJobSet.__name__: "to create the JobSet",
@@ -50,6 +48,7 @@ _ADVICE: Final[Mapping[Reason, str]] = {
     Reason.FORBIDDEN: "Grant that to the operator's ServiceAccount, or change the admission webhook that refuses it",
     Reason.REJECTED: "Fix spec.template, or the webhook that the message names",
 }
+"""What to do about a refused write, by the reasons that condition Accepted then has."""
 
 
 def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> ConditionUpdate:
@@ -57,14 +56,12 @@ def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Condit
 
     An unknown field blocks nothing: after a rollback, an operator finds fields of newer CRDs in every job.
     """
-    # The API server accepted these because its CRD is older or newer than this operator.
-    unreadable = (Reason.UNREADABLE_SPEC, describe_problems(observed.unreadable))
-    problem = (
-        (unreadable if observed.unreadable else None)
-        or _find_template_problem(job)
-        or _find_name_conflict(job, observed)
-        or _find_root_conflict(job, observed)
-    )
+    problem: tuple[Reason, str] | None
+    if observed.unreadable:
+        # The API server accepted these parts because its CRD is older or newer than this operator.
+        problem = Reason.UNREADABLE_SPEC, describe_problems(observed.unreadable)
+    else:
+        problem = _find_template_problem(job) or _find_conflict(job, observed)
     if problem is not None:
         reason, message = problem
         return ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=reason, message=message)
@@ -91,7 +88,8 @@ def _find_template_problem(job: CheckpointedTrainingJob) -> tuple[Reason, str] |
     return None
 
 
-def _find_name_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[Reason, str] | None:
+def _find_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[Reason, str] | None:
+    """Find another owner of a name or of the checkpoint root that the job needs."""
     name, uid = job.metadata.name, job.metadata.uid
     if observed.jobset is not None and observed.jobset.owner_uid != uid:
         text = f"JobSet {name} exists and does not belong to this job: delete it, or rename the job"
@@ -99,22 +97,19 @@ def _find_name_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tup
     if observed.config_map is not None and observed.config_map.owner_uid != uid:
         text = f"ConfigMap {config_map_name(name)} exists and does not belong to this job: delete it, or rename the job"
         return Reason.CONFIG_MAP_NAME_TAKEN, text
-    return None
+    return _find_root_conflict(job, observed)
 
 
 def _find_root_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[Reason, str] | None:
-    """Find an earlier job with a conflicting checkpoint root. Once a job has begun, storage fences it where needed."""
+    """Find a job with a conflicting checkpoint root that takes precedence: it has started, or was created earlier."""
     if job.status.attempts:
+        return None  # once this job has started, storage fences it where needed
+    age = (job.metadata.creation_timestamp or 0, job.metadata.uid)
+    active = [rival for rival in observed.root_rivals if not rival.inactive]
+    preceding = [rival for rival in active if rival.started or (rival.created_at, rival.uid) < age]
+    if not preceding:
         return None
-    own = (job.metadata.creation_timestamp or 0, job.metadata.uid)
-    first = [
-        rival
-        for rival in observed.root_rivals
-        if not rival.inactive and (rival.started or (rival.created_at, rival.uid) < own)
-    ]
-    if not first:
-        return None
-    rival = min(first, key=lambda each: (each.created_at, each.uid))
+    rival = min(preceding, key=lambda each: (each.created_at, each.uid))
     text = (
         f"job {rival.namespace}/{rival.name} keeps its checkpoints in {rival.uri}: two jobs must not share a root, and "
         "no root may be inside another. Give this job another checkpoint.uri, or wait until that job has ended or is "
@@ -125,36 +120,34 @@ def _find_root_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tup
 
 def is_refused(status: TrainingJobStatus) -> bool:
     """Return True if the status reports that the API server refuses a write for the job."""
-    return any(c.type == ConditionType.ACCEPTED and c.reason in _REASONS for c in status.conditions)
+    return any(c.type == ConditionType.ACCEPTED and c.reason in _ADVICE for c in status.conditions)
 
 
-def add_refusals(
-    accepted: ConditionUpdate, job: CheckpointedTrainingJob, observed: Observed
-) -> ConditionUpdate:
+def add_refusals(accepted: ConditionUpdate, view: View) -> ConditionUpdate:
     """Return condition Accepted, set to False if the API server refuses a write for an otherwise accepted job.
 
     A refusal that an earlier operator process reported is kept until this one has tried the writes itself.
     """
     if not accepted.status:
         return accepted
-    known = find_condition(job.status.conditions, ConditionType.ACCEPTED)
-    if not observed.has_acted and known is not None and is_refused(job.status):
-        if known.observed_generation != job.metadata.generation:
-            return accepted
-        return replace(accepted, status=False, reason=Reason(known.reason), message=known.message)
-    if not observed.rejections:
+    before = find_condition(view.job.status.conditions, ConditionType.ACCEPTED)
+    if not view.observed.has_acted and before is not None and is_refused(view.job.status):
+        if before.observed_generation != view.job.metadata.generation:
+            return accepted  # the edit of the spec may have fixed it
+        return replace(accepted, status=False, reason=Reason(before.reason), message=before.message)
+    if not view.observed.rejections:
         return accepted
-    reasons, messages = zip(*(_describe(*each) for each in observed.rejections.items()), strict=True)
+    reasons, messages = zip(*(_describe(*each) for each in view.observed.rejections.items()), strict=True)
     return replace(accepted, status=False, reason=reasons[0], message="; ".join(messages))
 
 
-def judge_after_end(job: CheckpointedTrainingJob, observed: Observed) -> tuple[ConditionUpdate, ...]:
-    """Return condition Accepted of an ended job if it was False, or a write is refused now."""
-    known = find_condition(job.status.conditions, ConditionType.ACCEPTED)
-    was_unread = known is not None and known.reason == Reason.UNREADABLE_SPEC
-    if not (observed.rejections or was_unread or is_refused(job.status)):
-        return ()
-    return (add_refusals(check_acceptance(job, observed), job, observed),)
+def judge_after_end(view: View) -> tuple[ConditionUpdate, ...]:
+    """Return condition Accepted of an ended job if it was False and may change, or a write is refused now."""
+    before = find_condition(view.job.status.conditions, ConditionType.ACCEPTED)
+    was_unread = before is not None and before.reason == Reason.UNREADABLE_SPEC
+    if view.observed.rejections or was_unread or is_refused(view.job.status):
+        return (add_refusals(check_acceptance(view.job, view.observed), view),)
+    return ()
 
 
 def _describe(action: str, rejection: Rejection) -> tuple[Reason, str]:

@@ -29,15 +29,16 @@ __all__ = ["derive_conditions", "derive_phase"]
 
 _reporting: Final = partial(ConditionUpdate, ConditionType.REPORTING)
 _quota: Final = partial(ConditionUpdate, ConditionType.QUOTA_RESERVED)
+_suspended: Final = partial(ConditionUpdate, ConditionType.SUSPENDED)
 _NO_WORKLOAD_TEXT: Final = (
     "The JobSet's Workload is not known: Kueue has not created it yet, or this operator does not watch "
     "Workloads (chart value kueue.enabled)"
 )
-_HELD_TEXT: Final = (
+_FOREIGN_SUSPENDED_TEXT: Final = (
     "another controller suspended the JobSet at its creation and has to resume it (Kueue with "
     "manageJobsWithoutQueueName, for example). Its Workload is not known yet"
 )
-_LEFT_TEXT: Final = "the job is not queued: it has no JobSet, or no queue manages its JobSet"
+_NOT_QUEUED_TEXT: Final = "the job is not queued: it has no JobSet, or no queue manages its JobSet"
 
 
 def derive_conditions(
@@ -47,15 +48,15 @@ def derive_conditions(
     running = derive_running(view, plan.history, waiting=plan.waiting)
     if plan.end is not None:
         running = replace(running, status=False, reason=plan.end.reason, message="the job has ended")
-    active = running.status is True or running.reason == Reason.FINISHING
+    active = running.status is True or running.reason == Reason.FINISHING  # all pods run or have exited 0
     reporting, look_s = _derive_reporting(view, plan.history, running=active)
     received = reporting.status if active else None
     progressing, step_s = derive_progressing(view, plan.history, progress, running=active, received=received)
-    updates = [add_refusals(accepted, view.job, view.observed), running, _derive_suspended(view, plan)]
+    updates = [add_refusals(accepted, view), running, _derive_suspended(view, plan)]
     updates += _derive_quota(view, plan.history)
-    known = find_condition(view.job.status.conditions, ConditionType.REPORTING)
+    before = find_condition(view.job.status.conditions, ConditionType.REPORTING)
     # A restarted operator has no report yet: keep the condition that the last one set.
-    if reporting.reason is not Reason.NO_REPORT_YET or known is None or known.reason in UNJUDGED:
+    if reporting.reason is not Reason.NO_REPORT_YET or before is None or before.reason in UNJUDGED:
         updates.append(reporting)
     updates += progressing
     unfinished = ConditionUpdate(type=ConditionType.FINISHED, status=False, reason=Reason.NOT_FINISHED)
@@ -69,14 +70,14 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
     for kind in (ConditionType.COMPLETE, ConditionType.FAILED, ConditionType.SUSPENDED):
         if kind in true:
             return Phase(kind.value)
-    if any(c.type == ConditionType.SUSPENDED and c.reason != Reason.NOT_SUSPENDED for c in conditions):
-        return Phase.SUSPENDING
+    suspended = find_condition(conditions, ConditionType.SUSPENDED)
+    if suspended is not None and suspended.reason != Reason.NOT_SUSPENDED:
+        return Phase.SUSPENDING  # its pods still stop
     finishing = any(condition.reason in {Reason.TRAINER_ENDED, Reason.FINISHING} for condition in conditions)
     if ConditionType.RUNNING in true or finishing:
         return Phase.RUNNING
-    no_quota = any(
-        c.type == ConditionType.QUOTA_RESERVED and c.status is not ConditionStatus.TRUE for c in conditions
-    )
+    queued = find_condition(conditions, ConditionType.QUOTA_RESERVED) is not None
+    no_quota = queued and ConditionType.QUOTA_RESERVED not in true
     if no_quota and jobset is not None and jobset.suspend and not history.is_running:
         return Phase.QUEUED
     stopping = any(condition.reason == Reason.STOPPING for condition in conditions)
@@ -86,21 +87,21 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
 
 
 def _derive_suspended(view: View, plan: Plan) -> ConditionUpdate:
-    kind, jobset = ConditionType.SUSPENDED, view.jobset
-    alive = sum(not pod.terminal for pod in view.observed.pods)
-    stopped = (jobset is None or jobset.suspended or jobset.is_finished) and alive == 0
-    if plan.end is not None or not should_suspend(view, plan.history):
-        wait = None if plan.end is not None else find_wait(view)
-        if wait is None or not (wait.stop or jobset is None or jobset.suspend):
-            return ConditionUpdate(type=kind, status=False, reason=Reason.NOT_SUSPENDED)
-        return ConditionUpdate(type=kind, status=stopped, reason=wait.reason, message=wait.message)
+    jobset, n_alive = view.jobset, sum(not pod.terminal for pod in view.observed.pods)
+    stopped = (jobset is None or jobset.suspended or jobset.is_finished) and n_alive == 0
+    if plan.end is not None:
+        return _suspended(Reason.NOT_SUSPENDED, status=False)
     if view.job.spec.suspend:
-        left = f"; pods that have not ended yet: {alive}" if alive else ""
+        left = f"; pods that have not ended yet: {n_alive}" if n_alive else ""
         text = f"spec.suspend is true: set it to false to resume from the latest checkpoint{left}"
-        reason = Reason.REQUESTED if stopped else Reason.SUSPENDING
-        return ConditionUpdate(kind, reason, text, status=stopped)
-    text = explain_limit(view.job, plan.history)
-    return ConditionUpdate(kind, Reason.NO_NEW_CHECKPOINT, text, status=stopped)
+        return _suspended(Reason.REQUESTED if stopped else Reason.SUSPENDING, text, status=stopped)
+    if should_suspend(view, plan.history):
+        return _suspended(Reason.NO_NEW_CHECKPOINT, explain_limit(view.job, plan.history), status=stopped)
+    wait = find_wait(view)
+    # Hosts that left for a moment stop no running pods.
+    if wait is not None and (wait.stop or jobset is None or jobset.suspend):
+        return _suspended(wait.reason, wait.message, status=stopped)
+    return _suspended(Reason.NOT_SUSPENDED, status=False)
 
 
 def _derive_reporting(
@@ -111,15 +112,14 @@ def _derive_reporting(
     if not running or history.last_attempt is None:
         return _reporting(Reason.NOT_RUNNING, "no attempt runs", status=None), None
     report = view.observed.report
-    if report is not None and report.ordinal == history.ordinal and view.now - report.received_at < silence_s:
-        left_s = report.received_at + silence_s - view.now
-        return _reporting(Reason.REPORTS_RECEIVED, status=True), left_s
-    since = max(history.last_attempt.start, view.observed.operator_started_at)
     if report is not None and report.ordinal == history.ordinal:
-        since = max(since, report.received_at)
-    if view.now - since < silence_s:
-        unknown = _reporting(Reason.NO_REPORT_YET, "no report has arrived yet", status=None)
-        return unknown, since + silence_s - view.now
+        left_s = report.received_at + silence_s - view.now
+        if left_s > 0:
+            return _reporting(Reason.REPORTS_RECEIVED, status=True), left_s
+    # Before that, this operator could receive no report of the attempt.
+    left_s = max(history.last_attempt.start, view.observed.operator_started_at) + silence_s - view.now
+    if left_s > 0:
+        return _reporting(Reason.NO_REPORT_YET, "no report has arrived yet", status=None), left_s
     message = (
         f"no report for {silence_s} s. Training continues without reports, and status shows the last known state. "
         "Check that the training code uses CheckpointManager.from_env() and has started, that no NetworkPolicy blocks "
@@ -129,23 +129,26 @@ def _derive_reporting(
 
 
 def _derive_quota(view: View, history: JobHistory) -> tuple[ConditionUpdate, ...]:
-    """Derive condition QuotaReserved of a job whose JobSet Kueue manages. Other jobs lack it.
+    """Derive condition QuotaReserved of a job whose JobSet Kueue manages. A job that Kueue never managed lacks it.
 
-    While the pods of a deleted JobSet end, the condition shows that Kueue managed it: their end is judged by that.
+    Return no condition to keep the present one. While the pods of a deleted JobSet end, it shows that Kueue managed
+    the JobSet: the end of the attempt is judged by that.
     """
     jobset, workload = view.jobset, view.observed.workload
     if workload is not None:
         reserved, message = workload.quota_reserved, _describe_quota(workload)
         reason = Reason.QUOTA_RESERVED if reserved else Reason.WAITING_FOR_QUOTA
         return (_quota(reason, message, status=reserved),)
-    going = jobset is None or jobset.deleting
-    if (going and not history.is_running) or (jobset is not None and not view.observed.is_queued):
-        known = find_condition(view.job.status.conditions, ConditionType.QUOTA_RESERVED)
-        return () if known is None else (_quota(Reason.NOT_QUEUED, _LEFT_TEXT, status=None),)
+    left_queue = not history.is_running and (jobset is None or jobset.deleting)
+    if left_queue or (jobset is not None and not view.observed.is_queued):
+        before = find_condition(view.job.status.conditions, ConditionType.QUOTA_RESERVED)
+        return () if before is None else (_quota(Reason.NOT_QUEUED, _NOT_QUEUED_TEXT, status=None),)
     if jobset is None:
         return ()
-    text = _HELD_TEXT if jobset.created_suspended and jobset.suspend else _NO_WORKLOAD_TEXT
-    return (_quota(Reason.NO_WORKLOAD, text, status=None),)
+    foreign = jobset.created_suspended and jobset.suspend
+    return (
+        _quota(Reason.NO_WORKLOAD, _FOREIGN_SUSPENDED_TEXT if foreign else _NO_WORKLOAD_TEXT, status=None),
+    )
 
 
 def _describe_quota(workload: Workload) -> str:

@@ -18,6 +18,7 @@ __all__ = ["derive_events"]
 
 _BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
 _BAD_REASONS = {Reason.NODES_JOIN_TIMEOUT, Reason.NO_NEW_CHECKPOINT, Reason.TRAINING_DONE}
+"""Reasons that make an event a warning. TrainingDone: the job is complete, but not every pod exited 0."""
 
 
 def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
@@ -50,7 +51,7 @@ def _derive_attempt_events(before: TrainingJobStatus, after: TrainingJobStatus) 
 
 
 def _derive_withdrawal_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
-    """Report a start that was withdrawn."""
+    """Report a start that was withdrawn: the running attempt is no longer in the status."""
     if not before.attempts or before.attempts[-1].end is not None:
         return ()
     number = before.attempts[-1].number
@@ -87,43 +88,48 @@ def _derive_condition_events(before: TrainingJobStatus, after: TrainingJobStatus
     """Report conditions with a notable change, each by its message."""
     known = {condition.type: condition for condition in before.conditions}
     events = []
-    for now in after.conditions:
-        earlier = known.get(now.type)
-        changed = earlier is None or earlier.reason != now.reason
-        match now.type:
+    for condition in after.conditions:
+        kind, reason, message = condition.type, condition.reason, condition.message
+        earlier = known.get(kind)
+        changed = earlier is None or earlier.reason != reason
+        match kind:
             case ConditionType.SUSPENDED:
+                # A change of the phase has an event of its own.
                 news = before.phase is after.phase is Phase.SUSPENDED and earlier is not None and changed
             case ConditionType.ACCEPTED:
-                news = bool(now.message) and (earlier is None or earlier.message != now.message)
+                news = bool(message) and (earlier is None or earlier.message != message)
             case ConditionType.RUNNING:
-                news = changed and now.reason == Reason.NO_PODS
+                news = changed and reason == Reason.NO_PODS
             case ConditionType.PROGRESSING:
                 news = is_stalled(after) and not is_stalled(before)
             case ConditionType.POD_STUCK:
                 news = changed and is_pod_stuck(after)
             case ConditionType.GRACE_SUFFICIENT:
                 was_short = earlier is not None and earlier.reason == Reason.GRACE_TOO_SHORT
-                news = was_short is not (now.reason == Reason.GRACE_TOO_SHORT)
+                news = was_short is not (reason == Reason.GRACE_TOO_SHORT)
             case _:
                 news = False
         if news:
             quiet = {ConditionType.SUSPENDED, ConditionType.GRACE_SUFFICIENT}
-            bad = now.type not in quiet or now.reason in {*_BAD_REASONS, Reason.GRACE_TOO_SHORT}
-            reason = now.type if now.type == ConditionType.POD_STUCK else now.reason
-            events.append(ObjectEvent(warning=bad, reason=reason, message=now.message))
+            bad = kind not in quiet or reason in {*_BAD_REASONS, Reason.GRACE_TOO_SHORT}
+            # The reason of a stuck pod is only the state of its node.
+            title = kind if kind == ConditionType.POD_STUCK else reason
+            events.append(ObjectEvent(warning=bad, reason=title, message=message))
     return tuple(events)
 
 
 def _derive_request_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[ObjectEvent, ...]:
     earlier = None if before.checkpoint is None else before.checkpoint.last_request
-    now = None if after.checkpoint is None else after.checkpoint.last_request
-    if now is None or now == earlier:
+    request = None if after.checkpoint is None else after.checkpoint.last_request
+    if request is None or request == earlier:
         return ()
-    if now.sequence is not None:
-        text = f"commit {now.sequence} at step {now.step} fulfills the request to save: {now.reason}"
-        return (ObjectEvent(warning=False, reason="SaveRequestAnswered", message=text),)
-    text = f"asked the training to save: {now.reason}"
-    return (ObjectEvent(warning=False, reason="SaveRequested", message=text),)
+    reason, text = "SaveRequested", f"asked the training to save: {request.reason}"
+    if request.sequence is not None:
+        reason = "SaveRequestAnswered"
+        text = (
+            f"commit {request.sequence} at step {request.step} fulfills the request to save: {request.reason}"
+        )
+    return (ObjectEvent(warning=False, reason=reason, message=text),)
 
 
 def _find_explaining_condition(status: TrainingJobStatus) -> Condition | None:

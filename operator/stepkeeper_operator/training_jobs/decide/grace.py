@@ -16,7 +16,7 @@ from stepkeeper_operator.training_jobs.build.placement import (
     limit_grace_s,
     on_spot_machines,
 )
-from stepkeeper_operator.training_jobs.observed import Observed, View
+from stepkeeper_operator.training_jobs.observed import View
 
 __all__ = ["derive_grace"]
 
@@ -34,9 +34,11 @@ def derive_grace(
     pod_s = _find_pod_grace_s(view, history)
     if pod_s is None:
         return ()
-    left_s = limit_grace_s(pod_s, view.job, view.machines)
-    save_s = _find_longest_save_s(checkpoint)
-    have = f"pods have {left_s} s to shut down{_name_autocheckpoint(view.observed)}"
+    effective_s = limit_grace_s(pod_s, view.job, view.machines)
+    save_s, machines = _find_longest_save_s(checkpoint), view.machines
+    have = f"pods have {effective_s} s to shut down"
+    if machines is not None:
+        have += f" (autocheckpoint is {machines.autocheckpoint_setting} on {machines.name})"
     if view.job.spec.checkpoint.on_disruption is OnDisruption.SKIP:
         text = f"{have}; spec.checkpoint.onDisruption is Skip, so nothing is saved then"
         return (_update(Reason.NOTHING_TO_SAVE, text, status=True),)
@@ -44,7 +46,7 @@ def derive_grace(
         text = f"{have}; the time of a save is unknown until the first commit"
         return (_update(Reason.NO_COMMIT_YET, text, status=None),)
     text = f"a save takes {math.ceil(save_s)} s, and {have}"
-    if save_s + END_RESERVE_S <= left_s:
+    if save_s + END_RESERVE_S <= effective_s:
         return (_update(Reason.SAVE_FITS, text, status=True),)
     advice = _advise(view, pod_s=pod_s, needed_s=math.ceil(save_s + END_RESERVE_S))
     text = f"{text}, of which {END_RESERVE_S} s are reserved for the exit itself: {advice}"
@@ -53,24 +55,15 @@ def derive_grace(
 
 def _find_pod_grace_s(view: View, history: JobHistory) -> int | None:
     """Find the grace period in the manifests of the running pods, or else of the next ones."""
-    given = [
-        pod.grace_s
-        for pod in view.observed.pods
-        if pod.ordinal == history.ordinal and pod.deadline is None and not pod.terminal
-    ]
-    if given:
-        return min(given)
+    pods = [pod for pod in view.observed.pods if pod.ordinal == history.ordinal and not pod.terminal]
+    # A deletion changes the grace period of its pod.
+    running_s = [pod.grace_s for pod in pods if pod.deletion_requested_at is None]
+    if running_s:
+        return min(running_s)
     machines = view.machines
     if view.is_on_queued_resource and (machines is None or not machines.ready):
         return None
     return choose_grace_s(view.job, machines)
-
-
-def _name_autocheckpoint(observed: Observed) -> str:
-    """Describe the QueuedResource's autocheckpoint setting; empty for a job without a QueuedResource."""
-    if (machines := observed.machines) is None:
-        return ""
-    return f" (autocheckpoint is {machines.autocheckpoint_setting} on {machines.name})"
 
 
 def _find_longest_save_s(checkpoint: CheckpointStatus | None) -> float | None:
@@ -85,6 +78,7 @@ def _advise(view: View, *, pod_s: int, needed_s: int) -> str:
     """Recommend a change: a longer grace period if the machines allow it, or else faster saves."""
     most_s, why = _find_limit(view)
     if most_s is None or needed_s <= most_s:
+        # Without the field, such machines get their limit.
         how = "remove it, or set it" if most_s == AUTOCHECKPOINT_GRACE_S else "set it"
         return f"{_FIELD} is {pod_s}: {how} to at least {needed_s}"
     also = "" if pod_s >= most_s else f"; set {_FIELD} to {most_s}"
@@ -96,6 +90,7 @@ def _advise(view: View, *, pod_s: int, needed_s: int) -> str:
 
 
 def _find_limit(view: View) -> tuple[int | None, str]:
+    """Find the longest grace period in seconds that the machines allow, None without a limit, and the reason."""
     machines = view.machines
     if on_spot_machines(view.job, machines):
         return SPOT_GRACE_S, f"Spot machines give {SPOT_GRACE_S} s regardless of the template"

@@ -64,44 +64,42 @@ def decide_job(
         return _decide_finished(view)
     accepted = check_acceptance(job, observed)
     if not accepted.status:
-        view = replace(view, observed=_hold(job, observed))
-    return _decide_running(view, accepted)
+        # Its running pods continue, but a JobSet of another owner is not touched.
+        view = replace(view, observed=replace(observed, accepted=False, jobset=_find_own_jobset(view)))
+    return _decide_unfinished(view, accepted)
 
 
-def _decide_running(view: View, accepted: ConditionUpdate) -> Decision:
-    """Decide for a job that has not ended.
+def _decide_unfinished(view: View, accepted: ConditionUpdate) -> Decision:
+    """Decide for a job that has not ended: plan its JobSet, derive its status from that, and list all actions.
 
     Each local name in `_s` is the time until something may change that no watch reports; None if nothing may.
     """
     jobset = view.jobset
     mirror = mirror_storage(view.job, view.observed, running=None if jobset is None else jobset.ordinal)
     plan = plan_next(view, update_history(view, new_commit=mirror.new_commit))
-    progress = derive_progress(view.job, view.observed, plan.history)
+    ends = plan.end is not None
+    progress = derive_progress(view, plan.history)
     updates, look_s = derive_conditions(view, plan, accepted, progress=progress)
-    grace = () if plan.end is not None else derive_grace(view, plan.history, mirror.checkpoint)
+    grace = () if ends else derive_grace(view, plan.history, mirror.checkpoint)
     stuck, stuck_s = derive_stuck(view)
     conditions = _update_conditions(view, (*updates, *grace, *stuck))
+    checkpoint = clear_previous_attempt(view, mirror.checkpoint, plan.history)
+    checkpoint, request_s = update_request(view, checkpoint, plan.history)
+    checkpoint = show_autocheckpoint(checkpoint, view.machines)
     lost, lost_s = find_lost_pods(view)
-    ends = plan.end is not None
-    config = () if ends or view.observed.held else _plan_config_map(view)
+    config = () if ends or not view.observed.accepted else _plan_config_map(view)
     ending = stop_jobset(jobset, queued=view.observed.is_queued) if ends else ()
-    recheck_s = None
-    if jobset is not None and not ends:
-        recheck_s = compute_recheck_s(view.job, jobset, now=view.now)
+    recheck_s = None if ends or jobset is None else compute_recheck_s(view.job, jobset, now=view.now)
     missing_s = compute_missing_s(view, plan.history)
     # Once missing pods count as a problem, only a watch event can change that.
     pods_s = missing_s if missing_s is not None and missing_s > 0 else None
     # A watch delivers an edit of the spec, but not that a name has become free.
     name_s = _NAME_RECHECK_S if accepted.reason in NAME_TAKEN else None
-    checkpoint = clear_previous_attempt(view, mirror.checkpoint, plan.history)
-    checkpoint, request_s = update_request(view, checkpoint, plan.history)
-    checkpoint = show_autocheckpoint(checkpoint, view.machines)
+    waits_s = (plan.look_again_s, look_s, lost_s, recheck_s, pods_s, request_s, name_s, stuck_s)
     draft = Decision(
         status=_compose_status(view, plan, conditions, checkpoint, progress=progress),
         actions=(*config, *plan.actions, *lost, *ending),
-        requeue_after_s=find_soonest(
-            plan.look_again_s, look_s, lost_s, recheck_s, pods_s, request_s, name_s, stuck_s
-        ),
+        requeue_after_s=find_soonest(*waits_s),
     )
     return _pace_write(view, draft)
 
@@ -149,22 +147,17 @@ def _plan_config_map(view: View) -> tuple[ApplyConfigMap, ...]:
     return (ApplyConfigMap(manifest=manifest),)
 
 
-def _hold(job: CheckpointedTrainingJob, observed: Observed) -> Observed:
-    """Hold a job that is not accepted: its running pods continue. Ignore a JobSet of another owner."""
-    return replace(observed, held=True, jobset=_find_own_jobset(job, observed))
-
-
-def _find_own_jobset(job: CheckpointedTrainingJob, observed: Observed) -> JobSet | None:
+def _find_own_jobset(view: View) -> JobSet | None:
     """Return the JobSet with the job's name if the job owns it."""
-    jobset = observed.jobset
-    return jobset if jobset is not None and jobset.owner_uid == job.metadata.uid else None
+    jobset = view.jobset
+    return jobset if jobset is not None and jobset.owner_uid == view.job.metadata.uid else None
 
 
 def _decide_finished(view: View) -> Decision:
     """Decide for a job that has ended: show late commits and stuck pods, stop running pods, delete expired jobs."""
     mirror = mirror_storage(view.job, view.observed, running=None)
     stuck, stuck_s = derive_stuck(view)
-    updates = (*judge_after_end(view.job, view.observed), *stuck)
+    updates = (*judge_after_end(view), *stuck)
     update = {
         "checkpoint": mirror.checkpoint,
         "observed_generation": view.job.metadata.generation,
@@ -173,29 +166,26 @@ def _decide_finished(view: View) -> Decision:
     status = view.job.status.model_copy(update=update)
     ended_at, ttl_s = find_end(view.job), view.job.spec.ttl_seconds_after_finished
     lost, lost_s = find_lost_pods(view)
-    own = _find_own_jobset(view.job, view.observed)
-    actions: tuple[Action, ...] = (*lost, *stop_jobset(own, queued=view.observed.is_queued))
-    look_s = None
-    if ttl_s is not None and ended_at is not None:
-        left_s = ended_at + ttl_s - view.now
-        look_s = max(0.0, left_s)
-        if left_s <= 0:
-            actions, look_s = (DeleteTrainingJob(),), None
+    stop = stop_jobset(_find_own_jobset(view), queued=view.observed.is_queued)
+    actions: tuple[Action, ...] = (*lost, *stop)
+    left_s = None if ttl_s is None or ended_at is None else ended_at + ttl_s - view.now
+    if left_s is not None and left_s <= 0:
+        actions, left_s = (DeleteTrainingJob(),), None
     return Decision(
         status=status,
         write_status=status != view.job.status,
         actions=actions,
         events=derive_events(view.job.status, status),
-        requeue_after_s=find_soonest(look_s, stuck_s, lost_s),
+        requeue_after_s=find_soonest(left_s, stuck_s, lost_s),
     )
 
 
 def _pace_write(view: View, draft: Decision) -> Decision:
-    """Postpone the write of the status if it comes too soon after the last one."""
+    """Write a changed status now, or postpone the write if it comes too soon after the last one."""
     if draft.status == view.job.status:
         return draft
-    minor = _without_progress(view.job.status) == _without_progress(draft.status)
-    interval_s = view.settings.progress_interval_s if minor else _MIN_WRITE_INTERVAL_S
+    only_progress = _without_progress(view.job.status) == _without_progress(draft.status)
+    interval_s = view.settings.progress_interval_s if only_progress else _MIN_WRITE_INTERVAL_S
     wait_s = compute_write_wait_s(interval_s, last_write_at=view.observed.last_write_at, now=view.now)
     # Actions that rely on the status need the write at once.
     relied_on = any(isinstance(action, RELYING_ON_STATUS) for action in draft.actions)
@@ -205,7 +195,7 @@ def _pace_write(view: View, draft: Decision) -> Decision:
 
 
 def _without_progress(status: TrainingJobStatus) -> TrainingJobStatus:
-    """Remove the parts of the status whose changes do not need a write at once."""
+    """Remove the parts of the status that change while the training runs well: they are written less often."""
     checkpoint = status.checkpoint
     if checkpoint is not None:
         checkpoint = checkpoint.model_copy(update={"in_flight_step": None, "tail": None})

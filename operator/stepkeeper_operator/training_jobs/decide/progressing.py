@@ -1,6 +1,7 @@
-"""Derive condition Progressing: whether the training makes steps, and advice if it does not.
+"""Derive condition Progressing: whether the training makes steps or commits, and advice if it does not.
 
-No pod is ended: a hang, an evaluation and an export look the same.
+A training is stalled if it has made neither for longer than a limit. Its pods are not ended: a hang, an evaluation and
+an export look the same. Signs are the times since which the limit counts.
 """
 
 from functools import partial
@@ -39,7 +40,8 @@ _FACTOR: Final = 10
 _FINISHED_TIMEOUT_S: Final = 3600
 """Seconds that the other pods have for their next step or commit after one pod has exited 0."""
 
-_NAMED: Final = 3
+_MAX_NAMED: Final = 3
+"""The number of pods that a message names."""
 
 
 def derive_progressing(
@@ -58,19 +60,24 @@ def derive_progressing(
     n_done, done = find_done(view, history)
     n_hosts = view.n_hosts
     limit_s = _find_limit_s(view.job, report, progress, n_done=n_done, n_hosts=n_hosts)
-    signs = [view.observed.operator_started_at, attempt.start, *(pod.finished_at or 0.0 for pod in done)]
-    left_s = None if limit_s is None else max(*signs, *_list_signs(last)) + limit_s - view.now
-    if limit_s is not None and left_s is not None and left_s <= 0:
-        reason = Reason.PARTIALLY_FINISHED if n_done else Reason.STALLED
-        prefix = _describe_done(n_hosts, n_done, done) if n_done else ""
-        message = f"{prefix}{_describe_stall(last, progress, limit_s)}. {_advise(view.job)}"
-        return (_update(reason, message, status=False),), None
+    left_s = None
+    if limit_s is not None:
+        # An operator that has just started has not seen earlier reports.
+        signs = [view.observed.operator_started_at, attempt.start, *(pod.finished_at or 0.0 for pod in done)]
+        left_s = max(*signs, *_list_signs(last)) + limit_s - view.now
+        if left_s <= 0:
+            reason = Reason.PARTIALLY_FINISHED if n_done else Reason.STALLED
+            prefix = _describe_done(n_hosts, n_done, done) if n_done else ""
+            message = f"{prefix}{_describe_stall(last, progress, limit_s)}. {_advise(view.job)}"
+            return (_update(reason, message, status=False),), None
     conditions = view.job.status.conditions if history.is_attempt_of(view.job.status) else ()
-    known = find_condition(conditions, ConditionType.PROGRESSING)
-    unknown = received is None and known is not None and known.reason not in UNJUDGED
+    before = find_condition(conditions, ConditionType.PROGRESSING)
+    # A restarted operator that has no report yet keeps the condition that the last one set.
+    keeps = received is None and before is not None and before.reason not in UNJUDGED
     # If all pods are done, no step can follow.
-    unchanged = unknown or (n_done != n_hosts and _is_still_stalled(view.job, known, last, n_done))
-    return () if unchanged else (_judge_by_reports(view.job, report, progress),), left_s
+    if keeps or (n_done != n_hosts and _is_still_stalled(view.job, before, last, n_done)):
+        return (), left_s
+    return (_judge_by_reports(view.job, report, progress),), left_s
 
 
 def is_stalled(status: TrainingJobStatus) -> bool:
@@ -87,15 +94,15 @@ def _find_limit_s(
     n_done: int,
     n_hosts: int,
 ) -> int | None:
-    """Find how many seconds may pass without a step or a commit; None if unknown."""
+    """Find how many seconds may pass without a step or a commit; None if that is unknown, or no step is due."""
     if n_done:
         return _FINISHED_TIMEOUT_S if n_done < n_hosts else None
     longest_ms = None if progress is None else progress.longest_step_millis
     if report is None or longest_ms is None or _has_made_all_steps(job, report):
         return None
-    # A process that restarts in its pod first compiles and restores, without steps.
-    makes_steps = report.report.phase in {ReportPhase.TRAINING, ReportPhase.SAVING}
-    return max(_STEP_TIMEOUT_S, _FACTOR * longest_ms // 1000) if makes_steps else None
+    if report.report.phase not in {ReportPhase.TRAINING, ReportPhase.SAVING}:
+        return None  # a process that restarts in its pod first compiles and restores
+    return max(_STEP_TIMEOUT_S, _FACTOR * longest_ms // 1000)
 
 
 def _has_made_all_steps(job: CheckpointedTrainingJob, report: LastReport) -> bool:
@@ -110,21 +117,21 @@ def _list_signs(report: LastReport | None) -> list[float]:
 
 
 def _is_still_stalled(
-    job: CheckpointedTrainingJob, known: Condition | None, report: LastReport | None, n_done: int
+    job: CheckpointedTrainingJob, before: Condition | None, report: LastReport | None, n_done: int
 ) -> bool:
-    """Return True if the training was found to be stalled, and has made no step or commit since."""
-    if known is None or known.status is not ConditionStatus.FALSE:
+    """Return True if condition `before` reports a stall, and the training has made no step or commit since."""
+    if before is None or before.status is not ConditionStatus.FALSE:
         return False
-    if known.reason == Reason.PARTIALLY_FINISHED and not n_done:
+    if before.reason == Reason.PARTIALLY_FINISHED and not n_done:
         return False  # the Job of the pod that was done was created again: all pods run
     if report is None:
         return True
     if _has_made_all_steps(job, report):
         return False
-    # The first report to a new operator is no progress by itself.
+    # The first report to a new operator shows no change of the step: compare its step with the status.
     progress = job.status.progress
-    same = report.report.step == (None if progress is None else progress.step)
-    return same and max(_list_signs(report)) <= known.last_transition_time
+    same_step = report.report.step == (None if progress is None else progress.step)
+    return same_step and max(_list_signs(report)) <= before.last_transition_time
 
 
 def _judge_by_reports(
@@ -141,8 +148,8 @@ def _judge_by_reports(
 
 
 def _describe_done(n_hosts: int, n_done: int, done: list[Pod]) -> str:
-    names = ", ".join(pod.name for pod in done[:_NAMED])
-    more = ", …" if len(done) > _NAMED else ""
+    names = ", ".join(pod.name for pod in done[:_MAX_NAMED])
+    more = ", …" if len(done) > _MAX_NAMED else ""
     named = f" ({names}{more})" if names else ""
     return f"{n_done} of {n_hosts} pods have exited 0{named}, and the others are still running; "
 

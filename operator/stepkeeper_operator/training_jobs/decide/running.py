@@ -30,8 +30,9 @@ def derive_running(view: View, history: JobHistory, *, waiting: str | None) -> C
         return _update(Reason.NO_JOB_SET, waiting or "its JobSet is being created")
     n_hosts = view.n_hosts
     present = [pod for pod in view.observed.pods if pod.ordinal == history.ordinal]
-    alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
-    running = [pod for pod in alive if pod.exit_code is None]
+    started = [pod for pod in present if pod.phase == "Running" and pod.started]
+    alive = [pod for pod in started if pod.deletion_requested_at is None]
+    running = [pod for pod in alive if pod.exit_code is None]  # the exit code is the trainer's
     n_done, _ = find_done(view, history)
     if n_done and n_done + len(running) >= n_hosts:
         # The job ends when JobSet reports completion.
@@ -48,6 +49,7 @@ def derive_running(view: View, history: JobHistory, *, waiting: str | None) -> C
     reason, detail = _find_obstacle(present)
     missing_s = compute_missing_s(view, history)
     if reason == Reason.STARTING and missing_s is not None and missing_s <= 0:
+        # No existing pod explains the wait, but others do not appear.
         reason, detail = Reason.NO_PODS, _describe_missing(view.job, len(present), n_hosts)
     return _update(reason, f"{len(running)} of {n_hosts} pods are running{detail}")
 
@@ -55,22 +57,23 @@ def derive_running(view: View, history: JobHistory, *, waiting: str | None) -> C
 def compute_missing_s(view: View, history: JobHistory) -> float | None:
     """Compute the seconds until missing pods count as a problem: 0 or less if they do, None if no pod is missing.
 
-    The controllers create the pods of many hosts one by one, and replace some: only a pause counts.
+    The controllers create the pods of many hosts one by one, and replace some. So the time counts since the start,
+    since the newest pod was created, and since all pods last ran, whichever is latest.
     """
     last = history.last_attempt
     if last is None or last.end is not None:
         return None
     n_done, done = find_done(view, history)
     present = [pod for pod in view.observed.pods if pod.ordinal == history.ordinal]
-    made = {pod.rank for pod in (*present, *done)}
-    n_forgotten = max(0, n_done - len(done))  # only their Jobs count them
-    if len(made) + n_forgotten >= view.n_hosts:
+    known_ranks = {pod.rank for pod in (*present, *done)}
+    n_gone = max(0, n_done - len(done))  # only their Jobs still count these
+    if len(known_ranks) + n_gone >= view.n_hosts:
         return None
     running = find_condition(view.job.status.conditions, ConditionType.RUNNING)
-    lost_at = 0.0
+    all_ran_at = 0.0
     if running is not None:
-        lost_at = view.now if running.status is ConditionStatus.TRUE else running.last_transition_time
-    return max(last.start, lost_at, *(pod.created_at for pod in present)) + _NORMAL_S - view.now
+        all_ran_at = view.now if running.status is ConditionStatus.TRUE else running.last_transition_time
+    return max(last.start, all_ran_at, *(pod.created_at for pod in present)) + _NORMAL_S - view.now
 
 
 def _describe_missing(job: CheckpointedTrainingJob, n_present: int, n_hosts: int) -> str:
@@ -94,7 +97,7 @@ def _describe_outlived(pod: Pod) -> str:
 
 def _find_obstacle(pods: list[Pod]) -> tuple[Reason, str]:
     for pod in pods:
-        if pod.deadline is not None:
+        if pod.deletion_requested_at is not None:
             return Reason.STOPPING, f"; {pod.name} on node {pod.node} is being stopped"
     for pod in pods:
         if pod.waiting:

@@ -32,16 +32,16 @@ def update_request(
     Each attempt gets one request per window, as soon as it has a step that is not committed. Return also the seconds
     until a request is due, if one is known.
     """
-    status = _add_answer(checkpoint or CheckpointStatus())
-    attempt = history.last_attempt
+    status, attempt = _add_answer(checkpoint or CheckpointStatus()), history.last_attempt
+    unchanged = None if status == CheckpointStatus() else status
     window = None if attempt is None else _find_window(view, status, attempt)
     if not history.is_running or attempt is None or window is None or view.machines is None:
-        return _none_if_empty(status), None
+        return unchanged, None
     wait_s = window.begins_at - compute_lead_s(status) - view.now
     if wait_s > 0:
-        return _none_if_empty(status), wait_s
-    if not _has_something_to_lose(attempt, status):
-        return _none_if_empty(status), None
+        return unchanged, wait_s
+    if attempt.to_step is None or (status.latest is not None and attempt.to_step <= status.latest.step):
+        return unchanged, None  # the attempt has made no step that is not committed
     request = _make_request(view.machines.name, window, attempt, status, now=view.now)
     return status.model_copy(update={"last_request": request}), None
 
@@ -63,21 +63,14 @@ def find_open_request(status: TrainingJobStatus) -> SaveRequest | None:
 
 def _find_window(view: View, status: CheckpointStatus, attempt: Attempt) -> MaintenanceWindow | None:
     """Find the earliest window that is not over and for which the attempt has no request."""
-    windows = () if view.machines is None else view.machines.windows
-    request = status.last_request
-    asked = request.maintenance_time if request is not None and request.attempt == attempt.number else None
-    for window in windows:
+    request, covered_until = status.last_request, float("-inf")
+    if request is not None and request.attempt == attempt.number:
+        covered_until = request.maintenance_time + _TOGETHER_S
+    for window in () if view.machines is None else view.machines.windows:
         over = window.ends_at is not None and window.ends_at <= view.now
-        if not over and (asked is None or window.begins_at > asked + _TOGETHER_S):
+        if not over and window.begins_at > covered_until:
             return window
     return None
-
-
-def _has_something_to_lose(attempt: Attempt, status: CheckpointStatus) -> bool:
-    """Return True if the attempt has made a step that the latest commit does not contain."""
-    if attempt.to_step is None:
-        return False
-    return status.latest is None or attempt.to_step > status.latest.step
 
 
 def _make_request(
@@ -104,7 +97,3 @@ def _add_answer(status: CheckpointStatus) -> CheckpointStatus:
         return status
     answered = request.model_copy(update={"sequence": latest.sequence, "step": latest.step})
     return status.model_copy(update={"last_request": answered})
-
-
-def _none_if_empty(status: CheckpointStatus) -> CheckpointStatus | None:
-    return None if status == CheckpointStatus() else status

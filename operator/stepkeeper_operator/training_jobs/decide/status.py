@@ -1,7 +1,10 @@
-"""Derive the checkpoint and progress parts of the status from reports and pods, deterministically."""
+"""Derive the checkpoint and progress parts of the status from reports and pods, deterministically.
+
+A root is one storage log, named by the nonce of its first entry. The log has numbered slots: `sequence` is the slot of
+a commit, `tail` the newest slot, and `head` the commit that the next attempt resumes.
+"""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,17 +44,18 @@ def mirror_storage(
     job: CheckpointedTrainingJob, observed: Observed, *, running: tuple[int, int] | None
 ) -> Mirror:
     """Derive the checkpoint part of the status. `running` is the ordinal of the present attempt."""
-    before = job.status.checkpoint or CheckpointStatus()
+    before, attempts = job.status.checkpoint or CheckpointStatus(), job.status.attempts
     finals, report = _find_final_commits(observed, before), observed.report
     if any(_supersedes(final, report) for final in finals):
-        report = None
+        report = None  # the job has another root since
     after = before
     if report is not None:
-        current = report.ordinal == running and _is_of_last_attempt(job, report)
-        after = _mirror_report(after, report, current=current)
+        # An attempt after a suspension has the ordinal of the one before it.
+        resumed = job.status.operator.resumed_at is not None
+        of_last = not attempts or is_of_start(report, attempts[-1], resumed=resumed)
+        after = _mirror_report(after, report, current=report.ordinal == running and of_last)
     for final in finals:
-        # A report that was not superseded names the present root.
-        if report is None or report.report.root in {None, final.root}:
+        if report is None or report.report.root in {None, final.root}:  # the report names the present root
             after = _mirror_final_commit(after, job, final)
     new_commit = _has_new_commit(before, report, finals)
     return Mirror(checkpoint=None if after == CheckpointStatus() else after, new_commit=new_commit)
@@ -61,8 +65,8 @@ def clear_previous_attempt(
     view: View, checkpoint: CheckpointStatus | None, history: JobHistory
 ) -> CheckpointStatus | None:
     """Remove the previous attempt's save in flight and restored commit, unless the new attempt has already reported."""
-    known = view.job.status.attempts[-1].number if view.job.status.attempts else 0
-    opened = history.last_attempt is not None and history.last_attempt.number != known
+    previous = view.job.status.attempts[-1].number if view.job.status.attempts else 0
+    opened = history.last_attempt is not None and history.last_attempt.number != previous
     reported = find_current_report(view.observed, history) is not None
     if checkpoint is None or not opened or reported:
         return checkpoint
@@ -78,44 +82,32 @@ def show_autocheckpoint(
     return None if shown == CheckpointStatus() else shown
 
 
-def derive_progress(
-    job: CheckpointedTrainingJob, observed: Observed, history: JobHistory
-) -> ProgressStatus | None:
+def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
     """Derive the progress part of the status."""
-    before = job.status.progress
-    if before is not None and not history.is_attempt_of(job.status):
+    before, observed = view.job.status.progress, view.observed
+    if before is not None and not history.is_attempt_of(view.job.status):
         before = before.model_copy(update={"longest_step_millis": None})
     if observed.report is None:
         return before
-    report, known = observed.report.report, before or ProgressStatus()
-    current = find_current_report(observed, history)
-    longest_s = None if current is None else current.longest_step_s
-    step = known.step if report.step is None else report.step
-    moved = report.step is not None and report.step != known.step
-    total = job.spec.total_steps
+    # A field that the report lacks keeps its value.
+    report, before = observed.report.report, before or ProgressStatus()
+    current, longest_ms = find_current_report(observed, history), before.longest_step_millis
+    if current is not None and current.longest_step_s is not None:
+        longest_ms = max(longest_ms or 0, math.ceil(current.longest_step_s * 1000))
+    step = before.step if report.step is None else report.step
+    moved = report.step is not None and report.step != before.step
+    total = view.job.spec.total_steps
     left = None if step is None or total is None else max(0, total - step)
-    speed = report.step_millis or known.step_millis
+    step_ms = report.step_millis or before.step_millis
     return ProgressStatus(
         step=step,
         percent=None if step is None or not total else min(100, 100 * step // total),
-        eta_seconds=None if left is None or speed is None else min(_MAX_ETA_S, left * speed // 1000),
-        step_millis=speed,
-        last_progress_time=int(observed.report.received_at) if moved else known.last_progress_time,
-        longest_step_millis=_find_longest(known.longest_step_millis, longest_s),
-        slowest_rank=report.ranks.slowest if report.ranks is not None else known.slowest_rank,
-        metrics=_convert_metrics(report.metrics) or known.metrics,
-    )
-
-
-def _find_longest(known_ms: int | None, seen_s: float | None) -> int | None:
-    return known_ms if seen_s is None else max(known_ms or 0, math.ceil(seen_s * 1000))
-
-
-def _is_of_last_attempt(job: CheckpointedTrainingJob, report: LastReport) -> bool:
-    """Return False for a report from before a suspension: the next attempt has the same ordinal."""
-    attempts = job.status.attempts
-    return not attempts or is_of_start(
-        report, attempts[-1], resumed=job.status.operator.resumed_at is not None
+        eta_seconds=None if left is None or step_ms is None else min(_MAX_ETA_S, left * step_ms // 1000),
+        step_millis=step_ms,
+        last_progress_time=int(observed.report.received_at) if moved else before.last_progress_time,
+        longest_step_millis=longest_ms,
+        slowest_rank=report.ranks.slowest if report.ranks is not None else before.slowest_rank,
+        metrics=_convert_metrics(report.metrics) or before.metrics,
     )
 
 
@@ -127,18 +119,15 @@ def _mirror_report(status: CheckpointStatus, last: LastReport, *, current: bool)
         if new_root or report.tail > (status.tail or 0):
             # Without a HEAD there is no commit to resume: the root is new, or its only commits turned out to be bad.
             update["latest"] = None if report.head is None else _find_latest(report.head, last)
-        update |= {
-            "root": report.root,
-            "tail": report.tail if new_root else max(report.tail, status.tail or 0),
-        }
-        known = () if new_root else status.recent
-        update["recent"] = _merge_recent(known, last.commits)
+        update["root"] = report.root
+        update["tail"] = report.tail if new_root else max(report.tail, status.tail or 0)
+        recent = {commit.sequence: commit for commit in (() if new_root else status.recent)}
+        recent |= {commit.sequence: _convert_commit(commit) for commit in last.commits}
+        update["recent"] = tuple(recent[sequence] for sequence in sorted(recent)[-MAX_RECENT:])
     if current:
-        update["in_flight_step"] = report.in_flight_step
-        restored = report.restored
-        update["restored"] = (
-            None if restored is None else RestoredStatus(sequence=restored.sequence, step=restored.step)
-        )
+        update["in_flight_step"], update["restored"] = report.in_flight_step, None
+        if (restored := report.restored) is not None:
+            update["restored"] = RestoredStatus(sequence=restored.sequence, step=restored.step)
     return status.model_copy(update=update)
 
 
@@ -147,14 +136,6 @@ def _find_latest(head: Head, last: LastReport) -> CommitStatus:
         if commit.sequence == head.sequence:
             return _convert_commit(commit)
     return CommitStatus(sequence=head.sequence, step=head.step, uri=head.uri, size_bytes=head.size_bytes)
-
-
-def _merge_recent(
-    known: tuple[CommitStatus, ...], reported: Iterable[ReportedCommit]
-) -> tuple[CommitStatus, ...]:
-    merged = {commit.sequence: commit for commit in known}
-    merged |= {commit.sequence: _convert_commit(commit) for commit in reported}
-    return tuple(merged[sequence] for sequence in sorted(merged)[-MAX_RECENT:])
 
 
 def _convert_commit(commit: ReportedCommit) -> CommitStatus:
@@ -170,19 +151,20 @@ def _convert_commit(commit: ReportedCommit) -> CommitStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FinalCommit:
-    """The newest commit of a process, from its termination message."""
+    """The newest commit of a process, from its termination message. It may be newer than the last report."""
 
     root: str
     commit: CommitPoint
     ordinal: tuple[int, int]
     reported_at: float
+    """Unix time of the process's end; 0 if it is unknown, so that every report of its attempt counts as newer."""
 
 
 def _find_final_commits(observed: Observed, status: CheckpointStatus) -> tuple[_FinalCommit, ...]:
     """Find the commits in termination messages, however the processes ended.
 
-    An edit of the uri gives the job another root. Commits in another root than the status names count only while they
-    are newer than all reports.
+    An edit of the uri gives the job another root. A commit in another root than that of the status counts only if it is
+    of the newest attempt, and newer than the last report.
     """
     newest = max((evidence.ordinal for evidence in observed.evidence), default=(0, 0))
     if observed.report is not None:
@@ -199,17 +181,18 @@ def _find_final_commits(observed: Observed, status: CheckpointStatus) -> tuple[_
                 ordinal=evidence.ordinal,
                 reported_at=0.0 if pod.finished_at is None else pod.finished_at,
             )
-            later = observed.report is None or _supersedes(final, observed.report)
-            if status.root in {None, final.root} or (final.ordinal == newest and later):
+            in_new_root = final.ordinal == newest and _supersedes(final, observed.report)
+            if status.root in {None, final.root} or in_new_root:
                 found.append(final)
     return tuple(found)
 
 
 def _supersedes(final: _FinalCommit, report: LastReport | None) -> bool:
-    """Return True if the final commit is newer than the report and in another root."""
-    if report is None or report.report.root == final.root:
-        return False
-    return (final.ordinal, final.reported_at) > (report.ordinal, report.received_at)
+    """Return True if the final commit is newer than the report and in another root, or there is no report."""
+    if report is None:
+        return True
+    newer = (final.ordinal, final.reported_at) > (report.ordinal, report.received_at)
+    return newer and report.report.root != final.root
 
 
 def _mirror_final_commit(
@@ -217,8 +200,8 @@ def _mirror_final_commit(
 ) -> CheckpointStatus:
     """Add a commit that only a termination message names, because it was made after the last report.
 
-    The tail is kept: the next report includes the commit's slot. A report that already includes the slot takes
-    precedence, since a commit that turned out to be bad is no longer the latest.
+    A commit in a slot up to the tail is not added: a report has covered its slot, and may have left it out because the
+    commit is bad. The tail itself is kept, so that the next report still sets `latest`.
     """
     if final.root != status.root:
         status = status.model_copy(update={"root": final.root, "tail": None, "latest": None, "recent": ()})
@@ -236,24 +219,25 @@ def _has_new_commit(
     The root in the status belongs to the job, so a later HEAD of it is a new commit too. Another root may contain
     earlier commits.
     """
-    made = [(final.root, final.commit.sequence, True) for final in finals]
-    if last is not None and last.report.root is not None:
-        root, head = last.report.root, last.report.head
-        made += [(root, commit.sequence, False) for commit in last.commits]
-        if head is not None and root == before.root and last.report.tail > (before.tail or 0):
-            made.append((root, head.sequence, False))
-    return any(
-        sequence > _find_newest_sequence(before, root, tail=is_final) for root, sequence, is_final in made
-    )
+    for final in finals:
+        if final.commit.sequence > _find_newest_sequence(before, final.root, tail=True):
+            return True
+    if last is None or last.report.root is None:
+        return False
+    root, head = last.report.root, last.report.head
+    sequences = [commit.sequence for commit in last.commits]
+    if head is not None and root == before.root and last.report.tail > (before.tail or 0):
+        sequences.append(head.sequence)
+    return max(sequences, default=-1) > _find_newest_sequence(before, root, tail=False)
 
 
 def _find_newest_sequence(status: CheckpointStatus, root: str, *, tail: bool) -> int:
-    """Find the newest commit of `root` in the status, or with `tail` its newest slot; -1 if there is none."""
+    """Find the newest commit of `root` in the status, or with `tail` its newest slot; -1, before all, if none is."""
     if status.root != root:
         return -1
-    latest = () if status.latest is None else (status.latest.sequence,)
-    slots = (status.tail,) if tail and status.tail is not None else ()
-    return max((*latest, *slots, *(commit.sequence for commit in status.recent)), default=-1)
+    latest = -1 if status.latest is None else status.latest.sequence
+    slot = status.tail if tail and status.tail is not None else -1
+    return max(latest, slot, *(commit.sequence for commit in status.recent))
 
 
 def _convert_metrics(metrics: dict[str, str]) -> tuple[Metric, ...]:

@@ -1,7 +1,7 @@
-"""Judge the pods that were asked to end: give up those that were lost with their node, and report those that stay.
+"""Judge the pods whose deletion was requested: give up those that were lost with their node, and report the stuck.
 
-Only the operator ends a lost pod, and JobSet would wait for it forever. Only a user can find out whether the program of
-another one still runs: condition PodStuck names it, since the job cannot start until it is gone.
+No kubelet ends a lost pod, so the operator does: JobSet would wait for it forever. A stuck pod is overdue on any node.
+Condition PodStuck names it, since the job cannot start before it is gone, and only a user can end it.
 """
 
 from functools import partial
@@ -20,13 +20,14 @@ __all__ = ["derive_stuck", "find_lost_pods", "is_pod_stuck"]
 
 _LOOK_AGAIN_S: Final = 5.0
 _LIFE_S = 300.0
-"""Seconds for which a sign of life counts. The training may have continued for a while before it stalled."""
+"""Seconds for which a report or step shows that the pod lives. A training may report for a while before it stalls."""
 
 _update: Final = partial(ConditionUpdate, ConditionType.POD_STUCK)
 _OVERDUE_S: Final = 60
 """Seconds by which a pod may outlive its grace period while its kubelet or the operator ends it."""
 
-_NAMED: Final = 3
+_MAX_NAMED: Final = 3
+"""The number of stuck pods that a message names."""
 
 
 def find_lost_pods(view: View) -> tuple[tuple[GiveUpPod, ...], float | None]:
@@ -43,19 +44,16 @@ def find_lost_pods(view: View) -> tuple[tuple[GiveUpPod, ...], float | None]:
     The pod's writer may still run; storage fences it.
     """
     observed = view.observed
-    waiting = [pod for pod in _list_terminating(observed) if not _is_done(pod) and pod.node is not None]
+    # A pod that was never on a node needs no kubelet to disappear, nor does one that has ended and has no grace left.
+    on_nodes = [pod for pod in _list_terminating(observed) if pod.node is not None]
+    waiting = [pod for pod in on_nodes if not (pod.terminal and pod.grace_s == 0)]
     if not waiting:
         return (), None
-    up = view.now - observed.operator_started_at >= view.settings.lost_node_uptime_s
+    ready = view.now - observed.operator_started_at >= view.settings.lost_node_uptime_s
     outage = observed.n_nodes > 0 and 2 * observed.n_unknown_nodes >= observed.n_nodes
-    lost = [pod for pod in waiting if up and _is_lost(pod, observed, view.now, outage=outage)]
+    lost = [pod for pod in waiting if ready and _is_lost(pod, observed, view.now, outage=outage)]
     actions = tuple(GiveUpPod(pod=pod, message=_explain(pod, observed)) for pod in lost)
     return actions, _LOOK_AGAIN_S if len(lost) < len(waiting) else None
-
-
-def _is_done(pod: Pod) -> bool:
-    """Return True if nothing is left to do: its end is known, and its object disappears without its kubelet."""
-    return pod.terminal and pod.grace_s == 0
 
 
 def _is_lost(pod: Pod, observed: Observed, now: float, *, outage: bool) -> bool:
@@ -80,10 +78,10 @@ def _shows_life(pod: Pod, observed: Observed, *, since: float) -> bool:
     if report is None or report.ordinal != pod.ordinal:
         return False
     evidence = observed.find_evidence(report.ordinal)
-    known = () if evidence is None else evidence.pods
-    replaced = any(other.rank == pod.rank and other.created_at > pod.created_at for other in known)
-    reported_at, moved_at = report.reported_at.get(pod.uid), None if replaced else report.moved_at
-    return any(at is not None and at >= since for at in (reported_at, moved_at))
+    pods = () if evidence is None else evidence.pods
+    replaced = any(other.rank == pod.rank and other.created_at > pod.created_at for other in pods)
+    signs = (report.reported_at.get(pod.uid), None if replaced else report.moved_at)
+    return any(at is not None and at >= since for at in signs)
 
 
 def _explain(pod: Pod, observed: Observed) -> str:
@@ -92,19 +90,19 @@ def _explain(pod: Pod, observed: Observed) -> str:
 
 
 def derive_stuck(view: View) -> tuple[tuple[ConditionUpdate, ...], float | None]:
-    """Check for pods that do not end, and return the seconds until the next one can be overdue, if one can.
+    """Check for stuck pods, and return the seconds until the next pod can be stuck, if one can.
 
     A job that never had one lacks the condition.
     """
-    due = [((pod.deadline or 0.0) + _OVERDUE_S, pod) for pod in _list_terminating(view.observed)]
-    due.sort(key=lambda each: each[0])
-    stuck = [pod for at, pod in due if at <= view.now]
-    again_s = min((at - view.now for at, _ in due if at > view.now), default=None)
+    limits = [((pod.deadline or 0.0) + _OVERDUE_S, pod) for pod in _list_terminating(view.observed)]
+    limits.sort(key=lambda each: each[0])
+    stuck = [pod for at, pod in limits if at <= view.now]
+    again_s = min((at - view.now for at, _ in limits if at > view.now), default=None)
     if stuck:
         reason = _find_reason(stuck[0], view.observed)
         return (_update(reason, _describe(view, stuck), status=True),), again_s
-    known = any(c.type == ConditionType.POD_STUCK for c in view.job.status.conditions)
-    return ((_update(Reason.AS_EXPECTED, "", status=False),) if known else ()), again_s
+    was_reported = any(c.type == ConditionType.POD_STUCK for c in view.job.status.conditions)
+    return ((_update(Reason.AS_EXPECTED, "", status=False),) if was_reported else ()), again_s
 
 
 def is_pod_stuck(status: TrainingJobStatus) -> bool:
@@ -124,8 +122,8 @@ def _find_reason(pod: Pod, observed: Observed) -> Reason:
 
 def _describe(view: View, stuck: list[Pod]) -> str:
     """Name the pods, their deadlines, and what to do. The text stays the same while nothing changes."""
-    named = "; ".join(_describe_pod(pod, view.observed) for pod in stuck[:_NAMED])
-    more = f"; and {len(stuck) - _NAMED} more" if len(stuck) > _NAMED else ""
+    named = "; ".join(_describe_pod(pod, view.observed) for pod in stuck[:_MAX_NAMED])
+    more = f"; and {len(stuck) - _MAX_NAMED} more" if len(stuck) > _MAX_NAMED else ""
     kubectl, name = f"kubectl -n {view.job.metadata.namespace}", stuck[0].name
     return (
         f"{named}{more}. The job cannot start meanwhile. For the cause, see its events and finalizers ({kubectl} "
@@ -136,8 +134,7 @@ def _describe(view: View, stuck: list[Pod]) -> str:
 
 
 def _describe_pod(pod: Pod, observed: Observed) -> str:
-    assert pod.deadline is not None  # the caller selected by it
-    requested_at, until = render_time(pod.deadline - pod.grace_s), render_time(pod.deadline)
+    requested_at, until = render_time(pod.deletion_requested_at or 0), render_time(pod.deadline or 0)
     due = f"its deadline was {until}" + (f" (deletion requested at {requested_at})" if pod.grace_s else "")
     return f"pod {pod.name} on node {pod.node} has not ended: {due}, and {_describe_node(pod, observed)}"
 
@@ -159,7 +156,7 @@ def _list_terminating(observed: Observed) -> list[Pod]:
     """List the pods whose deletion was requested, including those that an earlier JobSet left."""
     left = () if observed.leftover is None else observed.leftover.terminating
     pods = {pod.uid: pod for pod in (*left, *observed.pods)}
-    return [pod for pod in pods.values() if pod.deadline is not None]
+    return [pod for pod in pods.values() if pod.deletion_requested_at is not None]
 
 
 def _find_node(pod: Pod, observed: Observed) -> Node | None:

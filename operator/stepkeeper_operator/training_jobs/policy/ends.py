@@ -1,4 +1,8 @@
-"""Plan what follows the end of an attempt: the end of the job, a wait, or the next JobSet."""
+"""Plan what follows the end of an attempt: the end of the job, a wait, or the next JobSet.
+
+An end is recorded once the status has its cause and the attempt after it. The limits of restarts are not applied to a
+recorded end again, so a later edit of the limits ends no attempt that was allowed to start.
+"""
 
 from dataclasses import replace
 from typing import Final
@@ -29,9 +33,8 @@ _AFTER_FIX: Final = "Fix the cause, then delete and create this job again: it re
 
 def find_completion(history: JobHistory) -> JobEnd | None:
     """Return the end of the job if an attempt ended without a cause, because the training is done."""
-    completed = {None, AttemptKind.COMPLETED}
-    ended = (each for each in history.closed if each.end is not None)
-    done = next((each for each in ended if each.cause is None and each.kind in completed), None)
+    ended = (each for each in history.closed if each.end is not None and each.cause is None)
+    done = next((each for each in ended if each.kind in {None, AttemptKind.COMPLETED}), None)
     if done is None:
         return None
     return JobEnd(complete=True, reason=Reason.TRAINING_DONE, message=describe_end(done))
@@ -40,7 +43,7 @@ def find_completion(history: JobHistory) -> JobEnd | None:
 def judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restarted: bool) -> JobEnd | None:
     """Return the end of the job if no restart is allowed after its newest ended attempt.
 
-    A judgement by the budgets is final: an edit of the budgets ends no attempt that was allowed to start.
+    `restarted`: a later attempt runs already, since JobSet restarts by itself.
     """
     attempt = history.closed[-1] if history.closed else None
     if attempt is None or not attempt.cause:
@@ -66,41 +69,41 @@ def judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restart
 
 
 def has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
-    """Return True if the status lacks the running attempt, or the current cause of the end before it."""
-    if not history.closed or not _is_recorded(job, history, history.closed[-1]):
+    """Return True unless the end before the running attempt is recorded as it is judged now."""
+    ended = history.closed[-1] if history.closed else None
+    if ended is None or not _is_recorded(job, history, ended):
         return True
-    known = {(attempt.number, attempt.inferred) for attempt in job.status.attempts}
-    return (history.closed[-1].number, history.closed[-1].inferred) not in known
+    return all((each.number, each.inferred) != (ended.number, ended.inferred) for each in job.status.attempts)
 
 
 def _is_recorded(job: CheckpointedTrainingJob, history: JobHistory, ended: Attempt) -> bool:
-    """Return True if the status has the running attempt and the cause of the end before it."""
-    running, known = history.last_attempt, job.status.attempts
-    if running is None or not known or known[-1].number != running.number:
+    """Return True if the status has the running attempt, and `ended` with its present cause."""
+    running, recorded = history.last_attempt, job.status.attempts
+    if running is None or not recorded or recorded[-1].number != running.number:
         return False
-    return any((entry.number, entry.cause) == (ended.number, ended.cause) for entry in known)
+    return any((each.number, each.cause) == (ended.number, ended.cause) for each in recorded)
 
 
 def must_be_replaced(view: View, jobset: JobSet, history: JobHistory) -> bool:
-    """Return True if the attempt ended by pods with hidden exit codes, which JobSet does not restart."""
+    """Return True if pods with hidden exit codes ended the attempt: they exited 0, so JobSet does not restart them."""
     last = history.last_attempt
     if last is None or last.end is None or last.kind in STOPPED_KINDS:
         return False
     pods = find_pods(history, view.observed)
-    acts = any(pod.phase == "Failed" for pod in pods.present)
-    return (jobset.completed or not acts) and bool(pods.list_hidden_exits(view.job.spec.total_steps))
+    # Unless its pods are complete, JobSet acts by itself on a failed one.
+    jobset_acts = not jobset.completed and any(pod.phase == "Failed" for pod in pods.present)
+    return not jobset_acts and bool(pods.list_hidden_exits(view.job.spec.total_steps))
 
 
 def plan_after_completion(view: View, jobset: JobSet, plan: Plan) -> Plan:
     """Plan what follows when every pod has exited 0: the end of the job, unless the pods were asked to stop."""
     last, total = plan.history.last_attempt, view.job.spec.total_steps
     if last is not None and last.cause is not None:
-        where = None
-        if last.to_step is not None and total is not None:
-            where = f" at step {last.to_step} of {total}" if last.to_step < total else None
-        elif find_pods(plan.history, view.observed).stopped_with_0():
-            where = ""
-        if where is not None:
+        n_left = None if last.to_step is None or total is None else total - last.to_step
+        # If the remaining steps are unknown, the pods' exit codes have to show whether the training is done.
+        stopped = find_pods(plan.history, view.observed).stopped_with_0() if n_left is None else n_left > 0
+        if stopped:
+            where = "" if n_left is None else f" at step {last.to_step} of {total}"
             waiting = f"all pods exited 0{where} after a notice; the job is restarted"
             return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
     end = JobEnd(complete=True, reason=Reason.ALL_PODS_SUCCEEDED, message="every pod exited 0")
@@ -110,14 +113,14 @@ def plan_after_completion(view: View, jobset: JobSet, plan: Plan) -> Plan:
 def plan_after_failure(view: View, jobset: JobSet, plan: Plan) -> Plan:
     """Plan what follows a failed JobSet: the end of the job, a wait, or the next JobSet.
 
-    A JobSet with running pods is deleted before the wait.
+    A JobSet with running pods is deleted before the wait, so that they stop.
     """
     last = plan.history.last_attempt
     if end := judge_last_end(view.job, plan.history, restarted=False):
         ended_at = 0 if last is None or last.end is None else last.end
-        open_s = ended_at + view.settings.reattribution_s - view.now
-        if open_s > 0 and _is_provisional(view, plan.history):
-            return replace(plan, waiting="the cause of the last end may still change", look_again_s=open_s)
+        left_s = ended_at + view.settings.reattribution_s - view.now
+        if left_s > 0 and _is_provisional(view, plan.history):
+            return replace(plan, waiting="the cause of the last end may still change", look_again_s=left_s)
         return replace(plan, end=end)
     history, wait_s = set_backoff(view, plan.history)
     if wait_s > 0 and jobset.is_finished:
@@ -129,11 +132,13 @@ def plan_after_failure(view: View, jobset: JobSet, plan: Plan) -> Plan:
 def _is_provisional(view: View, history: JobHistory) -> bool:
     """Return True if the cause of the last end may still be corrected, so that the job must not end yet.
 
-    Survivors fail before the loss of their peers' machines is noticed. While a pod of another slice has not ended, its
-    node may be lost.
+    The loss of machines is noticed after the survivors have failed. It may be the cause of a failure if the job names a
+    QueuedResource, or if a pod has not ended: then that pod's node may be lost.
     """
     last = history.last_attempt
     if last is None or last.kind == AttemptKind.UNRECOVERABLE:
         return False
-    by_loss = view.is_on_queued_resource or find_pods(history, view.observed).has_running_pods(view.observed)
-    return bool(last.inferred) or (last.kind == AttemptKind.FAILED and by_loss)
+    may_be_loss = view.is_on_queued_resource or find_pods(history, view.observed).has_running_pods(
+        view.observed
+    )
+    return bool(last.inferred) or (last.kind == AttemptKind.FAILED and may_be_loss)

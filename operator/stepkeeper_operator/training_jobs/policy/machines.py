@@ -1,4 +1,4 @@
-"""Find whether a job has to wait for the machines of its QueuedResource, and whether it has to stop."""
+"""Find whether a job has to wait for the machines of its QueuedResource, and whether its pods have to stop."""
 
 from dataclasses import dataclass
 

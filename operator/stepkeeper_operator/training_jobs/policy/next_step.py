@@ -51,6 +51,7 @@ def plan_next(view: View, history: JobHistory) -> Plan:
     jobset = view.jobset
     reference = None if jobset is None else JobSetRef(name=jobset.name, uid=jobset.uid)
     plan = Plan(history=history, job_set=reference)
+    # The end of a completed JobSet is judged with its pods, below.
     if (jobset is None or not jobset.completed) and (end := find_completion(history)):
         # JobSet may have begun one more start before the operator noticed.
         return replace(plan, end=end, history=history.withdraw() if history.is_running else history)
@@ -66,7 +67,7 @@ def _plan_with_jobset(view: View, jobset: JobSet, plan: Plan) -> Plan:
         # Checked before any edit or deletion: a finished training is not repeated.
         completion = plan_after_completion(view, jobset, plan)
         if completion.end is not None or not jobset.deleting:
-            return completion
+            return completion  # otherwise it plans the deletion, which has begun
     if jobset.deleting:
         return replace(plan, waiting="the old JobSet's pods are still stopping")
     if change := find_change(view, jobset, history):
@@ -79,8 +80,8 @@ def _plan_with_jobset(view: View, jobset: JobSet, plan: Plan) -> Plan:
 
 def find_change(view: View, jobset: JobSet, history: JobHistory) -> str | None:
     """Describe the change since the JobSet's creation that requires a new JobSet; None if there is none."""
-    if view.observed.held:
-        return None
+    if not view.observed.accepted:
+        return None  # no JobSet can be built from the spec
     if _is_outdated(view, jobset):
         return EDITED
     # Kueue accepts no other queue for running pods.
@@ -106,30 +107,31 @@ def _is_outdated(view: View, jobset: JobSet) -> bool:
 
 def _plan_while_alive(view: View, jobset: JobSet, plan: Plan) -> Plan:
     history = plan.history
-    # JobSet acts first on an attempt that has just ended, unless no restart is allowed.
     last = history.last_attempt
-    final = last is not None and last.kind == AttemptKind.UNRECOVERABLE
-    to_judge = has_unrecorded_end(view.job, history) if history.is_running else final
-    if to_judge and (end := judge_last_end(view.job, history, restarted=history.is_running)):
+    if history.is_running:
+        may_end = has_unrecorded_end(view.job, history)
+    else:
+        # JobSet acts first on an attempt that has just ended, unless no restart is allowed.
+        may_end = last is not None and last.kind == AttemptKind.UNRECOVERABLE
+    if may_end and (end := judge_last_end(view.job, history, restarted=history.is_running)):
         stopped = close_as_stopped(history, view, AttemptKind.STOPPED, NOT_ALLOWED)
         return replace(plan, end=end, history=stopped)
     plan = replace(plan, look_again_s=compute_report_wait_s(view, history))
     wait = find_wait(view)
-    # Hosts that left for a moment stop no running pods, but nothing starts without them.
-    waits = wait is not None and (wait.stop or jobset.suspend)
-    if view.observed.is_queued:
-        if leaves_queue(view, history):
-            plan = replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=_LEFT_QUEUE)
-    else:
-        plan = _suspend_or_resume(view, jobset, hold_next_start(view, plan), waits=waits)
-    return replace(plan, waiting=wait.message) if waits and wait is not None else plan
+    if wait is not None and not (wait.stop or jobset.suspend):
+        wait = None  # hosts that left for a moment stop no running pods
+    if not view.observed.is_queued:
+        plan = _suspend_or_resume(view, jobset, hold_next_start(view, plan), waits=wait is not None)
+    elif leaves_queue(view, history):
+        plan = replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=_LEFT_QUEUE)
+    return plan if wait is None else replace(plan, waiting=wait.message)
 
 
 def _suspend_or_resume(view: View, jobset: JobSet, plan: Plan, *, waits: bool) -> Plan:
-    wanted = waits or plan.waiting is not None or should_suspend(view, plan.history)
-    # A back-off only spaces restarts, including those of a job that is no longer accepted.
-    resumes = not view.observed.held or plan.history.next_start_time is not None
-    return replace(plan, actions=set_suspend(jobset, suspend=wanted)) if wanted or resumes else plan
+    suspend = waits or plan.waiting is not None or should_suspend(view, plan.history)
+    # A job that is not accepted starts nothing, but a restart that only waited for its back-off continues.
+    may_resume = view.observed.accepted or plan.history.next_start_time is not None
+    return replace(plan, actions=set_suspend(jobset, suspend=suspend)) if suspend or may_resume else plan
 
 
 def plan_without_jobset(view: View, history: JobHistory) -> Plan:
@@ -137,7 +139,7 @@ def plan_without_jobset(view: View, history: JobHistory) -> Plan:
     if end := judge_last_end(view.job, history, restarted=False):
         return Plan(history=history, job_set=None, end=end)
     if _number_was_used(view, history):
-        # Reserve the JobSet's number in the status before its creation: no second JobSet may get it.
+        # Reserve the next number in the status before the JobSet's creation: no second JobSet may get it.
         history = history.note(
             job_sets=history.operator.job_sets + 1,
             started=False,
@@ -147,9 +149,9 @@ def plan_without_jobset(view: View, history: JobHistory) -> Plan:
         )
     history, wait_s = set_backoff(view, history)
     plan = Plan(history=history, job_set=None)
-    delay = find_delay(view, history, wait_s=wait_s)
-    if delay is not None:
-        return replace(plan, waiting=delay[0], look_again_s=delay[1])
+    if delay := find_delay(view, history, wait_s=wait_s):
+        reason, look_again_s = delay
+        return replace(plan, waiting=reason, look_again_s=look_again_s)
     manifest = build_jobset(
         view.job,
         number=history.operator.job_sets - 1,
@@ -169,7 +171,8 @@ def _number_was_used(view: View, history: JobHistory) -> bool:
 
 
 def _count_failures_left(view: View, history: JobHistory) -> int:
-    counted, last = count_failures(history.restarts), history.last_attempt
+    """Count the restarts after failures that the next JobSet may do."""
+    n_failures, last = count_failures(history.restarts), history.last_attempt
     if last is not None and last.cause == Cause.APPLICATION_ERROR:
-        counted += 1  # this JobSet is itself a restart
-    return max(0, view.job.spec.restarts.max_failures - counted)
+        n_failures += 1  # this JobSet is itself a restart
+    return max(0, view.job.spec.restarts.max_failures - n_failures)

@@ -23,7 +23,7 @@ __all__ = [
     "stop_jobset",
 ]
 
-_HELD: Final = "the job is not accepted: see condition Accepted"
+_NOT_ACCEPTED: Final = "the job is not accepted: see condition Accepted"
 _REFUSED: Final = "the API server refuses its JobSet: see condition Accepted"
 BACKING_OFF: Final = "waiting until status.nextStartTime (spec.restarts.backoff)"
 
@@ -59,8 +59,8 @@ def set_suspend(jobset: JobSet, *, suspend: bool) -> tuple[Action, ...]:
 def find_delay(view: View, history: JobHistory, *, wait_s: float) -> tuple[str, float | None] | None:
     """Find what the next JobSet waits for, and after how many seconds to look again."""
     observed = view.observed
-    if observed.held or should_suspend(view, history):
-        return _HELD if observed.held else "the job is suspended", None
+    if not observed.accepted or should_suspend(view, history):
+        return "the job is suspended" if observed.accepted else _NOT_ACCEPTED, None
     if wait := find_wait(view):
         return wait.message, None
     if wait_s > 0:
@@ -82,7 +82,7 @@ def set_backoff(view: View, history: JobHistory) -> tuple[JobHistory, float]:
 
 
 def hold_next_start(view: View, plan: Plan) -> Plan:
-    """Delay the restart that JobSet is about to do, if the job's starts end at once.
+    """Delay the restart that JobSet is about to do by the job's back-off, unless JobSet limits such restarts.
 
     JobSet restarts in place without a wait, and limits only the restarts that it counts as failures.
     """
@@ -95,10 +95,13 @@ def hold_next_start(view: View, plan: Plan) -> Plan:
 
 
 def _counts_towards_max(view: View, history: JobHistory, last: Attempt) -> bool:
-    """Return True if JobSet counts the restart: a pod that saved because its peer failed can hide the failure."""
-    jobset, known = view.jobset, history.operator
+    """Return True if JobSet counts the restart as a failure.
+
+    It does not count every failure: a pod that saved because its peer failed can hide it.
+    """
+    jobset, seen = view.jobset, history.operator
     if last.cause != Cause.APPLICATION_ERROR:
         return False
-    if jobset is not None and jobset.restarts > known.restarts_seen:
-        return jobset.restarts_counted > known.counted_restarts_seen
+    if jobset is not None and jobset.restarts > seen.restarts_seen:  # JobSet has begun the restart
+        return jobset.restarts_counted > seen.counted_restarts_seen
     return find_pods(history, view.observed).count_as_failure() is not False

@@ -1,4 +1,7 @@
-"""Limit and space the starts of a job, and decide when it leaves its queue."""
+"""Limit and space the starts of a job, and decide when it leaves its queue.
+
+The limit is maxStartsWithoutCheckpoint: how many starts in a row may commit no checkpoint.
+"""
 
 from typing import Final
 
@@ -24,24 +27,26 @@ _REPORT_WAIT_S: Final = 60
 
 
 def is_limit_reached(view: View, history: JobHistory) -> bool:
-    """Return True if no further start is allowed until a user changes the job. The last allowed one may run."""
+    """Return True if no further start is allowed until a user changes the job."""
     n_left = _count_starts_left(view.job, history)
     if not history.is_running:
         return n_left <= 0
+    # The running start is counted: at 0 it is the last allowed one.
     return n_left < 0 and compute_report_wait_s(view, history) is None
 
 
 def _count_starts_left(job: CheckpointedTrainingJob, history: JobHistory) -> int:
-    known, allowed = history.operator, job.spec.restarts.max_starts_without_checkpoint
-    if history.is_running:
-        allowed = max(allowed, known.starts_allowed or 0)
-    return allowed - known.starts_without_checkpoint
+    allowed = job.spec.restarts.max_starts_without_checkpoint
+    if history.is_running:  # a lower limit since its beginning does not stop it
+        allowed = max(allowed, history.operator.starts_allowed or 0)
+    return allowed - history.operator.starts_without_checkpoint
 
 
 def compute_report_wait_s(view: View, history: JobHistory) -> float | None:
-    """Compute for how many seconds a new operator lets a start beyond the limit run, so that its commits are reported.
+    """Compute for how many seconds a new operator lets a start beyond the limit run.
 
-    Return None if no such start runs, it is being stopped, a report has named the root, or the time has passed.
+    Its pods may have committed without an operator, and need the time to report that. Return None if no such start
+    runs, it is being stopped, a report has named its root, or the time has passed.
     """
     jobset, last = view.jobset, view.observed.report
     if jobset is None or jobset.suspend or not history.is_running:
@@ -56,13 +61,15 @@ def compute_report_wait_s(view: View, history: JobHistory) -> float | None:
 
 def explain_limit(job: CheckpointedTrainingJob, history: JobHistory) -> str:
     """Explain why the job was suspended, and how to start it again."""
-    n_starts = history.operator.starts_without_checkpoint
-    which = "1 start has" if n_starts == 1 else f"{n_starts} starts in a row have"
+    n_starts, allowed = (
+        history.operator.starts_without_checkpoint,
+        job.spec.restarts.max_starts_without_checkpoint,
+    )
+    starts = "1 start has" if n_starts == 1 else f"{n_starts} starts in a row have"
     ended = history.closed[-1] if history.closed else None
     last = "" if ended is None else f" The last ended by {ended.cause}: {describe_end(ended)}."
     return (
-        f"{which} committed no new checkpoint; "
-        f"spec.restarts.maxStartsWithoutCheckpoint allows {job.spec.restarts.max_starts_without_checkpoint}.{last} "
+        f"{starts} committed no new checkpoint; spec.restarts.maxStartsWithoutCheckpoint allows {allowed}.{last} "
         "Fix the cause. To start the job again, change spec.template, set spec.suspend to true and back to false, or "
         "raise maxStartsWithoutCheckpoint"
     )
@@ -95,8 +102,8 @@ def should_suspend(view: View, history: JobHistory) -> bool:
 def leaves_queue(view: View, history: JobHistory) -> bool:
     """Return True if the JobSet of a queued job has to be deleted for the job to stop.
 
-    Kueue would at once resume an admitted JobSet that the operator suspended. Without its JobSet the job holds no
-    quota; a new JobSet joins the queue once the job may start. If hosts left for a moment, it keeps its place.
+    Kueue would at once resume an admitted JobSet that the operator suspended. Without its JobSet the job uses no quota,
+    and a new JobSet joins the queue once the job may start. Hosts that left for a moment do not cost it its place.
     """
     wait = find_wait(view)
     return view.observed.is_queued and (should_suspend(view, history) or (wait is not None and wait.stop))

@@ -136,8 +136,12 @@ def _select_names(
         raise SourceError(
             f"{checkpoint.files.name} has no tensor below {prefix!r}; it has {join_names(list(checkpoint.tensors))}"
         )
-    if values == "refuse":
-        _refuse_values(checkpoint, prefix)
+    refused = [fqn for fqn in checkpoint.values if not prefix or fqn.startswith(f"{prefix}.")]
+    if values == "refuse" and refused:
+        raise UnsupportedValueError(
+            f"safetensors files hold tensors only, but {len(refused)} values of {checkpoint.files.name} aren't "
+            f'tensors: {join_names(refused)}. Pass values="leave_out" to convert the rest'
+        )
     return names
 
 
@@ -164,13 +168,3 @@ def _rename_all(names: Iterable[str], rename: RenameFunction | None) -> dict[str
         renamed[source] = name
         sources[name] = source
     return renamed
-
-
-def _refuse_values(checkpoint: CheckpointReader, prefix: str) -> None:
-    values = [fqn for fqn in checkpoint.values if not prefix or fqn.startswith(f"{prefix}.")]
-    if values:
-        raise UnsupportedValueError(
-            f"safetensors files hold tensors only, but {len(values)} values of {checkpoint.files.name} aren't "
-            "tensors: "
-            f'{join_names(values)}. Pass values="leave_out" to convert the rest'
-        )

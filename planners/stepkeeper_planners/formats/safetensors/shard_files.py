@@ -1,10 +1,10 @@
 """Lay out safetensors files in bytes, and divide tensors among several files. Pure."""
 
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Final
 
 import torch
@@ -62,7 +62,7 @@ class TensorEntry:
     @property
     def n_bytes(self) -> int:
         """The size of all elements, in bytes."""
-        return prod(self.shape) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,17 +112,17 @@ def plan_shard_files(entries: Sequence[TensorEntry], max_shard_bytes: int | None
 
     Only a file of a single tensor may be larger than that.
     """
+    limit_bytes = math.inf if max_shard_bytes is None else max_shard_bytes
     groups: list[list[TensorEntry]] = []
-    room_bytes = -1
+    room_bytes = limit_bytes
     for entry in entries:
-        if not groups or (max_shard_bytes is not None and entry.n_bytes > room_bytes):
+        if not groups or entry.n_bytes > room_bytes:
             groups.append([])
-            room_bytes = max_shard_bytes or 0
+            room_bytes = limit_bytes
         groups[-1].append(entry)
         room_bytes -= entry.n_bytes
-    n_files = len(groups)
     return tuple(
-        ShardFile(file_name=_file_name(number, n_files), entries=_aligned(group))
+        ShardFile(file_name=_file_name(number, len(groups)), entries=_aligned(group))
         for number, group in enumerate(groups, 1)
     )
 

@@ -29,9 +29,9 @@ def write_shards(
 ) -> tuple[Path, ...]:
     """Write the one file `target` if it is named like a safetensors file; else a folder, with an index.
 
-    With `overwrite`, a file, or a folder that holds nothing but safetensors files, is replaced. Returns the
-    files that were written. Raises ValueError if one file is named, and there are several shards;
-    DestinationExistsError if `target` isn't to be replaced, or is the source.
+    Return the files that were written. With `overwrite`, a file, or a folder that holds nothing but safetensors files,
+    is replaced. Raises ValueError if `target` is a file and there are several shards; else as `new_file` and
+    `new_folder`.
     """
     if target.suffix != SUFFIX:
         return _write_folder(target, shards, checkpoint, meter, overwrite=overwrite)

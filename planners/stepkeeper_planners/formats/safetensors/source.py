@@ -29,6 +29,7 @@ def open_safetensors(src: Path) -> dict[str, torch.Tensor]:
     is wrong.
     """
     index = _find_index(src)
+    # By the name of each tensor, the name of its file: as the index has it, and as it was found.
     weight_map = None if index is None else _read_weight_map(index)
     tensors: dict[str, torch.Tensor] = {}
     found: dict[str, str] = {}

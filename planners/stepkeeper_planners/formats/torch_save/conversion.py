@@ -113,6 +113,9 @@ def _defer_tensor(
 
 
 def _restore_order(leaves: dict[str, Any], checkpoint: CheckpointReader) -> dict[str, Any]:
-    """Sort the entries as the state had them, if the planner data has their order. Lists may be filled in any order."""
+    """Sort the entries as the state had them, if the planner data has their order.
+
+    The order matters for dicts only: an item of a list has its index.
+    """
     known = {fqn: leaves[fqn] for fqn in checkpoint.paths if fqn in leaves}
     return {**known, **leaves}

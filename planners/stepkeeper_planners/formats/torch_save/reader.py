@@ -155,10 +155,7 @@ class TorchSaveReader(StorageReader):
         return [name for name, is_needed in zip(names, needed.tolist(), strict=True) if is_needed]
 
     def _receive(self, name: str, *, wanted: bool) -> torch.Tensor | bytes | None:
-        """Return the whole tensor if it is wanted, or the value.
-
-        All ranks take part, and have received all by the time any of them raises.
-        """
+        """Return the value, or the whole tensor if it is wanted. All ranks take part, and raise only at the end."""
         stored = self._metadata.state_dict_metadata[name]
         own: torch.Tensor | bytes | None = None
         failure: Exception | None = None
@@ -189,13 +186,14 @@ class TorchSaveReader(StorageReader):
     def _broadcast(
         self, own: torch.Tensor | None, stored: TensorStorageMetadata, *, wanted: bool
     ) -> torch.Tensor | None:
-        """Send the first rank's tensor; return it on the ranks that want it."""
+        """Send the first rank's tensor; return it on the ranks that want it. Others take each part and drop it."""
         dtype, tensor = stored.properties.dtype, own
         failure: Exception | None = None
         if tensor is None and wanted:
             try:
                 tensor = torch.empty(stored.size, dtype=dtype)
             except (RuntimeError, MemoryError) as error:
+                # Raised at the end: the other ranks need this one's part in each broadcast.
                 failure = error
         n_bytes = Box.whole(tuple(stored.size)).volume * dtype.itemsize
         flat = None if tensor is None or not n_bytes else tensor.reshape(-1).view(torch.uint8)
@@ -220,6 +218,7 @@ class TorchSaveReader(StorageReader):
     def _device(self) -> torch.device:
         """Return the device on which this group's collectives want their tensors."""
         accelerator = torch.accelerator.current_accelerator()
+        # A group with a backend for the CPU, such as "cpu:gloo,cuda:nccl", takes tensors in host memory.
         if accelerator is None or "cpu:" in str(dist.get_backend_config(self._group)):
             return torch.device("cpu")
         return torch.device(accelerator.type, torch.accelerator.current_device_index())

@@ -19,8 +19,10 @@ _ALIGNMENT_BYTES: Final = 64
 _PROTOCOL: Final = 2
 """The only pickle protocol that torch.load(weights_only=True) takes."""
 _FORMAT_VERSION: Final = b"3\n"
-_ZIP64_EXTRA_BYTES: Final = 20
 _LOCAL_HEADER_BYTES: Final = 30
+"""The size of the header before a record's name. Fields follow the name: the one for large files, and the padding."""
+_ZIP64_EXTRA_BYTES: Final = 20
+_FIELD_HEADER_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,6 +49,7 @@ class DeferredTensor:
 class _DeferredStorage:
     tensor: DeferredTensor
     sample: Any
+    """An empty storage of the same class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +118,7 @@ def _write_record(
     """Start the record's bytes at a multiple of 64, as torch does, so that they can be mapped as any dtype."""
     info = zipfile.ZipInfo(f"archive/{name}")
     info.file_size = n_bytes
-    before = file.tell() + _LOCAL_HEADER_BYTES + len(info.filename) + _ZIP64_EXTRA_BYTES + 4
+    before = file.tell() + _LOCAL_HEADER_BYTES + len(info.filename) + _ZIP64_EXTRA_BYTES + _FIELD_HEADER_BYTES
     padding = -before % _ALIGNMENT_BYTES
     info.extra = struct.pack("<2sH", b"FB", padding) + b"Z" * padding
     with archive.open(info, "w", force_zip64=True) as record:

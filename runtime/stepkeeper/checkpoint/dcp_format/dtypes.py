@@ -19,11 +19,7 @@ class Dtype:
     """The legacy storage class that stands for it in a pickle; None: an untyped storage and the dtype."""
 
 
-def _build_table(*rows: tuple[str, int, str | None]) -> dict[str, Dtype]:
-    return {name: Dtype(name=name, item_bytes=size, storage=storage) for name, size, storage in rows}
-
-
-DTYPES: Final = _build_table(
+_ROWS: Final[tuple[tuple[str, int, str | None], ...]] = (
     ("bool", 1, "BoolStorage"),
     ("uint8", 1, "ByteStorage"),
     ("int8", 1, "CharStorage"),
@@ -49,6 +45,7 @@ DTYPES: Final = _build_table(
     ("float8_e8m0fnu", 1, None),
     ("float4_e2m1fn_x2", 1, None),
 )
+DTYPES: Final = {name: Dtype(name=name, item_bytes=size, storage=storage) for name, size, storage in _ROWS}
 
 
 def find_dtype(name: str) -> Dtype:

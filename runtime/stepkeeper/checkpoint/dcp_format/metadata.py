@@ -35,7 +35,7 @@ _CONTIGUOUS: Final = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
 
 
 def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
-    """Merge the chunks of all ranks by tensor, sorted by name and place, under all names of tied ones.
+    """Merge the chunks of all ranks by tensor, sorted by name and place. Tied tensors are under all of their names.
 
     Raises ManifestError if ranks disagree, or chunks overlap or don't cover their tensor.
     """
@@ -94,6 +94,7 @@ def encode_metadata(
     """
     tensors = merge_tensors(manifests)
     values = merge_values(manifests)
+    # torchtitan looks for an optimizer's options under the names of its parameters.
     for name, of in make_flat_names(key_paths, {**tensors, **values}).items():
         if of in tensors:
             tensors[name] = replace(tensors[of], fqn=name)
@@ -156,6 +157,7 @@ def _encode_size(numbers: tuple[int, ...]) -> Call:
 def _check_covered(tensor: TensorRecord) -> None:
     """Check that every element is in exactly one chunk."""
     n_dims, chunks = len(tensor.global_shape), tensor.chunks
+    # One chunk that is the whole tensor needs no further look.
     if len(chunks) == 1 and chunks[0].sizes == tensor.global_shape and chunks[0].offsets == (0,) * n_dims:
         return
     for chunk in chunks:

@@ -61,8 +61,9 @@ def encode_pickle(value: object) -> bytes:
 @final
 class _Writer:
     def __init__(self) -> None:
-        self.written = bytearray(b"\x80\x02")
+        self.written = bytearray(pickle.PROTO + b"\x02")
         self._memo: dict[object, bytes] = {}
+        """The opcode that refers to each value written before."""
 
     def add(self, value: object) -> None:
         method = _METHODS.get(type(value))
@@ -99,6 +100,7 @@ class _Writer:
             self._memoize(value)
 
     def add_tuple(self, value: tuple[object, ...]) -> None:
+        # The opcode of a tuple with up to 3 items. The items of a longer one begin at a mark.
         short = _SMALL_TUPLES.get(len(value))
         if short is None:
             self.written += pickle.MARK

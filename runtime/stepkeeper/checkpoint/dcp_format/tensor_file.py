@@ -21,10 +21,21 @@ _ALIGNMENT: Final = 64
 
 _ZIP64: Final = 45
 _UTF8: Final = 0x0800
+"""The version of zip that a reader needs, and the flag for names in UTF-8."""
+
 _IN_EXTRA: Final = 0xFFFFFFFF
-_DATA_NAME: Final = b"archive/data/0"
+"""Stands for a number that is in a zip64 field or record."""
+
+_HEADER_BYTES: Final = 30
+_SIZES_BYTES: Final = 20
+_PADDING_HEAD_BYTES: Final = 4
+"""The lengths of a record's header without its name and fields, of its zip64 field, and of the head of its padding."""
+
 _CRC_IN_HEADER: Final = 14
 _CRC_IN_ENTRY: Final = 16
+"""The offsets of a record's crc-32 in its header, and in its entry of the directory."""
+
+_DATA_NAME: Final = b"archive/data/0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +58,12 @@ class _Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
-    """A tensor file without its data and the data's checksum, which is both before and after the data."""
+    """A tensor file without its data and the data's checksum."""
 
     layout: TensorFileLayout
     before: tuple[bytes, bytes]
     after: tuple[bytes, bytes]
+    """The bytes before the data, and those after it: each as two parts, with the checksum between them."""
 
 
 def lay_out_tensor_file(dtype: str, sizes: tuple[int, ...]) -> TensorFileLayout:
@@ -105,34 +117,36 @@ def _build_head(dtype: str, sizes: tuple[int, ...]) -> tuple[bytes, tuple[_Recor
 
 def _pickle_tensor(dtype: str, sizes: tuple[int, ...]) -> bytes:
     kind = find_dtype(dtype)
-    n_items = size_in_bytes(dtype, sizes) // kind.item_bytes
+    n_bytes = size_in_bytes(dtype, sizes)
     strides, stride = [], 1
     for size in reversed(sizes):
         strides.append(stride)
         stride *= max(size, 1)
-    # A storage class that older torch knows, or an untyped storage and, last, the dtype.
-    storage, n_stored, last = Global("torch.storage", "UntypedStorage"), n_items * kind.item_bytes, [dtype]
+    storage, n_stored, function = Global("torch.storage", "UntypedStorage"), n_bytes, "_rebuild_tensor_v3"
+    more: tuple[Global, ...] = (Global("torch", dtype),)
     if kind.storage is not None:
-        storage, n_stored, last = Global("torch", kind.storage), n_items, []
+        # This class stands for the dtype, and older torch knows it. It counts items instead of bytes.
+        storage, n_stored = Global("torch", kind.storage), n_bytes // kind.item_bytes
+        function, more = "_rebuild_tensor_v2", ()
     identity = Persistent(("storage", storage, "0", "cpu", n_stored))
     hooks = Call(Global("collections", "OrderedDict"), ())
-    arguments = (identity, 0, sizes, tuple(reversed(strides)), False, hooks)
-    function = Global("torch._utils", "_rebuild_tensor_v3" if last else "_rebuild_tensor_v2")
-    return encode_pickle(Call(function, (*arguments, *(Global("torch", name) for name in last))))
+    arguments = (identity, 0, sizes, tuple(reversed(strides)), False, hooks, *more)
+    return encode_pickle(Call(Global("torch._utils", function), arguments))
 
 
 def _count_header_bytes(header_offset_bytes: int) -> int:
-    """Compute the length of the data's header that aligns the data; it includes room for a padding field."""
-    least = 30 + len(_DATA_NAME) + 20 + 4
+    """Compute the length of the data's header, which a padding field extends so that the data is aligned."""
+    least = _HEADER_BYTES + len(_DATA_NAME) + _SIZES_BYTES + _PADDING_HEAD_BYTES
     end = -(-(header_offset_bytes + least) // _ALIGNMENT) * _ALIGNMENT
     return end - header_offset_bytes
 
 
 def _build_header(record: _Record, padded_to: int = 0) -> bytes:
-    """Build a record's header. The sizes are always in the zip64 field, even for small records."""
+    """Build a record's header. The sizes are in the zip64 field, even for small records."""
     extra = struct.pack("<HHQQ", 1, 16, record.size_bytes, record.size_bytes)
     if padded_to:
-        padding = padded_to - 30 - len(record.name) - len(extra) - 4
+        padding = padded_to - _HEADER_BYTES - len(record.name) - len(extra) - _PADDING_HEAD_BYTES
+        # torch's own mark of padding, "FB".
         extra += struct.pack("<HH", 0x4246, padding) + b"\0" * padding
     sizes = (_IN_EXTRA, _IN_EXTRA, len(record.name), len(extra))
     return (

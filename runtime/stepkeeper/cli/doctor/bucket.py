@@ -132,11 +132,8 @@ def _action(rule: Mapping[str, Any]) -> str:
 def _reaches(rule: Mapping[str, Any], prefix: str) -> bool:
     """Return whether the rule may apply to live objects of a root under `prefix`."""
     condition = rule.get("condition", {})
-    if (
-        condition.get("isLive") is False
-        or "numNewerVersions" in condition
-        or "daysSinceNoncurrentTime" in condition
-    ):
+    of_noncurrent = {"numNewerVersions", "daysSinceNoncurrentTime"} & condition.keys()
+    if of_noncurrent or condition.get("isLive") is False:
         return False
     suffixes = condition.get("matchesSuffix")
     if suffixes and not any(name.endswith(tuple(suffixes)) for name in _NAMES):

@@ -46,20 +46,18 @@ def choose_foreign_step(
 def choose_newest(
     store: Store, steps: Sequence[ForeignStep], look: Look, reason: str | None = None
 ) -> ForeignBase:
-    """Choose the first of `steps` that `look` finds nothing wrong with. Raises RestoreError if there is none."""
+    """Choose the first of `steps` that `look` finds nothing wrong with. Raises RestoreError if there is none.
+
+    `reason` is the fault of a newer step that was chosen before, if one was.
+    """
     wrong = [] if reason is None else [reason]
     for step in steps:
         why = look(step)
         if why is None:
             return replace(step.base, reason="; ".join(wrong) or None)
         wrong.append(f"step {step.step} ({step.folder}): {why}")
-        _log.error(
-            "%s: not resuming from step %d of another writer: %s",
-            store.uri,
-            step.step,
-            why,
-            extra={"step": step.step},
-        )
+        text = "%s: not resuming from step %d of another writer: %s"
+        _log.error(text, store.uri, step.step, why, extra={"step": step.step})
     listed = "; ".join(wrong[:_NAMED]) + ("; …" if len(wrong) > _NAMED else "")
     raise RestoreError(
         f"{store.uri} holds checkpoints of another writer, and none of them is complete: {listed}. Restore what is "

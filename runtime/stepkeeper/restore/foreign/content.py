@@ -62,8 +62,8 @@ class _Place:
     path: str
     offset_bytes: int
     length_bytes: int
-    unread: str | None = None
-    """A description of its kind if that isn't supported."""
+    unsupported: str | None = None
+    """A description of its kind, if that can't be read here."""
 
 
 @final
@@ -104,13 +104,13 @@ class ForeignContent:
         self._store, self._folder, self._patience = store, folder, patience
         self._places = dict(_places(metadata, f"{store.uri}/{folder}/{METADATA}"))
         self._items: list[tuple[str, int | None]] = []
-        """By number of the block, a name, and which chunk of the tensor it is; None instead for a value."""
+        """For each block, by number: a name, and the number of the chunk of that tensor; None for a value."""
 
         tensors: dict[str, TensorRecord] = {}
         values: dict[str, ValueRecord] = {}
         for fqn, entry in metadata.state_dict_metadata.items():
             if isinstance(entry, BytesStorageMetadata):
-                # One without a byte is found damaged as it is read.
+                # An empty one gets a byte, so that it is read, and found damaged.
                 path, n_bytes = str(len(self._items)), max(1, self._places[fqn, None].length_bytes)
                 values[fqn] = ValueRecord(fqn=fqn, path=path, offset_bytes=0, length_bytes=n_bytes)
                 self._items.append((fqn, None))
@@ -127,7 +127,7 @@ class ForeignContent:
             reading_order=range(len(self._items)),
         )
         self.stored = StoredState(
-            # Names with other data may be one tensor that was stored twice.
+            # Without `data`, which would prove that two names are two tensors: one may have been stored twice.
             tensors={fqn: replace(stored_tensor(tensor), data=None) for fqn, tensor in tensors.items()},
             values=tuple(values),
             further=find_flat_names(metadata.planner_data, metadata.state_dict_metadata),
@@ -146,7 +146,7 @@ class ForeignContent:
             for number, size_bytes in enumerate(sizes)
         )
         return BlockTable(
-            blocks=blocks, first_numbers={each.path: each.number for each in blocks}, whole=True
+            blocks=blocks, first_numbers={each.path: each.number for each in blocks}, one_block_each=True
         )
 
     def find_chunks(self) -> dict[tuple[str, int], ChunkRecord]:
@@ -169,8 +169,8 @@ class ForeignContent:
         """Check by `.metadata` that all of these blocks are of a supported kind. Raises RestoreError."""
         for name, chunk in map(self._items.__getitem__, numbers):
             place = self._place(name, chunk)
-            if place.unread is not None:
-                raise RestoreError(self._unread(name, place.unread))
+            if place.unsupported is not None:
+                raise RestoreError(self._describe_unsupported(name, place.unsupported))
 
     def read_block(self, path: str, _block: int, /) -> Buffer:
         """Read the elements of a chunk, or a value's archive. Raises what `read_chunk` does."""
@@ -193,7 +193,7 @@ class ForeignContent:
             tensor = load_archive(self._archive(fqn, number))
         except PickleRefusedError as error:
             # The checksums of its records are right: it was written like this.
-            raise RestoreError(self._unread(fqn, str(error))) from error
+            raise RestoreError(self._describe_unsupported(fqn, str(error))) from error
         item = BadItem(folder=self._folder, name=fqn, chunk=number)
         if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != sizes:
             raise self._torn(item, f"it isn't the chunk of shape {sizes} that {METADATA} lists")
@@ -212,13 +212,12 @@ class ForeignContent:
         try:
             return decode_value(name, data)
         except ValueDecodeError as error:
-            raise ValueDecodeError(self._unread(name, str(error))) from error
+            raise ValueDecodeError(self._describe_unsupported(name, str(error))) from error
 
-    def _unread(self, name: str, reason: str) -> str:
+    def _describe_unsupported(self, name: str, reason: str) -> str:
         return (
             f"{self._store.uri}/{self._folder}: {name} can't be read by stepkeeper: {reason}. Nothing is wrong with "
-            "the "
-            f"checkpoint: leave it out with exclude=[{name!r}], or {_INSTEAD}"
+            f"the checkpoint: leave it out with exclude=[{name!r}], or {_INSTEAD}"
         )
 
     def _place(self, name: str, chunk: int | None) -> _Place:
@@ -302,7 +301,7 @@ def _places(metadata: Metadata, where: str) -> Iterator[tuple[_Key, _Place]]:
             path=info.relative_path,
             offset_bytes=info.offset,
             length_bytes=info.length,
-            unread=_kind_unread(info, n_bytes.get((index.fqn, offsets))),
+            unsupported=_find_unsupported_kind(info, n_bytes.get((index.fqn, offsets))),
         )
         yield (index.fqn, offsets), place
 
@@ -316,7 +315,7 @@ def _sizes(metadata: Metadata) -> Iterator[tuple[_Key, int]]:
                 yield (fqn, tuple(chunk.offsets)), prod(chunk.sizes) * itemsize
 
 
-def _kind_unread(info: Any, n_bytes: int | None) -> str | None:
+def _find_unsupported_kind(info: Any, n_bytes: int | None) -> str | None:
     """Describe a stored tensor, of `n_bytes`, or value that is not as torch.save writes it; None if it is."""
     transforms = getattr(info, "transform_descriptors", None)
     if transforms:

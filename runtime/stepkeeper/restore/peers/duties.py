@@ -41,7 +41,7 @@ class Duties:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """The blocks that several ranks need, the same on all ranks; short where they share little or all."""
+    """The blocks that several ranks need, the same on all ranks. It has few groups where they share little or all."""
 
     groups: tuple[Group, ...]
     alone_bytes: tuple[int, ...]
@@ -55,7 +55,7 @@ class Sharing:
         for first, end, ranks, readers in _stretches(needs, at_hand):
             if len(ranks) == 1:
                 alone_bytes[ranks[0]] += table.size_bytes(range(first, end))
-            elif ranks:
+            elif ranks:  # else no rank needs these blocks
                 blocks_of.setdefault((ranks, readers or ranks), []).extend(range(first, end))
         groups = tuple(
             Group(ranks=ranks, blocks=encode_runs(blocks), readers=readers)
@@ -111,6 +111,7 @@ def _stretches(
     needs: Sequence[Runs], at_hand: Sequence[Runs]
 ) -> Iterator[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
     """Yield ranges of blocks that the same ranks need: first, end, the ranks, and those with copies."""
+    # At the first block of each run, and after its last one, the rank enters or leaves one of these sets.
     needing: set[int] = set()
     having: set[int] = set()
     changes: dict[int, list[Callable[[], None]]] = {}

@@ -80,14 +80,10 @@ class Exchange:
     ) -> Duties:
         """Agree with all ranks which blocks this rank reads, for which ranks, and which it receives.
 
-        Args:
-            name: A name for this exchange; used once.
-            needs: The blocks that this rank needs.
-            contents: The content of the commit, the same on all ranks.
-            filling: Gets the blocks that this rank is sent.
-            at_hand: Those of the blocks that this rank has copies of.
+        `name` is used once. This rank needs the blocks `needs`, and has copies of those `at_hand`. `filling` gets the
+        blocks that other ranks send.
         """
-        order = contents.sort_for_reading(needs)
+        order = (number for number in contents.reading_order if number in needs)
         duties = Duties(reads=dict.fromkeys(order, ()), receives={})
         if self.links is None:
             return duties
@@ -95,8 +91,10 @@ class Exchange:
         own = {"runs": encode_runs(needs), "at_hand": encode_runs(at_hand)}
         silence_s = self.rank_group.limits.silence_s
         by_rank = self.rank_group.gather(f"{name}/needs", own, silence_s)
-        runs, copied = ([each[what] for each in by_rank] for what in ("runs", "at_hand"))
-        message = Sharing.of(runs, contents.table, copied).encode() if by_rank else None
+        message = None
+        if by_rank:  # only in rank 0
+            runs, copied = ([each[what] for each in by_rank] for what in ("runs", "at_hand"))
+            message = Sharing.of(runs, contents.table, copied).encode()
         sharing = Sharing.decode(self.rank_group.broadcast(f"{name}/sharing", message, 2 * silence_s))
         if sharing.groups:
             shared = sharing.assign_duties(
@@ -148,6 +146,8 @@ def _connect_all(
 ) -> bool:
     """Make this rank's connections, and return whether all ranks, which all call this, have theirs."""
     why_not: str | None = None
+    """Why this rank has no connection to one of `peers`; None if it has all."""
+
     try:
         links.connect_to(peers, addresses)
     except (PeerLostError, NoticeDeadlineError):
@@ -156,13 +156,13 @@ def _connect_all(
         why_not = str(error)
     silence_s = rank_group.limits.silence_s
     by_rank = rank_group.gather(name, {"why_not": why_not}, silence_s)
-    first = next((each for each in by_rank if each["why_not"] is not None), {"why_not": None})
-    first = rank_group.broadcast(f"{name}/all", first if by_rank else None, 2 * silence_s)
-    if first["why_not"] is None:
+    worst = next((each for each in by_rank if each["why_not"] is not None), {"why_not": None})
+    worst = rank_group.broadcast(f"{name}/all", worst if by_rank else None, 2 * silence_s)
+    if worst["why_not"] is None:
         links.await_peers(peers)
         return True
     if rank_group.rank == 0:
         _log.warning(
-            "ranks can't connect, so each reads all that it needs from the store: %s", first["why_not"]
+            "ranks can't connect, so each reads all that it needs from the store: %s", worst["why_not"]
         )
     return False

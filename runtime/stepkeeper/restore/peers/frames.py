@@ -12,13 +12,7 @@ from stepkeeper.links.handshake import fill
 from stepkeeper.restore.placing import Bytes
 from stepkeeper.storage.crc import crc32c
 
-__all__ = [
-    "FRAME_BYTES",
-    "Frame",
-    "Kind",
-    "receive_frame",
-    "send_frame",
-]
+__all__ = ["FRAME_BYTES", "Frame", "Kind", "receive_frame", "send_frame"]
 
 FRAME_BYTES: Final = 1024 * 1024
 """The most bytes that one frame carries, and that a rank holds of each connection at a time."""

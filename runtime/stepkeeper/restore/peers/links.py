@@ -22,6 +22,8 @@ _CALLED_TIMEOUT_S: Final = 30.0
 """The time in which a connection that a peer has made must be accepted here."""
 
 _LISTENED_S: Final = 5.0
+"""How long a failed send waits for the other end's own reason, which may be on its way."""
+
 _LOOK_S: Final = 0.2
 
 
@@ -105,6 +107,7 @@ class Links:
                 if self._changed.wait_for(
                     lambda: is_there() or self._failure is not None, max(0.0, min(_LOOK_S, left_s))
                 ):
+                    # What is there counts even after a failure.
                     if not is_there():
                         self._check()
                     return True
@@ -161,6 +164,7 @@ class Links:
         for link in list(self._links.values()):
             link.bye = True
             if not announced:
+                # Without a frame before, the end of the connection shows the other end that this rank is lost.
                 shut(link.sock, socket.SHUT_RDWR)
                 continue
             try:
@@ -212,7 +216,7 @@ class Links:
             message = json.loads(frame.data.tobytes())
             self._note_failure(PeerStoppedError(f"rank {message['rank']}: {message['text']}"))
         elif frame.kind is Kind.BLOCK:
-            if self._take is not None:
+            if self._take is not None:  # no rank sends blocks before `deliver_to`
                 self._take(frame.number, frame.first, frame.data)
         else:
             self._take_manifest(frame)

@@ -33,8 +33,9 @@ def copy_host_tensors(tensors: Mapping[str, torch.Tensor], plan: SnapshotPlan, r
     destinations = [places[index] for index, _ in plan.whole_tensors]
     for fqn, mine in plan.partial_writes.items():
         on_device = adapters.device_memory(tensors[fqn])
-        own = adapters.host_memory(tensors[fqn]) if on_device is None else on_device
-        shards = [own] if own is not None else adapters.local_shards(tensors[fqn])
+        memory = adapters.host_memory(tensors[fqn]) if on_device is None else on_device
+        # Without one memory for all of this rank's part, it has shards.
+        shards = [memory] if memory is not None else adapters.local_shards(tensors[fqn])
         for index, write in mine:
             shard = shards[write.local_index]
             part = shard if places[index].shape == shard.shape else shard[write.shard_box.slices]
@@ -44,6 +45,7 @@ def copy_host_tensors(tensors: Mapping[str, torch.Tensor], plan: SnapshotPlan, r
                 continue
             sources.append(part)
             destinations.append(places[index])
+    # torch divides each large copy among its threads. The others are divided here, each copied by one thread.
     large = [index for index, place in enumerate(destinations) if place.numel() >= _SHARED_ELEMENTS]
     if large:
         copy_tensors([destinations[index] for index in large], [sources[index] for index in large])
@@ -80,6 +82,5 @@ def copy_tensors(destinations: list[torch.Tensor], sources: list[torch.Tensor]) 
     if not destinations:  # torch needs at least one
         return
     with torch.no_grad():  # a setting of each thread
-        torch._foreach_copy_(
-            destinations, sources
-        )  # as in torch's optimizers: thousands in one call, without the GIL
+        # As in torch's optimizers: thousands in one call, without the GIL.
+        torch._foreach_copy_(destinations, sources)

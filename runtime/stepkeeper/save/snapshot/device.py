@@ -72,6 +72,7 @@ class DeviceCopies:
             except RuntimeError as error:
                 if not chosen or not _is_out_of_memory(error):
                     raise
+                # Try again with fewer copies.
                 self._check_may_learn(error, sum_device_bytes(clones, chosen))
                 self._lower_limit(sum_device_bytes(clones, chosen))
             else:
@@ -84,6 +85,7 @@ class DeviceCopies:
         """Note that the copies of one call of `make_copies` are gone from the devices."""
         with self._changed:
             self._n_unreleased -= 1
+            # An upper bound, for a time limit: the sizes of single calls aren't kept.
             self._unreleased_bytes = self._unreleased_bytes if self._n_unreleased else 0
             self._changed.notify_all()
 

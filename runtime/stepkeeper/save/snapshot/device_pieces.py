@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["batch_pieces", "compile_moves", "describe_clone", "move_tensors", "plan_clones", "select_copied"]
 
 _PIECE_BYTES: Final = 16 * 1024 * 1024
-"""Pieces are moved together up to this size; torch_xla holds the GIL meanwhile. Larger pieces are faulted into
-memory again each time and take twice as long. Smaller pieces cost compile time, once.
-"""
+"""The size of pieces, and of small ones that are moved together. torch_xla holds the GIL while it moves them. Larger
+pieces take twice as long, since their memory is faulted in each time. Smaller pieces cost compile time, once."""
 
 _WAITED_PIECE_BYTES: Final = 64 * 1024 * 1024
 """The size of pieces while training waits anyway. Each piece is a separate program there."""
@@ -65,9 +64,8 @@ def move_tensors(
     from stepkeeper_planners.adapters import xla_pieces
 
     small = [fqn for fqn in fqns if clones[fqn].n_pieces == 1]
-    for batch in batch_pieces(
-        [xla_pieces.piece_without_copy(fqn, tensors[fqn], clones[fqn]) for fqn in small]
-    ):
+    pieces = [xla_pieces.piece_without_copy(fqn, tensors[fqn], clones[fqn]) for fqn in small]
+    for batch in batch_pieces(pieces):
         yield [(piece.fqn, parts) for piece, parts in xla_pieces.move_to_host(batch)]
     for piece in _copy_piece_by_piece(tensors, clones, fqns):
         xla_pieces.wait_until_computed([piece])

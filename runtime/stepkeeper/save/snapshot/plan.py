@@ -77,14 +77,14 @@ class SnapshotPlan:
 
     @cached_property
     def writes_by_fqn(self) -> dict[str, TensorWrites]:
-        """This rank's writes by tensor, in the order of the plan, which keeps the parts of a tensor together."""
+        """This rank's writes by tensor, in the plan's order. That keeps a tensor's writes together, for groupby."""
         return {
             fqn: list(mine) for fqn, mine in groupby(enumerate(self.writes), key=lambda pair: pair[1].fqn)
         }
 
     @cached_property
     def index_by_box(self) -> dict[str, dict[Box, int]]:
-        """For each tensor, the index of the write of a whole box."""
+        """For each tensor, the index of each write, by its box."""
         return {fqn: {write.box: index for index, write in mine} for fqn, mine in self.writes_by_fqn.items()}
 
     @cached_property
@@ -98,7 +98,7 @@ class SnapshotPlan:
 
     @cached_property
     def partial_writes(self) -> dict[str, TensorWrites]:
-        """Writes, by tensor, of all other tensors that are not copied on devices."""
+        """Writes, by tensor, of the tensors that are neither in `whole_tensors` nor copied on devices."""
         whole = {fqn for _, fqn in self.whole_tensors}
         return {
             fqn: mine
@@ -115,6 +115,7 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
     """
     clones = device_pieces.plan_clones(flat.tensors)
     layouts = [
+        # Copies on devices lie differently from their tensors.
         device_pieces.describe_clone(fqn, tensor, clones[fqn], ranks)
         if fqn in clones
         else adapters.describe(fqn, tensor, ranks)
@@ -185,10 +186,10 @@ def _align_up(offset: int) -> int:
 
 def _check_known_whole(layouts: Sequence[TensorLayout], ranks: Ranks) -> None:
     """Check that this rank knows the placement of all of each tensor: each rank decides alone which rank writes it."""
-    partial = next((layout.fqn for layout in layouts if not layout.complete), None)
-    if partial is not None and ranks.world_size > 1:
+    incomplete = next((layout.fqn for layout in layouts if not layout.complete), None)
+    if incomplete is not None and ranks.world_size > 1:
         raise UnsupportedShardingError(
-            f"{partial}: this rank knows only its own part of the placement, but CheckpointManager needs all of it on "
-            "every rank, as a DTensor has it. Use a DTensor, or save the tensor with torch.distributed.checkpoint and "
-            "SPMDSavePlanner"
+            f"{incomplete}: this rank knows only its own part of the placement, but CheckpointManager needs all of it "
+            "on every rank, as a DTensor has it. Use a DTensor, or save the tensor with torch.distributed.checkpoint "
+            "and SPMDSavePlanner"
         )

@@ -60,7 +60,7 @@ class Region:
             return
         wanted = size_bytes + max(size_bytes // _ROOM_PART, _LEAST_ROOM_BYTES)
         wanted = -(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE
-        # The map as well: it has a descriptor of its own.
+        # The map has a descriptor of its own, so it is made in this block too.
         with forks_held_back():
             if self._fd < 0:
                 self._fd = os.memfd_create("stepkeeper-snapshot")
@@ -76,15 +76,15 @@ class Region:
 
         A background thread calls this, mostly without the GIL, while others use the region.
         """
-        held = self._bytes
+        memory = self._bytes  # stays mapped even if `reserve` replaces it meanwhile
         madvise = ctypes.CDLL(None, use_errno=True).madvise
         madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        end = min(size_bytes, held.numel())
+        end = min(size_bytes, memory.numel())
         for start in range(0, end, _POPULATE_BYTES):
             if self._fd < 0:
                 return
             length = min(_POPULATE_BYTES, end - start)
-            if madvise(held.data_ptr() + start, length, _MADV_POPULATE_WRITE) != 0:
+            if madvise(memory.data_ptr() + start, length, _MADV_POPULATE_WRITE) != 0:
                 return
 
     def view_tensor(self, offset: int, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:

@@ -82,6 +82,7 @@ class Snapshot:
             from stepkeeper_planners.adapters import xla_pieces
 
             filler = _RegionFiller(self.plan, region, self.copied)
+            # Popped from the end, so that each batch is freed once it is moved.
             batches += list(device_pieces.batch_pieces(self.on_device))[::-1]
             xla_pieces.wait_until_computed(self.on_device)
             self.on_device.clear()
@@ -131,12 +132,12 @@ class SnapshotTaker:
         found = self._look_up(state)
         flat, plan = found.flat, found.derived
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
-            made, rest = self._copies.make_copies(
+            made, no_room = self._copies.make_copies(
                 flat.tensors, plan.clones, device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
             )
-            if made:
+            if made:  # only for their programs
                 self._copies.release_copies()
-            device_pieces.compile_moves(flat.tensors, plan.clones, rest)
+            device_pieces.compile_moves(flat.tensors, plan.clones, no_room)
         size_bytes = place_values(plan, self._encode_values(flat, plan))[1]
         region.reserve(size_bytes)
         region.view_orders(plan.orders)
@@ -174,22 +175,22 @@ class SnapshotTaker:
         self, flat: FlatState, plan: SnapshotPlan, region: Region, timeout_s: float | None
     ) -> Snapshot:
         blobs = self._encode_values(flat, plan)
-        wanted = device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
-        pieces, rest = self._copies.make_copies(flat.tensors, plan.clones, wanted, timeout_s=timeout_s)
+        to_copy = device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
+        pieces, no_room = self._copies.make_copies(flat.tensors, plan.clones, to_copy, timeout_s=timeout_s)
         try:
             values, size_bytes = place_values(plan, blobs)
             region.reserve(size_bytes)
             for order in values:
                 region.write_bytes(order.start, blobs[order.fqn])
             copy_host_tensors(flat.tensors, plan, region)
-            self._move_tensors(flat, plan, rest, region)
-            on_host = frozenset(rest)
+            self._move_tensors(flat, plan, no_room, region)
+            moved = frozenset(no_room)
             return Snapshot(
                 plan=plan,
                 values=values,
                 digest=_prepare_digest(flat, plan, self._ranks),
                 on_device=pieces,
-                copied=tuple(fqn for fqn in wanted if fqn not in on_host),
+                copied=tuple(fqn for fqn in to_copy if fqn not in moved),
                 copies=self._copies,
             )
         except BaseException:
@@ -233,10 +234,7 @@ def _prepare_digest(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> Callab
 
 
 class _RegionFiller:
-    """Put elements of XLA tensors into the region as they arrive, and count them.
-
-    Elements that don't arrive would be those of an older save.
-    """
+    """Put elements of XLA tensors into the region, and count them: where one is lacking, an older save's would stay."""
 
     def __init__(self, plan: SnapshotPlan, region: Region, fqns: Iterable[str]) -> None:
         """Expect all that this rank writes of these tensors."""
@@ -252,9 +250,9 @@ class _RegionFiller:
         destinations: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
         for fqn, parts in moved:
-            whole = self._plan.index_by_box.get(fqn, {})
+            by_box = self._plan.index_by_box.get(fqn, {})
             for box, data in parts:
-                index = whole.get(box)
+                index = by_box.get(box)  # mostly a part is just what one write takes
                 if index is not None:
                     destinations.append(places[index])
                     sources.append(data)

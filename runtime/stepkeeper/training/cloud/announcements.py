@@ -25,8 +25,10 @@ _UNMEASURED_S: Final = 300.0
 
 _LEAST_LEAD_S: Final = 60.0
 _SAFETY: Final = 3.0
+"""The factor on a measured save's time by which the save is requested earlier."""
+
 _SAME_S: Final = 600
-"""Hosts that get an undated maintenance notice in the same ten minutes request one save."""
+"""Hosts that get a maintenance notice without a date in the same ten minutes request one save."""
 
 
 def save_lead_s(save_s: float | None) -> float:
@@ -59,8 +61,10 @@ class Announcements:
         self._now_unix_s = now_unix_s
         self._lock = threading.Lock()
         self._announced: dict[str, CloudNotice] = {}
+        """The current announcements, by the keys of the metadata server."""
+
         self._names: dict[str, str] = {}
-        """The request's name for each, made when it was announced."""
+        """By key, the name of the request to save, made when the announcement came."""
 
         self._requested: set[str] = set()
         self._cloud: CloudNotices | None = None
@@ -116,7 +120,7 @@ class Announcements:
                 for key, notice in self._announced.items()
                 if notice.cause is Cause.MAINTENANCE and _left_s(notice, now_unix_s) <= lead_s
             ]
-            # An undated announcement is the same maintenance as a dated one.
+            # One maintenance may be announced under two keys, of which one has the date: it names the request.
             dated = [key for key in near if self._announced[key].begins_unix_s is not None]
             due = {self._names[key] for key in dated or near} - self._requested
             self._requested |= due

@@ -18,6 +18,8 @@ __all__ = ["CloudNotice", "CloudNotices", "KeyServer", "read_cloud_notice"]
 _log: Final = logger(__name__)
 _KEYS: Final = ("preempted", "maintenance-event", "upcoming-maintenance")
 _WAIT_S: Final = 60.0
+"""Seconds after which the server answers even if the key hasn't changed."""
+
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Pauses between requests while the server doesn't answer, as happens for a while now and then."""
 
@@ -142,6 +144,7 @@ class _KeyWatch:
         before = read_cloud_notice(self._key, self._text)
         self._text = text
         notice, notify = read_cloud_notice(self._key, text), self._on_change()
+        # Another text may announce the same. `notify` is None if its object, a manager's part, was dropped.
         if notice == before or notify is None or self._closing.is_set():
             return
         try:

@@ -20,7 +20,8 @@ _HOST_VARIABLE: Final = "GCE_METADATA_HOST"
 """The variable with another address of the server, which Google's own libraries read too."""
 
 _PRODUCT_FILE: Final = Path("/sys/class/dmi/id/product_name")
-_FLAVOR: Final = ("Metadata-Flavor", "Google")
+_FLAVOR_HEADER: Final = "Metadata-Flavor"
+_FLAVOR: Final = "Google"
 _ANSWER_S: Final = 10.0
 """The seconds that an answer may take beyond the requested wait."""
 
@@ -43,8 +44,7 @@ class MetadataValue(NamedTuple):
 def find_metadata_host(environ: Mapping[str, str], product_file: Path = _PRODUCT_FILE) -> str | None:
     """Return host[:port] of the metadata server; None if this isn't a machine of Google Cloud.
 
-    GCE_METADATA_HOST names another server, as in Google's libraries. Otherwise the firmware's product name
-    counts.
+    GCE_METADATA_HOST names another server, as in Google's libraries. Otherwise the firmware's product name counts.
     """
     if given := environ.get(_HOST_VARIABLE):
         return given
@@ -65,20 +65,21 @@ class MetadataServer:
 
     def wait_for_change(self, key: str, etag: str | None, timeout_s: float) -> MetadataValue:
         """Return a key's value once its tag isn't `etag`, or after `timeout_s`. Raises OSError."""
-        asked = {"alt": "text"} if key != "upcoming-maintenance" else {"alt": "json"}
+        query = {"alt": "json" if key == "upcoming-maintenance" else "text"}
+        # Without a tag, from an earlier answer, the server answers at once.
         if etag is not None:
-            asked |= {"wait_for_change": "true", "timeout_sec": str(int(timeout_s)), "last_etag": etag}
+            query |= {"wait_for_change": "true", "timeout_sec": str(int(timeout_s)), "last_etag": etag}
         limit_s = self._answer_s + (0.0 if etag is None else timeout_s)
         connection = http.client.HTTPConnection(self._host, timeout=limit_s)
         try:
-            path = f"/computeMetadata/v1/instance/{key}?{urlencode(asked)}"
-            connection.request("GET", path, headers=dict([_FLAVOR]))
+            path = f"/computeMetadata/v1/instance/{key}?{urlencode(query)}"
+            connection.request("GET", path, headers={_FLAVOR_HEADER: _FLAVOR})
             with _cut_off(connection, limit_s) as is_cut:
                 answer = connection.getresponse()
                 text = answer.read(_LIMIT_BYTES).decode("utf-8", "replace").strip()
             if is_cut.is_set():
                 raise OSError(f"{self._host} took longer than {limit_s:.0f} s to answer for {key}")
-            if answer.getheader(_FLAVOR[0]) != _FLAVOR[1]:
+            if answer.getheader(_FLAVOR_HEADER) != _FLAVOR:
                 raise OSError(f"{self._host} is not a metadata server of Google Cloud")
             if answer.status == http.HTTPStatus.NOT_FOUND:
                 return MetadataValue(None, "")
@@ -99,12 +100,12 @@ def _cut_off(connection: http.client.HTTPConnection, limit_s: float) -> Iterator
 
     Its own timeout is for each piece of an answer, which may come byte by byte.
     """
-    line, is_cut = connection.sock, threading.Event()
+    sock, is_cut = connection.sock, threading.Event()
 
     def cut() -> None:
         is_cut.set()
         with suppress(OSError):
-            line.shutdown(socket.SHUT_RDWR)
+            sock.shutdown(socket.SHUT_RDWR)
 
     timer = threading.Timer(limit_s, cut)
     timer.daemon = True
