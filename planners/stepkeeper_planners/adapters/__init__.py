@@ -39,6 +39,28 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks, sharding: str | None 
     return _adapter(tensor, fqn).describe(fqn, tensor, ranks)
 
 
+def describe_all(
+    tensors: Mapping[str, torch.Tensor], ranks: Ranks, shardings: Mapping[str, str] | None = None
+) -> list[TensorLayout]:
+    """Describe these tensors, in order, as `describe` does. `shardings` are by name.
+
+    Thousands of ordinary tensors have few different forms: each form is checked and described once.
+    """
+    alike: dict[object, TensorLayout] = {}
+    layouts: list[TensorLayout] = []
+    for fqn, tensor in tensors.items():
+        form = structure(tensor) if is_ordinary(tensor) else None
+        like = alike.get(form)
+        if like is None:
+            like = describe(fqn, tensor, ranks, (shardings or {}).get(fqn))
+            if form is not None:
+                alike[form] = like
+            layouts.append(like)
+        else:
+            layouts.append(TensorLayout(fqn, like.dtype, like.global_shape, like.chunks))
+    return layouts
+
+
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return all local shards by local index, as contiguous CPU tensors without padding.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ _FEW: Final = 32
 """The number of boxes up to which they are compared one by one, without arrays."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PieceRead:
+class PieceRead(NamedTuple):
     """One read: the elements `wanted_box` (global offsets) of a stored chunk, into the local shard `local_index`."""
 
     fqn: str

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.geometry.boxes import Box
@@ -55,8 +55,7 @@ _EVEN_ENOUGH: Final = 50
 """Loads count as even if `_unevenness` is at most `heaviest` divided by this. Chunks stay whole if that is so."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorWrite:
+class TensorWrite(NamedTuple):
     """A box of a tensor that one rank writes, and the local shard that holds it."""
 
     fqn: str
@@ -130,7 +129,9 @@ def plan_save(layouts: Sequence[TensorLayout], value_bytes: Mapping[str, int], r
     if ranks.world_size == 1 and all(
         len(layout.chunks) == 1 and layout.chunks[0].owners == alone for layout in layouts
     ):
-        # There is nothing to divide. A single process may have tens of thousands of tensors.
+        # There is nothing to divide. A single process may have tens of thousands of tensors, of few shapes.
+        for layout in {(id(layout.chunks), layout.global_shape): layout for layout in layouts}.values():
+            check_layout(layout)
         tensors = tuple(map(_write_whole, sorted(layouts, key=attrgetter("fqn"))))
         return RankShare(tensors=tensors, values=tuple(sorted(value_bytes)))
     assignment = assign(layouts, ranks.world_size, value_bytes=value_bytes)
@@ -220,7 +221,6 @@ def _divide(
 
 
 def _write_whole(layout: TensorLayout) -> TensorWrite:
-    check_layout(layout)
     box = layout.chunks[0].box
     return TensorWrite(
         fqn=layout.fqn,

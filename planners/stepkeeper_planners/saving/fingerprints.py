@@ -119,7 +119,7 @@ def digest_value(fqn: str, value: object) -> bytes:
 
 def is_integer_tensor_on_host(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is of integers or bools, in host memory. It depends on the tensor's structure only."""
-    if tensor.device.type != "cpu" or tensor.is_floating_point() or tensor.is_complex():
+    if tensor.is_floating_point() or tensor.is_complex() or not tensor.is_cpu:
         return False
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
     return plain and tensor.layout is torch.strided and not tensor.is_quantized

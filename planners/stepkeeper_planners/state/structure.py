@@ -133,8 +133,8 @@ class _Structure:
         # None if a tensor isn't ordinary. Ordinary ones have no placement and no pending computations.
         self._ordinary: Final = adapters.ordinary_forms(tensors)
         self._placed: Final = None if self._ordinary is not None else list(map(adapters.structure, tensors))
-        self._tied: Final = find_tied(tensors, ordinary=self._ordinary is not None)
         self._addresses: Final = _list_addresses(tensors) if self._ordinary is not None else []
+        self._tied: Final = {} if self._addresses else find_tied(tensors, ordinary=self._ordinary is not None)
         self._kept: Final = tuple(flat.tensors)
         self._pick_kept: Final = _picker([place[name] for name in flat.tensors])
         self._values: Final = [(name, place[name]) for name in flat.values]
