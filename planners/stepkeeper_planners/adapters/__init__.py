@@ -1,7 +1,7 @@
 """Handle the kinds of tensors alike: describe where their parts lie, read them and fill them."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter, eq
 from typing import Final, Protocol, cast
 
@@ -146,12 +146,12 @@ def have_forms(tensors: Sequence[torch.Tensor], forms: Sequence[object]) -> bool
     return _ORDINARY.issuperset(map(type, tensors)) and all(map(eq, map(_form, tensors), forms))
 
 
-def materialize(tensors: Mapping[str, torch.Tensor]) -> None:
+def materialize(tensors: Iterable[torch.Tensor]) -> None:
     """Start all pending XLA work if any of these tensors has a computation pending; do nothing without XLA tensors."""
     if "torch_xla" in sys.modules:
         from stepkeeper_planners.adapters import xla
 
-        xla.materialize(tensors.values())
+        xla.materialize(tensors)
 
 
 def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -20,7 +20,7 @@ from stepkeeper_planners.state.tree import (
     find_tied,
     flatten_resolved,
     is_leaf,
-    list_leaves,
+    iterate_named_leaves,
     resolve_state,
 )
 from stepkeeper_planners.state.values import estimate_value_bytes
@@ -94,8 +94,7 @@ class _Contents:
 
     def materialize(self) -> None:
         """Run the pending computations of tensors: before that, even the placement of some is unknown."""
-        tensors = (leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
-        adapters.materialize({str(index): tensor for index, tensor in enumerate(tensors)})
+        adapters.materialize(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
 
     def _add(self, node: Any) -> None:
         if isinstance(node, Mapping):
@@ -126,7 +125,7 @@ class _Structure:
         self._forms: Final = contents.forms
         self._kinds = contents.kinds
         # Names of PerRank entries are in no path.
-        names = [name for name, _ in list_leaves(flat.tree)] if flat.per_rank else flat.paths
+        names = [name for name, _ in iterate_named_leaves(flat.tree)] if flat.per_rank else flat.paths
         place = {name: index for index, name in enumerate(names)}
         self._pick_tensors: Final = _picker([place[name] for name in flat.paths if name not in flat.values])
         tensors = self._pick_tensors(contents.leaves)

@@ -139,9 +139,9 @@ def find_tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, i
     return tied
 
 
-def list_leaves(tree: Any) -> list[tuple[str, object]]:
-    """List the leaves of the tree that `resolve_state` returned, in its order, with their names."""
-    return [(join_path(path), leaf) for path, leaf in _iterate_leaves(tree, ())]
+def iterate_named_leaves(tree: Any) -> Iterator[tuple[str, object]]:
+    """Yield the leaves of the tree that `resolve_state` returned, in its order, with their names."""
+    return ((join_path(path), leaf) for path, leaf in _iterate_leaves(tree, ()))
 
 
 def join_path(path: Path) -> str:

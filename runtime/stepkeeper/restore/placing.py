@@ -42,7 +42,8 @@ def stored_tensor(tensor: TensorRecord) -> StoredTensor:
 @lru_cache(maxsize=1024)
 def _box(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Box:
     """Return a box, which thousands of tensors of one shape share."""
-    return Box(offsets=offsets, sizes=sizes)
+    box = Box(offsets=offsets, sizes=sizes)
+    return box if any(offsets) else Box.whole(sizes)
 
 
 @dataclass(slots=True, kw_only=True)
