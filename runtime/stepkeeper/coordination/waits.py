@@ -220,17 +220,8 @@ class Waits:
                 if thread.is_alive():
                     self.check(since_s)
 
-    def run(
-        self,
-        call: Callable[[], T],
-        timeout_s: float | None = None,
-        *,
-        meanwhile: Callable[[], object] = lambda: None,
-    ) -> T:
-        """Run `call`, which may hang, in another thread, and `meanwhile` in this one.
-
-        Raises TimeoutError, or what one of them or `check` raises.
-        """
+    def run(self, call: Callable[[], T], timeout_s: float | None = None) -> T:
+        """Run `call`, which may hang, in another thread. Raises TimeoutError, or what it or `check` raise."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -240,7 +231,6 @@ class Waits:
                 future.set_exception(error)
 
         threading.Thread(target=run, name="waited-for", daemon=True).start()
-        meanwhile()
         if not self.await_all([future], timeout_s):
             raise TimeoutError(f"no answer for {timeout_s:.1f} s")
         return future.result(0)

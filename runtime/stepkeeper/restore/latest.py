@@ -1,7 +1,6 @@
 """Restore one step, or claim a root and restore its latest commit. If that is torn, condemn it and take its parent."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -17,7 +16,6 @@ from stepkeeper.restore.foreign.choosing import choose_foreign_step, choose_newe
 from stepkeeper.restore.listing import find_settled_step
 from stepkeeper.restore.restorer import WHOLE, Restorer
 from stepkeeper.time_limits import CLAIM_S
-from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 
@@ -62,8 +60,7 @@ class LatestRestore:
 
     def _restore(self, target: LoadTarget, rules: LoadRules) -> Restorable | None:
         choose = self._restorer.votes.choose_in_rank_0
-        alone = self._restorer.rank_group.world_size == 1
-        base = choose(self._claim_and_choose, partial(_read_early, target if alone else None))
+        base = choose(self._claim_and_choose)
         while base is not None:
             reason = self._restorer.load(base, target, rules)
             if reason is None:
@@ -148,16 +145,6 @@ class LatestRestore:
         claimed = self._companion.claimed_root
         assert claimed is not None
         return ForeignRecord(slot=claimed.claim.slot, step=base.step, folder=base.folder)
-
-
-def _read_early(target: LoadTarget | None) -> None:
-    """Read the state while the companion's process starts. What it raises is raised when it is compared.
-
-    With several ranks there is none here: their state_dict() may exchange data, which can't be repeated by one alone.
-    """
-    if target is not None:
-        with suppress(Exception), without_collections():
-            _ = target.flat
 
 
 def restore_step(

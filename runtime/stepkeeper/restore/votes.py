@@ -49,13 +49,10 @@ class Votes:
         self._number += 1
         return f"restore/{self._number}"
 
-    def choose_in_rank_0(
-        self, choose: Callable[[], Restorable | None], meanwhile: Callable[[], object] = lambda: None
-    ) -> Restorable | None:
+    def choose_in_rank_0(self, choose: Callable[[], Restorable | None]) -> Restorable | None:
         """Let rank 0 choose a checkpoint, and return its choice, or raise its error, in every rank.
 
         Rank 0 chooses only after all ranks have arrived, so that it writes nothing before they are all there.
-        While it waits for `choose`, it calls `meanwhile`, which doesn't raise.
         """
         name = self.new_name()
         limits = self._rank_group.limits
@@ -65,7 +62,7 @@ class Votes:
         if self._rank_group.rank == 0:
             try:
                 # It calls the store and the companion, which may be stuck.
-                choice = _encode_choice(self._waits.run(choose, meanwhile=meanwhile))
+                choice = _encode_choice(self._waits.run(choose))
             except Exception as error:  # raised below, once the others have been notified
                 failure = error
                 choice = {"error": encode_error(error)}
