@@ -19,10 +19,15 @@ NEWEST_LEFT_OUT := $(addprefix tests/integration/test_manager_,damage.py killed_
 NEWEST_TESTS := $(addprefix tests/unit/,planners runtime runtime_process) tests/contract \
 	$(addprefix tests/unit/cli/test_cli_,formats.py roots.py streaming.py) \
 	$(addprefix tests/integration/test_,accelerator.py dcp_storage.py formats_ranks.py storage_stock_dcp.py torch_releases.py) \
-	$(filter-out $(NEWEST_LEFT_OUT),$(wildcard tests/integration/test_manager_*.py)) $(wildcard tests/integration/test_planners_*.py)
+	$(filter-out $(NEWEST_LEFT_OUT),$(wildcard tests/integration/test_manager_*.py)) $(wildcard tests/integration/test_planners_*.py) \
+	tests/integration/integrations
+# Extras of both environments, and those that only that one has.
+EXTRAS := cli fsspec gcs prometheus torch
+TRAINERS := accelerate lightning torchtitan transformers
 # That environment has no operator.
 NEWEST_NOT := "tests/unit/runtime/test_light_imports.py::test_importing_loads_nothing_heavy[operator]"
-NEWEST_SMOKES := "tests/unit/runtime/test_light_imports.py::test_importing_loads_nothing_heavy[library]" tests/integration/test_manager_cpu.py
+NEWEST_SMOKES := "tests/unit/runtime/test_light_imports.py::test_importing_loads_nothing_heavy[library]" tests/integration/test_manager_cpu.py \
+	$(foreach trainer,$(TRAINERS),"tests/integration/integrations/test_resumes_exactly.py::test_a_stopped_training_is_an_undisturbed_one[with_$(trainer)-plain]")
 SOURCES := operator runtime planners tests examples benchmarks
 
 # Tests, demo and benchmarks start hundreds of processes: without bytecode each would compile the packages again.
@@ -54,10 +59,10 @@ $(NEWEST_STAMP): requirements-newest.lock pyproject.toml
 .PHONY: lock
 lock: setup ## Rewrite the lock files from pyproject.toml
 	$(BIN)/python -m pip install --quiet uv==0.13.8
-	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --upgrade -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml $(addprefix --extra ,$(EXTRAS) operator xla) --group dev --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --upgrade -o requirements.lock
 	grep -oE '^[A-Za-z0-9_.-]+==[^ ]+' requirements.lock > .venv/constraints
 	$(BIN)/uv pip compile pyproject.toml --extra operator --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -c .venv/constraints -o requirements-operator.lock
-	$(BIN)/uv pip compile pyproject.toml --extra cli --extra fsspec --extra gcs --extra prometheus --extra torch --group test --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --upgrade -o requirements-newest.lock
+	$(BIN)/uv pip compile pyproject.toml $(addprefix --extra ,$(EXTRAS) $(TRAINERS)) --group test --group trainers --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --upgrade -o requirements-newest.lock
 
 .PHONY: build
 build: setup ## Build the binaries of the test cluster into the cache (once; about 10 minutes)
@@ -93,7 +98,7 @@ test-newest: build $(NEWEST_STAMP) ## Run the library's tests on the newest torc
 	$(NEWEST)/bin/python -m pytest $(WORKERS) -m "not long and not xla" --deselect $(NEWEST_NOT) $(NEWEST_TESTS) $(ARGS)
 
 .PHONY: smoke-newest
-smoke-newest: $(NEWEST_STAMP) ## Save and restore on the newest torch
+smoke-newest: $(NEWEST_STAMP) ## Save and restore on the newest torch, by the library and by each trainer
 	$(NEWEST)/bin/python -m pytest --junitxml=$(RESULTS)/newest.xml $(NEWEST_SMOKES) $(ARGS)
 
 .PHONY: mutants

@@ -310,7 +310,6 @@ class CheckpointManager(ManagerInspection):
             All ranks call this with the same arguments.
         """
         request = self._record_request(step, state, metrics)
-        self._parts.ending.warn_of_stop(request.step)
         return self._parts.steps.start_save(request)
 
     def _record_request(

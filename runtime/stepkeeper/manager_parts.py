@@ -6,12 +6,12 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import Directive
+from stepkeeper.contract import Directive, NoticeSource
 from stepkeeper.coordination.rank_group import RankGroup, open_rank_group
 from stepkeeper.coordination.waits import Waits, call_weakly
-from stepkeeper.ending.parts import EndingParts
 from stepkeeper.ending.shell import EndingShell
-from stepkeeper.errors import NoticeDeadlineError, PeerLostError
+from stepkeeper.ending.watch import EndingParts
+from stepkeeper.errors import FencedError, NoticeDeadlineError, PeerLostError
 from stepkeeper.loggers import identify, logger
 from stepkeeper.manager_arguments import ManagerArguments, build_claim_request
 from stepkeeper.restore.latest import LatestRestore
@@ -163,8 +163,9 @@ class ManagerParts:
 
     def follow_directive(self, directive: Directive) -> None:
         """Follow the operator's directive. Runs in the thread that listens to the companion."""
-        # Looked up late, because the companion is constructed first.
-        self.ending.follow_directive(directive)
+        if directive.stop:
+            self.ending.notices.record(NoticeSource.DIRECTIVE, kills=False)
+        self.steps.follow_save_request(directive)
 
     def _meet_operator(self) -> None:
         """Start the parts that elsewhere the training starts: the operator expects reports, and may send directives."""
@@ -181,12 +182,20 @@ M = TypeVar("M", bound=_HasParts)
 
 
 def training_call(call: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
-    """Register, while the manager's method `call` runs, that the training is in it; see `EndingShell.in_call`."""
+    """Register, while the manager's method `call` runs, that the training is in it. Remember a fence that it raises.
+
+    The call's waits end at a notice's deadline. If it is stuck anyway, the process is ended before the kill.
+    """
 
     @wraps(call)
     def noted(manager: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with manager._parts.ending.in_call():  # noqa: SLF001  # it decorates the manager's own methods
-            return call(manager, *args, **kwargs)
+        parts = manager._parts  # noqa: SLF001  # it decorates the manager's own methods
+        try:
+            with parts.waits.in_call():
+                return call(manager, *args, **kwargs)
+        except FencedError as error:
+            parts.saver.failures.record_fence(error)
+            raise
 
     return noted
 

@@ -14,6 +14,7 @@ class Mark:
 
 MARKS: Final = {
     "google-cloud": Mark("asks Google Cloud, where tests have no project", 13),
+    "accelerator": Mark("torchtitan's trainer needs an accelerator, where tests have none", 2),
     "repository": Mark(
         "the repository's own targets: CI runs each by itself, and one of them is these tests", 1
     ),
@@ -22,5 +23,9 @@ MARKS: Final = {
 
 STORIES: Final = {
     "docs/operations/damaged-log.md": "tests/integration/test_damaged_log_page.py",
+    **{
+        f"docs/user/{trainer}.md": "tests/integration/integrations/test_pages_of_trainers.py"
+        for trainer in ("accelerate", "lightning", "transformers")
+    },
 }
 """Pages that aren't gone through from the top to the end: what runs their blocks, in each order that they give."""

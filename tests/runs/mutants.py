@@ -72,7 +72,6 @@ CORES: Final = {
         modules=(
             "src/stepkeeper/ending/machine.py",
             "src/stepkeeper/ending/schedule.py",
-            "src/stepkeeper/ending/choices.py",
         ),
         tests=(
             "tests/unit/runtime_process/test_end*.py",

@@ -2,11 +2,9 @@
 
 import importlib
 import os
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -14,14 +12,13 @@ from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-d
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from stepkeeper.contract import ContractError, ExitCode, Identity, Termination
+from stepkeeper.contract import ContractError, Identity
 from stepkeeper.distributed.devices import Hardware, find_hardware
 from stepkeeper.distributed.launchers import Launcher, choose_launcher, is_launched, read_local_rank
 from stepkeeper.distributed.meeting import meet
 from stepkeeper.ending.before_manager import exit_at_early_notice
-from stepkeeper.ending.message import count_restarts, write
+from stepkeeper.ending.message import count_restarts, exit_for_lost_peer
 from stepkeeper.errors import PeerLostError, ProcessGroupError
-from stepkeeper.loggers import logger
 
 __all__ = ["Membership", "init"]
 
@@ -45,7 +42,6 @@ class Membership:
     """The number of this process on its host, from 0 on."""
 
 
-_log: Final = logger(__name__)
 _TIMEOUT_S: Final = 1800.0
 """gloo's default. Hosts of one job start minutes apart, while images are pulled, and a first compilation takes as
 long."""
@@ -85,7 +81,7 @@ def init(*, timeout_s: float = _TIMEOUT_S) -> Membership:
         try:
             _form(hardware, timeout_s)
         except PeerLostError as error:
-            _leave(error)
+            exit_for_lost_peer(error)
         except ContractError as error:
             raise ProcessGroupError(str(error)) from error
         # torch raises these for all failures; DistStoreError and others are subclasses.
@@ -156,17 +152,6 @@ def _join_launched(backend: str, timeout: timedelta) -> None:
         raise PeerLostError(
             f"rank 0's launcher, which has the store, was lost while the process group was formed: {error}"
         ) from error
-
-
-def _leave(error: PeerLostError) -> NoReturn:
-    """End the process for a lost peer, with a termination message: a launcher above ends with another code."""
-    _log.error("%s", error)
-    if Identity.present(os.environ):
-        identity = Identity.from_env(os.environ)
-        rank = int(os.environ.get("RANK") or identity.rank)
-        message = Termination(code=ExitCode.PEER_LOST, error=str(error), rank=rank)
-        write(Path(identity.termination_file), message)
-    sys.exit(ExitCode.PEER_LOST)
 
 
 def _prepare_tpu() -> None:

@@ -10,37 +10,59 @@ all interleavings of the ranks. The stop step is the step at which all ranks agr
 
 Three methods begin an end. The moves that follow, until `move` is None again or all parts are closed:
 
-    stop    SAVE_STOP, repeated while a retry may help; if the job saves nothing at a stop: MEET, SAVE_STOP
-    leave   after a stop: SETTLE, CLOSE
-            at a stop step where the program hasn't stopped: MEET, SAVE_STOP, CLOSE
-            otherwise: AGREE, then SAVE_LAST or SAVE_STOP if the ranks choose so, CLOSE
-    fail    SETTLE, CLOSE; only CLOSE after the loss of a rank
-
-SAVE_STOP without the step's state saves nothing: it only waits for the newest save.
+    stop        SAVE_STOP, repeated while a retry may help; MEET if the job saves nothing at a stop
+    leave       after a stop: CLOSE
+                at a stop step where the program hasn't stopped: MEET, CLOSE
+                otherwise: AGREE, then SAVE_LAST, SAVE_STOP or MEET if the ranks choose so, CLOSE
+    close_with  CLOSE, after an exception
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from stepkeeper.contract import EndKind, ExitCode
-from stepkeeper.ending.exits import exit_code_of
-from stepkeeper.errors import PeerLostError
 
-__all__ = ["Ending", "Move"]
+__all__ = ["EndChoice", "Ending", "Move", "choose_end"]
 
 _MOST_TRIES: Final = 3
 """How often the save of one step is tried. After the third failure, another try has little chance."""
 
 
+class EndChoice(NamedTuple):
+    """The choice of one rank, or of all ranks together, at the training's end."""
+
+    step: int | None
+    """The last finished step, if it isn't saved; None if there is nothing to save."""
+
+    stops: bool
+    """True if the program ended itself because of a notice: training isn't done."""
+
+    loss: str | None = None
+    """Why `step` isn't to be saved, for messages; None otherwise."""
+
+
+def choose_end(ends: Sequence[EndChoice]) -> EndChoice:
+    """Join the choices of all ranks. A save needs all of them at one step, each with the state that the step left."""
+    loss = next((end.loss for end in ends if end.loss is not None), None)
+    steps = sorted({end.step for end in ends if end.step is not None})
+    if len(steps) > 1 or (steps and any(end.step is None for end in ends)):
+        loss = (
+            "the last step is not saved: the ranks end at different steps (unsaved: "
+            f"{', '.join(map(str, steps))}). The next start resumes from the newest commit"
+        )
+    return EndChoice(ends[0].step, any(end.stops for end in ends), loss)
+
+
 class Move(Enum):
-    """An action of the train thread on the way to its end. All ranks make the first four together."""
+    """An action of the train thread on the way to its end."""
 
     MEET = "meet"
-    """Wait until all ranks have reached the stop step."""
+    """Wait until all ranks have reached the stop step, and for the newest save. All ranks do so together."""
 
     SAVE_STOP = "save the stop step"
-    """If the stop step's state is available, choose with all ranks whether to save it. Wait for the newest save."""
+    """Save the stop step after the saves in flight, unless it is committed. All ranks do so together."""
 
     AGREE = "agree"
     """Wait for the saves in flight, and agree with all ranks on the end."""
@@ -48,12 +70,8 @@ class Move(Enum):
     SAVE_LAST = "save the last step"
     """Save the last finished step, and wait until all ranks have saved it, since their commit needs this rank."""
 
-    SETTLE = "settle"
-    """Wait for the saves in flight: those that the program began after its stop, or, after an exception, a short
-    time."""
-
     CLOSE = "close"
-    """Write the termination message, send the last report, and close all parts."""
+    """Wait for the saves in flight, write the termination message, send the last report, and close all parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +87,6 @@ class Ending:
     stop_step: int | None = None
     """The agreed stop step, once this rank has reached it."""
 
-    has_state: bool = False
-    """True if the stop step's state is available, so that the step can be saved or retried."""
-
     n_tries: int = 0
     """The number of SAVE_STOP moves that have ended."""
 
@@ -81,17 +96,12 @@ class Ending:
     is_leaving: bool = False
     """True if the program has ended or closes the manager: moves follow until all parts are closed."""
 
-    ends_itself: bool = False
-    """True if the program ended itself because of a notice."""
-
     loss: str | None = None
     """The reason that the last step isn't saved, for messages; None if it is, or there was nothing to save."""
 
-    choice: str | None = None
-    """The ranks' choice what to save, with the reason, for messages; None if there was no choice."""
-
     code: int | None = None
-    """The intended exit code; None until it is known."""
+    """The intended exit code; None until it is known. In AGREE it is known if the program ended itself after a notice.
+    """
 
     is_closed: bool = False
 
@@ -110,33 +120,21 @@ class Ending:
 
     def stop(self) -> Self:
         """Stop at the reached step, whose state is available."""
-        return replace(self, move=Move.SAVE_STOP if self.saves_at_stop else Move.MEET, has_state=True)
+        return replace(self, move=Move.SAVE_STOP if self.saves_at_stop else Move.MEET)
 
-    def on_ranks_met(self) -> Self:
-        """Continue after all ranks have reached the stop step, or one failed to."""
-        return replace(self, move=Move.SAVE_STOP, has_state=False)
+    def on_stop_tried(self, loss: str | None, *, may_retry: bool = False) -> Self:
+        """Continue after a try to stop: return to the train loop, which should end, or close if it has ended.
 
-    def on_save_finished(
-        self, loss: str | None, *, may_retry: bool = False, choice: str | None = None
-    ) -> Self:
-        """Continue after SAVE_STOP. `loss` is the reason that a save failed or wasn't started; None without one.
-
-        `may_retry`: another try may avoid the failure. `choice` is the ranks' choice and its reason, for messages.
+        `loss` is the reason that the last step isn't saved; None without one. `may_retry`: another SAVE_STOP may avoid
+        it.
         """
-        n_tries = self.n_tries + 1
-        again = self.has_state and may_retry and n_tries < _MOST_TRIES
-        after = replace(self, n_tries=n_tries, loss=loss, choice=choice or self.choice)
-        return after if again else after.end_stop()
-
-    def end_stop(self) -> Self:
-        """Return to the train loop, which should end, or close if it has ended."""
-        if self.is_leaving:
-            return replace(self, move=Move.CLOSE, has_stopped=True, code=ExitCode.SAVED)
-        return replace(self, move=None, has_stopped=True)
-
-    def miss_deadline(self, loss: str) -> Self:
-        """Stop here without a save: a notice's deadline has come."""
-        return replace(self, move=None, has_stopped=True, loss=loss)
+        saves = self.move is Move.SAVE_STOP
+        # A meeting of the ranks doesn't make up for a step that they can't save.
+        after = replace(self, n_tries=self.n_tries + saves, loss=loss if saves else self.loss or loss)
+        if saves and may_retry and after.n_tries < _MOST_TRIES:
+            return after
+        after = replace(after, move=None, has_stopped=True)
+        return after.close_with(ExitCode.SAVED) if self.is_leaving else after
 
     def leave(self, *, ends_itself: bool = False, respects_stop: bool = True) -> Self:
         """End the process without an exception.
@@ -144,28 +142,24 @@ class Ending:
         `ends_itself`: the program ended itself after a notice. `respects_stop` is False if training counts as done even
         though the program reached a stop step without stopping.
         """
-        leaving = replace(self, is_leaving=True, ends_itself=ends_itself)
+        leaving = replace(self, is_leaving=True)
         if self.has_stopped:
-            return replace(leaving, move=Move.SETTLE)
+            return leaving.close_with(ExitCode.SAVED)
         if respects_stop and self.stop_step is not None:
             # The program may have saved the stop step by itself. No rank may leave before the others have reached it.
             return replace(leaving, move=Move.MEET)
-        return replace(leaving, move=Move.AGREE)
+        return replace(leaving, move=Move.AGREE, code=ExitCode.SAVED if ends_itself else None)
 
-    def on_end_agreed(self, *, saves: bool, stops: bool, loss: str | None = None) -> Self:
-        """Continue after all ranks have agreed on the end, as `EndChoice` has it."""
-        if stops:
-            return replace(self, move=Move.SAVE_STOP, has_state=saves, loss=loss)
+    def on_end_agreed(self, choice: EndChoice) -> Self:
+        """Continue after all ranks have agreed on the end."""
+        saves = choice.step is not None and choice.loss is None
+        if choice.stops:
+            return replace(self, move=Move.SAVE_STOP if saves else Move.MEET, loss=choice.loss)
         return replace(self, move=Move.SAVE_LAST) if saves else self.close_with(ExitCode.DONE)
 
     def close_with(self, code: int) -> Self:
         """Close all parts, and end the process with `code`."""
         return replace(self, move=Move.CLOSE, code=code)
-
-    def fail(self, error: BaseException) -> Self:
-        """End the process because of an exception. A save in flight gets time to finish if it needs no lost rank."""
-        move = Move.CLOSE if isinstance(error, PeerLostError) else Move.SETTLE
-        return replace(self, move=move, code=exit_code_of(error))
 
     def return_to_program(self) -> Self:
         """Return the thread to the program: a move raised an error. The program may handle it, and train on."""

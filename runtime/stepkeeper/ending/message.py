@@ -7,16 +7,17 @@ killed, and the launcher for a command that never trained. `Termination.replaces
 import fcntl
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
-from stepkeeper.contract import CommitPoint, ContractError, EndKind, Identity, Termination
+from stepkeeper.contract import CommitPoint, ContractError, EndKind, ExitCode, Identity, Termination
 from stepkeeper.loggers import logger
 
-__all__ = ["count_restarts", "read", "withdraw", "write", "write_for_killed"]
+__all__ = ["count_restarts", "exit_for_lost_peer", "read", "withdraw", "write", "write_for_killed"]
 
 _log: Final = logger(__name__)
 _LOCK_S: Final = 1.0
@@ -59,7 +60,9 @@ def write_for_killed(
     pod: Identity, rank: int, number: int, *, step: int | None, restored: CommitPoint | None
 ) -> None:
     """Write the message of a rank that a signal killed, unless its own or a stronger one is in the file."""
-    path, error = Path(pod.termination_file), f"signal {number} ({_name_of(number)}) killed rank {rank}"
+    is_standard = number in set(signal.Signals)
+    name = signal.Signals(number).name if is_standard else f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    path, error = Path(pod.termination_file), f"signal {number} ({name}) killed rank {rank}"
     message = Termination(
         code=_BY_SIGNAL + number,
         kind=EndKind.KILLED,
@@ -72,6 +75,16 @@ def write_for_killed(
     # The kubelet creates the file. Without a file there is no reader.
     if path.exists():
         write(path, message, is_for_killed=True)
+
+
+def exit_for_lost_peer(error: Exception) -> NoReturn:
+    """End a process that has no manager yet, with a message: a launcher above it ends with another code."""
+    _log.error("%s", error)
+    if Identity.present(os.environ):
+        pod = Identity.from_env(os.environ)
+        rank = int(os.environ.get("RANK") or pod.rank)
+        write(Path(pod.termination_file), Termination(code=ExitCode.PEER_LOST, error=str(error), rank=rank))
+    sys.exit(ExitCode.PEER_LOST)
 
 
 def read(path: Path) -> Termination | None:
@@ -103,11 +116,3 @@ def _lock(fd: int) -> None:
             if time.monotonic() >= ends_s:
                 return None
             time.sleep(0.01)
-
-
-def _name_of(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        # One between SIGRTMIN and SIGRTMAX.
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"

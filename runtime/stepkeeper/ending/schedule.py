@@ -4,7 +4,7 @@ If the kill's time is known (a pod's grace period, 15 s for a preemption, 30 s u
 
 | s    | what has ended by then |
 | ---- | --- |
-| 1.5  | waits and saves (`END_RESERVE_S`) |
+| 1.5  | waits and saves (`END_RESERVE_S`), each in 60 s at most, or in 10 s where other ranks may have ended already |
 | 0.6  | the manager: reports, threads, the companion; earlier if the save ended earlier |
 | 0.3  | the process, with its exit code, wherever its threads are |
 | 0.15 | the same where no Python code can run; the launcher |
@@ -13,13 +13,23 @@ If it isn't known (no operator, no torchrun), in seconds after the notice or a s
 saves, 4 more for the manager, 1 more for the process. A stop that no kill follows (a directive, a call) has no limit.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from stepkeeper.contract import END_RESERVE_S, LAUNCHER_VARIABLE, TORCHRUN_VARIABLE, NoticeSource
 
-__all__ = ["Notice", "Schedule", "launcher_grace_s"]
+__all__ = ["ENDS_APART_S", "END_WAIT_S", "LOSS_KNOWN_S", "Notice", "Schedule", "launcher_grace_s"]
+
+END_WAIT_S: Final = 60.0
+"""Seconds for each wait at the end: for ranks that reach the stop step later, for hooks, for saves in flight."""
+
+ENDS_APART_S: Final = 10.0
+"""The same if other ranks may have ended already: after an exception, or if programs end themselves after a notice."""
+
+LOSS_KNOWN_S: Final = 1.0
+"""Seconds in which the loss of a rank becomes known after a collective failed because of it."""
 
 _PREEMPTED_S: Final = 15.0
 """A preempted machine is gone after 30 s, and GKE's kubelet reserves half of that for system pods."""
@@ -39,9 +49,6 @@ _CLOSING_LATE_S: Final = 0.9
 _LAST_RESORT_S: Final = 0.3
 """Seconds before the kill at which a process that is stuck is ended."""
 
-_LEAST_END_S: Final = 0.5
-"""The least seconds that a process has to end by itself, if its end begins late in the grace period."""
-
 _SILENCE_S: Final = 22.0
 """Seconds for waits and saves if the kill's time isn't known. Kubernetes and Slurm kill after 30 s by default."""
 
@@ -55,12 +62,6 @@ its model may take longer than any grace period.
 
 _START_BEFORE_RANK_0_S: Final = 8.0
 """The same for ranks other than rank 0. They leave first, since their common store is in rank 0's process."""
-
-_SAVE_S: Final = 60.0
-"""Seconds that a save in flight has when an exception ends the process."""
-
-_SAVE_TOGETHER_S: Final = 10.0
-"""The same if other ranks take part, which may have ended already."""
 
 _KILLERS: Final = (NoticeSource.SIGTERM, NoticeSource.FILE, NoticeSource.PREEMPTED)
 """Sources of notices after which this process is killed. After the notice of a peer (another rank), that one is."""
@@ -79,12 +80,12 @@ class Notice:
     """False if no kill follows: the program or the operator asked for the stop."""
 
 
-def launcher_grace_s(environ: Mapping[str, str]) -> float | None:
-    """Return the seconds from SIGTERM until this process's launcher kills it; None if it never does.
+def launcher_grace_s(environ: Mapping[str, str]) -> float:
+    """Return the seconds from SIGTERM until this process's launcher kills it; infinity if it never does.
 
     With stepkeeper's own launcher, torchrun gets SIGTERM after its processes have ended.
     """
-    return _TORCHRUN_S if TORCHRUN_VARIABLE in environ and LAUNCHER_VARIABLE not in environ else None
+    return _TORCHRUN_S if TORCHRUN_VARIABLE in environ and LAUNCHER_VARIABLE not in environ else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,20 +95,14 @@ class Schedule:
     grace_s: float | None
     """Seconds from a notice until the process is killed; None if unknown, as without an operator."""
 
-    launcher_s: float | None = None
-    """Seconds from SIGTERM until the process's launcher kills it; None if it never does."""
+    launcher_s: float = math.inf
+    """Seconds from SIGTERM until the process's launcher kills it; infinity if it never does."""
 
-    start_s: float = _START_S
+    rank: int = 0
     notices: tuple[Notice, ...] = ()
     now_s: float = 0.0
     is_starting: bool = False
     """True until all ranks have started."""
-
-    @classmethod
-    def of_rank(cls, rank: int, *, grace_s: float | None, launcher_s: float | None) -> Self:
-        """Return the schedule of a rank that has no notice."""
-        start_s = _START_S if rank == 0 else _START_BEFORE_RANK_0_S
-        return cls(grace_s=grace_s, launcher_s=launcher_s, start_s=start_s)
 
     def with_notice(self, notice: Notice) -> Self:
         """Return this schedule with one more notice. Only the first of each source counts."""
@@ -129,19 +124,12 @@ class Schedule:
         """Time of the kill, by the notice that leaves the least time; None without one, or if unknown."""
         if self.grace_s is None:
             return None
-        limits_s = {NoticeSource.PREEMPTED: _PREEMPTED_S}
-        if self.launcher_s is not None:
-            limits_s[NoticeSource.SIGTERM] = self.launcher_s
-        kills = [notice for notice in self.notices if notice.kills]
-        return min(
-            (each.monotonic_s + min(self.grace_s, limits_s.get(each.source, self.grace_s)) for each in kills),
-            default=None,
+        limits_s = {NoticeSource.PREEMPTED: _PREEMPTED_S, NoticeSource.SIGTERM: self.launcher_s}
+        kills = (notice for notice in self.notices if notice.kills)
+        times_s = (
+            each.monotonic_s + min(self.grace_s, limits_s.get(each.source, math.inf)) for each in kills
         )
-
-    @property
-    def is_killed_at_known_time(self) -> bool:
-        """True if this process is killed at a known time."""
-        return self.killer_s is not None and self.kill_s is not None
+        return min(times_s, default=None)
 
     @property
     def left_s(self) -> float | None:
@@ -163,15 +151,9 @@ class Schedule:
             limits_s.append(max(self.killer_s, progress_s) + _SILENCE_S - self.now_s)
         came_s = min((notice.monotonic_s for notice in self.notices if notice.kills), default=None)
         if self.is_starting and came_s is not None:
-            limits_s.append(came_s + self.start_s - self.now_s)
+            start_s = _START_S if self.rank == 0 else _START_BEFORE_RANK_0_S
+            limits_s.append(came_s + start_s - self.now_s)
         return min((max(0.0, each) for each in limits_s if each is not None), default=None)
-
-    def save_timeout_s(self, *, alone: bool) -> float:
-        """Return the seconds that a save in flight has when an exception ends the process.
-
-        Other ranks that take part, unless it's `alone`, may have ended already.
-        """
-        return self.bound_s(_SAVE_S if alone else _SAVE_TOGETHER_S)
 
     @property
     def closing_timeout_s(self) -> float:
@@ -184,7 +166,7 @@ class Schedule:
     def end_left_s(self) -> float | None:
         """The seconds that the process has to end; None if no kill follows."""
         if self.kill_s is not None:
-            return max(_LEAST_END_S, self.kill_s - _LAST_RESORT_S - self.now_s)
+            return max(0.0, self.kill_s - _LAST_RESORT_S - self.now_s)
         return None if self.killer_s is None else self.closing_timeout_s + _PYTHONS_END_S
 
     def is_overdue(self, stuck_since_s: float) -> bool:

@@ -96,13 +96,14 @@ class SavePipeline:
         self._persisting = Worker("save", self._waits)
 
     def prepare(self, flat: FlatState, *, in_background: bool = False) -> None:
-        """Plan saves of such states, compile their programs and populate their memory, at the first call.
+        """Plan saves of such states, compile their programs and populate their memory, at the first call with tensors.
 
         `in_background`: another thread does it. Then nothing is raised: a save that can't be planned raises why.
         """
         if self.prepared:
             return
-        self.prepared = True
+        # A state without tensors is that of a program that looks at a value before it builds the rest.
+        self.prepared = bool(flat.tensors)
         # Only the train thread runs programs on devices: their order must be the same on all ranks.
         if in_background and all(tensor.is_cpu for tensor in flat.tensors.values()):
             self._planning = self._transfers.submit(self._plan_in_background, flat)

@@ -7,7 +7,6 @@ faulthandler's, in C.
 import faulthandler
 import fcntl
 import os
-import signal
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,8 @@ from stepkeeper.fork_guard import MemoryFile, forget_in_forks
 __all__ = ["END_OF_STACKS", "StackFile", "stack_file"]
 
 END_OF_STACKS: Final = "end of stacks"
+_REAL_TIME: Final = range(64, 34, -1)
+"""Linux's real-time signals, the last first. C libraries use the first ones."""
 
 
 class StackFile:
@@ -29,7 +30,7 @@ class StackFile:
         # The companion empties it before each request: what is written then belongs at its start.
         fcntl.fcntl(self.fd, fcntl.F_SETFL, os.O_APPEND)
         self.signal_number: Final = _find_free_signal()
-        """None if all real-time signals are taken."""
+        """None if all real-time signals are taken, or it isn't known which."""
 
         if self.signal_number is not None:
             faulthandler.register(self.signal_number, self.fd, all_threads=True)
@@ -63,15 +64,9 @@ def stack_file() -> StackFile:
 
 def _find_free_signal() -> int | None:
     """Find a real-time signal that nothing in this process handles or ignores, C code included."""
-    taken = 0
+    taken = ~0
     with suppress(OSError):  # a sandbox without /proc
-        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-            name, _, mask = line.partition(":")
-            if name in {"SigCgt", "SigIgn"}:
-                taken |= int(mask, 16)
-    free = (
-        number
-        for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1)
-        if not taken >> (number - 1) & 1 and signal.getsignal(number) == signal.SIG_DFL
-    )
-    return next(free, None)
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        masks = dict(line.split(":", 1) for line in lines if line.startswith(("SigCgt:", "SigIgn:")))
+        taken = int(masks["SigCgt"], 16) | int(masks["SigIgn"], 16)
+    return next((number for number in _REAL_TIME if not taken >> (number - 1) & 1), None)

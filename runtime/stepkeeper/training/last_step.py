@@ -21,13 +21,7 @@ _MOST_TENSORS: Final = 16
 """The most tensors of a state that are compared."""
 
 _VISITS: Final = 100
-"""The most containers, objects and tensors of a state that are visited."""
-
-_ENTRIES: Final = 200
-"""The most entries of a container that are visited."""
-
-_PARAMETERS: Final = 4
-"""The most parameters of a module, and groups of an optimizer, that are compared."""
+"""The most containers, objects and tensors of a state that are visited, and entries of a container."""
 
 _HELD_BYTES: Final = 4 << 20
 """The size of the largest tensor that this module keeps alive from one save to the next."""
@@ -106,9 +100,9 @@ def _find_tensors(state: GivenState) -> Iterator[torch.Tensor]:
 def _list_parts(node: Any) -> Iterable[Any]:
     match node:
         case torch.nn.Module():
-            return islice(node.parameters(), _PARAMETERS)
+            return islice(node.parameters(), _MOST_TENSORS)
         case torch.optim.Optimizer():
-            groups = [group["params"] for group in node.param_groups[:_PARAMETERS]]
+            groups = [group["params"] for group in node.param_groups[:_MOST_TENSORS]]
             return [each for params in groups for each in (*params[:1], *params[-1:])]
         case PerRank() | Whole():
             return [node.value]
@@ -121,7 +115,7 @@ def _list_parts(node: Any) -> Iterable[Any]:
 
 
 def _without_scalars(items: Iterable[Any]) -> list[Any]:
-    return [each for each in islice(items, _ENTRIES) if type(each) not in _SCALARS]
+    return [each for each in islice(items, _VISITS) if type(each) not in _SCALARS]
 
 
 def _spread(items: list[Any]) -> list[Any]:

@@ -1,13 +1,16 @@
 """Savers and their jobs, with stand-ins for the companion and for other ranks."""
 
+import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract import END_RESERVE_S, NoticeSource
 from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
-from stepkeeper.ending.moves import Moves
+from stepkeeper.ending.schedule import Notice, Schedule
+from stepkeeper.ending.shell import EndingShell
 from stepkeeper.log import CommitRecord, ManifestRef
 from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.in_flight import InFlight
@@ -43,15 +46,27 @@ def saver_with(
     )
 
 
-def moves_of(saver: Saver, step: int, *, left_s: float) -> Moves:
-    """Make the moves of a rank that stops at `step`, `left_s` seconds before it is killed."""
-    notices: Any = SimpleNamespace(schedule=SimpleNamespace(left_s=left_s), first=None)
-    parts: Any = SimpleNamespace(
-        steps=None, saver=saver, rank_group=saver._rank_group, progress=saver._progress
-    )
-    moves = Moves(parts, notices)
-    moves.stop_request = SaveRequest(step=step, state={"step": step}, is_last=True)
-    return moves
+class _Told:
+    """The notices of a process that has just been told."""
+
+    def __init__(self, left_s: float) -> None:
+        self.first = Notice(source=NoticeSource.SIGTERM, monotonic_s=time.monotonic())
+        self._grace_s = left_s + END_RESERVE_S
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(grace_s=self._grace_s, notices=(self.first,), now_s=time.monotonic())
+
+
+def shell_of(saver: Saver, step: int, *, left_s: float) -> EndingShell:
+    """Make the end of a rank that stops at `step`, `left_s` seconds before it is killed."""
+    shell: Any = object.__new__(EndingShell)
+    shell.notices = _Told(left_s)
+    shell._watch = SimpleNamespace(on_stop_agreed=list)
+    shell._parts = SimpleNamespace(progress=saver._progress)
+    shell._saver, shell._rank_group = saver, saver._rank_group
+    shell._last_request = SaveRequest(step=step, state={"step": step}, is_last=True)
+    return cast(EndingShell, shell)
 
 
 def job_of(snapshot: Snapshot, region: Region, transfer: Future[None] | None = None) -> SaveJob:

@@ -21,8 +21,7 @@ from stepkeeper.coordination.agreement_rules import (
     Position,
     RankView,
 )
-from stepkeeper.ending.machine import Ending, Move
-from stepkeeper.errors import PeerLostError
+from stepkeeper.ending.machine import EndChoice, Ending, Move, choose_end
 
 
 class Fate(Enum):
@@ -108,6 +107,8 @@ class RankState(NamedTuple):
     wished: tuple[str, ...] = ()
     """What came up here before it left."""
 
+    ends_itself: bool = False
+
     @property
     def fate(self) -> Fate:
         if self.is_dead:
@@ -175,7 +176,7 @@ def actions(world: World, setting: Setting) -> Iterator[Action]:
                 yield Action("hear of loss", rank)
         if _can_train(world, rank, setting):
             yield Action("train", rank)
-            if world.failures and state.ending.move is Move.SAVE_STOP and state.ending.has_state:
+            if world.failures and state.ending.move is Move.SAVE_STOP:
                 yield Action("fail", rank)
 
 
@@ -200,7 +201,7 @@ def act(world: World, action: Action, setting: Setting) -> World:
         case "train":
             return _with(world, rank, _train(world, rank, setting))
         case "fail":
-            ending = state.ending.on_save_finished("it failed", may_retry=True)
+            ending = state.ending.on_stop_tried("it failed", may_retry=True)
             world = world._replace(failures=world.failures - 1)
             return _with(world, rank, _come(state._replace(ending=ending)))
         case _:
@@ -210,20 +211,19 @@ def act(world: World, action: Action, setting: Setting) -> World:
 def _train(world: World, rank: int, setting: Setting) -> RankState:
     """Let the train thread of a rank pass a step, or make the next move of its ending."""
     state = world.ranks[rank]
-    if state.ending.move is Move.SETTLE:
-        # It waits for its own saves only, and a loss ends the wait.
-        return state._replace(ending=state.ending.end_stop())
     if state.ending.move is Move.CLOSE:
+        # It waits for its own saves only, and a loss ends the wait.
         return state._replace(ending=state.ending.on_closed())
     if state.failed and state.ending.move is not Move.SAVE_STOP:
-        return _come(state._replace(ending=state.ending.fail(PeerLostError("a rank is lost"))))
+        return _come(state._replace(ending=state.ending.close_with(ExitCode.PEER_LOST)))
     if state.ending.move is not None:
         return _come(state._replace(ending=_end(world, rank, setting)))
     if state.ending.has_stopped:
         return _come(state._replace(ending=state.ending.leave()))
     if state.at == len(setting.steps):
         ends_itself = setting.ends_itself and not set(STOPS).isdisjoint(state.wished)
-        return _come(state._replace(ending=state.ending.leave(ends_itself=ends_itself)))
+        ending = state.ending.leave(ends_itself=ends_itself)
+        return _come(state._replace(ending=ending, ends_itself=ends_itself))
     step = setting.steps[state.at]
     view, due = state.view.pass_step(step)
     acted = (*state.acted, (step, due)) if due else state.acted
@@ -236,14 +236,13 @@ def _end(world: World, rank: int, setting: Setting) -> Ending:
     """Return what comes of a rank's move if nothing fails, or if a rank that it needs is lost."""
     ending, states = world.ranks[rank].ending, world.ranks
     match ending.move:
-        case Move.MEET:
-            return ending.on_ranks_met()
-        case Move.SAVE_STOP:
+        case Move.MEET | Move.SAVE_STOP:
             all_came = all(_key(states[rank]) in state.came_to for state in states)
-            return ending.on_save_finished(None if all_came else "not all ranks came")
+            return ending.on_stop_tried(None if all_came else "not all ranks came")
         case Move.AGREE:
-            stops = any(state.ending.ends_itself for state in states)
-            return ending.on_end_agreed(saves=setting.is_last_unsaved, stops=stops)
+            last = setting.steps[-1] if setting.steps and setting.is_last_unsaved else None
+            ends = [EndChoice(last, state.ends_itself) for state in states]
+            return ending.on_end_agreed(choose_end(ends))
         case _:
             return ending.close_with(ExitCode.DONE)
 
@@ -251,8 +250,7 @@ def _end(world: World, rank: int, setting: Setting) -> Ending:
 def _key(state: RankState) -> tuple[Move, int] | None:
     """Return the move that a rank now makes together with the others; None if it makes none."""
     move = state.ending.move
-    is_alone = move is Move.SAVE_STOP and not state.ending.has_state
-    return None if move not in _TOGETHER or is_alone or move is None else (move, state.ending.n_tries)
+    return None if move not in _TOGETHER or move is None else (move, state.ending.n_tries)
 
 
 def _come(state: RankState) -> RankState:

@@ -144,8 +144,16 @@ def read_texts() -> Iterator[tuple[Path, str]]:
         yield page.relative_to(ROOT), page.read_text(encoding="utf-8")
 
 
+INTEGRATIONS = "stepkeeper.integrations."
+
+
 def exists(name: str) -> bool:
     path = name if name.startswith("stepkeeper.") else f"stepkeeper.{name}"
+    if path.startswith(INTEGRATIONS):
+        # They import libraries that aren't here.
+        module, _, own = path.removeprefix(INTEGRATIONS).partition(".")
+        source = ROOT / "runtime/stepkeeper/integrations" / f"{module}.py"
+        return source.is_file() and (not own or f'"{own}"' in source.read_text(encoding="utf-8"))
     try:
         pkgutil.resolve_name(path)
     except (ImportError, AttributeError):

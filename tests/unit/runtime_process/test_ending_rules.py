@@ -1,38 +1,38 @@
 """How a process ends, by the rules alone, and how much time a notice leaves to each part of that."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from stepkeeper.contract import EndKind, ExitCode, NoticeSource
-from stepkeeper.ending.machine import Ending, Move
+from stepkeeper.ending.machine import EndChoice, Ending, Move
 from stepkeeper.ending.notices import Notices
-from stepkeeper.ending.schedule import Notice, Schedule, launcher_grace_s
+from stepkeeper.ending.schedule import END_WAIT_S, ENDS_APART_S, Notice, Schedule, launcher_grace_s
 from stepkeeper.errors import NoticeDeadlineError, PeerLostError
 
-SAVED = Ending().reach(7).stop().on_save_finished(None)
+SAVED = Ending().reach(7).stop().on_stop_tried(None)
 HEARD: dict[str, Callable[[Ending], Ending]] = {
     "reach": lambda ending: ending.reach(7),
     "stop": lambda ending: ending.reach(7).stop(),
-    "saved": lambda ending: ending.on_save_finished(None),
-    "failed": lambda ending: ending.on_save_finished("503", may_retry=True),
-    "hopeless": lambda ending: ending.on_save_finished("too late"),
-    "late": lambda ending: ending.miss_deadline("too late"),
+    "saved": lambda ending: ending.on_stop_tried(None),
+    "failed": lambda ending: ending.on_stop_tried("503", may_retry=True),
+    "hopeless": lambda ending: ending.on_stop_tried("too late"),
     "leave": lambda ending: ending.leave(),
     "close()": lambda ending: ending.leave(respects_stop=False),
     "end-itself": lambda ending: ending.leave(ends_itself=True),
-    "met": Ending.on_ranks_met,
-    "all-save-and-stop": lambda ending: ending.on_end_agreed(saves=True, stops=True),
-    "all-stop": lambda ending: ending.on_end_agreed(saves=False, stops=True),
-    "all-save": lambda ending: ending.on_end_agreed(saves=True, stops=False),
-    "none-saves": lambda ending: ending.on_end_agreed(saves=False, stops=False),
-    "end-stop": Ending.end_stop,
+    "all-save-and-stop": lambda ending: ending.on_end_agreed(EndChoice(step=7, stops=True)),
+    "all-stop": lambda ending: ending.on_end_agreed(EndChoice(step=None, stops=True)),
+    "all-lose-and-stop": lambda ending: ending.on_end_agreed(EndChoice(step=7, stops=True, loss="changed")),
+    "all-save": lambda ending: ending.on_end_agreed(EndChoice(step=7, stops=False)),
+    "none-saves": lambda ending: ending.on_end_agreed(EndChoice(step=None, stops=False)),
+    "all-lose": lambda ending: ending.on_end_agreed(EndChoice(step=7, stops=False, loss="changed")),
     "done": lambda ending: ending.close_with(0),
     "fenced": lambda ending: ending.close_with(77),
-    "bug": lambda ending: ending.fail(ValueError()),
-    "lost-rank": lambda ending: ending.fail(PeerLostError("rank 1")),
-    "late-call": lambda ending: ending.fail(NoticeDeadlineError("late")),
+    "bug": lambda ending: ending.close_with(1),
+    "lost-rank": lambda ending: ending.close_with(78),
+    "late-call": lambda ending: ending.close_with(75),
     "closed": Ending.on_closed,
 }
 """The events of the train thread, by name."""
@@ -44,8 +44,8 @@ HEARD: dict[str, Callable[[Ending], Ending]] = {
         pytest.param("", "", "STOPPING", None, id="training"),
         pytest.param("stop saved", "SAVE_STOP -", "SAVED", None, id="a stop that is saved"),
         pytest.param(
-            "stop saved leave end-stop", "SAVE_STOP - SETTLE CLOSE", "SAVED", 75,
-            id="a saved stop that is left: saves that were started after it are awaited",
+            "stop saved leave", "SAVE_STOP - CLOSE", "SAVED", 75,
+            id="a saved stop that is left",
         ),
         pytest.param("stop failed saved", "SAVE_STOP SAVE_STOP -", "SAVED", None, id="saved at the second try"),
         pytest.param(
@@ -53,37 +53,43 @@ HEARD: dict[str, Callable[[Ending], Ending]] = {
             id="given up after three tries",
         ),
         pytest.param("stop hopeless", "SAVE_STOP -", "GAVE_UP", None, id="no try can help"),
+        pytest.param("hopeless leave", "- CLOSE", "GAVE_UP", 75, id="the time was over before the stop"),
         pytest.param(
-            "late leave end-stop", "- SETTLE CLOSE", "GAVE_UP", 75, id="the time was over before the stop"
-        ),
-        pytest.param(
-            "reach leave met failed", "- MEET SAVE_STOP CLOSE", "GAVE_UP", 75,
+            "reach leave failed", "- MEET CLOSE", "GAVE_UP", 75,
             id="a program that saves by itself: its save isn't tried again",
         ),
+        pytest.param("reach leave saved", "- MEET CLOSE", "SAVED", 75, id="a program that saves by itself"),
         pytest.param("reach close()", "- AGREE", "STOPPING", None, id="close() instead"),
         pytest.param(
             "end-itself all-save-and-stop failed saved", "AGREE SAVE_STOP SAVE_STOP CLOSE", "SAVED", 75,
             id="a program that ends itself",
         ),
         pytest.param(
-            "end-itself all-stop failed", "AGREE SAVE_STOP CLOSE", "GAVE_UP", 75,
+            "end-itself all-stop failed", "AGREE MEET CLOSE", "GAVE_UP", 75,
+            id="the same, where what was in flight fails",
+        ),
+        pytest.param(
+            "end-itself all-lose-and-stop saved", "AGREE MEET CLOSE", "GAVE_UP", 75,
             id="the same, with nothing that can be saved together",
         ),
         pytest.param(
-            "leave all-stop saved", "AGREE SAVE_STOP CLOSE", "SAVED", 75,
+            "end-itself hopeless", "AGREE CLOSE", "GAVE_UP", 75,
+            id="the same, where the other ranks don't end",
+        ),
+        pytest.param(
+            "leave all-stop saved", "AGREE MEET CLOSE", "SAVED", 75,
             id="another rank's program has ended itself",
         ),
         pytest.param("leave all-save done closed", "AGREE SAVE_LAST CLOSE -", "DONE", 0, id="done"),
         pytest.param("leave none-saves", "AGREE CLOSE", "DONE", 0, id="done, with nothing to save"),
+        pytest.param("leave all-lose", "AGREE CLOSE", "DONE", 0, id="done, with a step that can't be saved"),
         pytest.param("leave fenced", "AGREE CLOSE", "FENCED", 77, id="fenced before"),
+        pytest.param("stop lost-rank", "SAVE_STOP CLOSE", "PEER_LOST", 78, id="a lost rank"),
         pytest.param(
-            "stop lost-rank", "SAVE_STOP CLOSE", "PEER_LOST", 78, id="a lost rank: nothing can settle"
+            "bug fenced", "CLOSE CLOSE", "FENCED", 77, id="an exception that turns out to be a fence"
         ),
-        pytest.param(
-            "bug fenced", "SETTLE CLOSE", "FENCED", 77, id="an exception that turns out to be a fence"
-        ),
-        pytest.param("bug", "SETTLE", "FAILED", 1, id="an exception"),
-        pytest.param("late-call", "SETTLE", "GAVE_UP", 75, id="the time was over in a call"),
+        pytest.param("bug", "CLOSE", "FAILED", 1, id="an exception"),
+        pytest.param("late-call", "CLOSE", "GAVE_UP", 75, id="the time was over in a call"),
     ],
 )  # fmt: skip
 def test_each_story_has_its_moves_and_its_end(story: str, moves: str, kind: str, code: int | None) -> None:
@@ -104,16 +110,11 @@ def test_a_program_that_handles_an_error_of_its_end_can_train_and_stop_again() -
 def test_a_skip_meets_and_awaits_what_is_in_flight() -> None:
     ending = Ending(saves_at_stop=False).reach(7).stop()
     assert ending.move is Move.MEET
-    ending = ending.on_ranks_met()
-    assert (ending.move, ending.has_state) == (Move.SAVE_STOP, False)
     assert HEARD["failed"](ending).has_stopped
 
 
 def test_a_stop_is_reached_once_and_stopped_at_once() -> None:
     assert SAVED.reach(9) == SAVED
-    assert SAVED.choice is None
-    chosen = Ending().reach(7).stop().on_save_finished("503", may_retry=True, choice="at step 7, both")
-    assert chosen.on_save_finished(None).choice == "at step 7, both"
 
 
 NOW_S = 110.0
@@ -126,7 +127,7 @@ def told(source: str = "sigterm", monotonic_s: float = 100.0) -> Notice:
     return Notice(source=NoticeSource(source), monotonic_s=monotonic_s)
 
 
-def grace_of(grace_s: float | None, *notices: Notice, launcher_s: float | None = None) -> Schedule:
+def grace_of(grace_s: float | None, *notices: Notice, launcher_s: float = math.inf) -> Schedule:
     return Schedule(grace_s=grace_s, launcher_s=launcher_s, notices=notices, now_s=NOW_S)
 
 
@@ -173,7 +174,7 @@ def test_a_wait_that_makes_progress_goes_on_where_no_end_is_known() -> None:
 def test_a_start_that_waits_for_others_is_left_soon_after_a_notice(
     notice: Notice, rank: int, left_s: float | None
 ) -> None:
-    schedule = Schedule.of_rank(rank, grace_s=120, launcher_s=None).with_notice(notice)
+    schedule = Schedule(rank=rank, grace_s=120).with_notice(notice)
     later = replace(schedule, now_s=NOW_S)
     assert replace(later, is_starting=True).wait_left_s(0.0) == left_s
     assert later.wait_left_s(0.0) == (None if left_s is None else 120 - 1.5 - (NOW_S - notice.monotonic_s))
@@ -221,10 +222,10 @@ def test_a_process_is_ended_shortly_before_it_would_be_killed(
     [
         (lambda grace: grace.closing_timeout_s, 4.0, 4.0, 9.0),
         (lambda grace: grace.end_left_s, 30 - 10 - 0.3, 5.0, None),
-        (lambda grace: grace.save_timeout_s(alone=True), KNOWN - 10, 60.0, 60.0),
-        (lambda grace: grace.save_timeout_s(alone=False), 10.0, 10.0, 10.0),
+        (lambda grace: grace.bound_s(END_WAIT_S), KNOWN - 10, 60.0, 60.0),
+        (lambda grace: grace.bound_s(ENDS_APART_S), 10.0, 10.0, 10.0),
     ],
-    ids=["the manager's end", "the process's end", "a save in flight", "a save of several ranks"],
+    ids=["the manager's end", "the process's end", "a wait at the end", "a wait for what may have ended"],
 )
 def test_the_end_has_as_long_as_no_kill_comes_before(
     ask: Callable[[Schedule], float | None], known_s: float, unknown_s: float, asked_s: float | None
@@ -236,12 +237,12 @@ def test_the_end_has_as_long_as_no_kill_comes_before(
 @pytest.mark.parametrize(
     ("environ", "grace_s"),
     [
-        ({}, None),
+        ({}, math.inf),
         ({"TORCHELASTIC_RUN_ID": "none"}, 30),
-        ({"TORCHELASTIC_RUN_ID": "none", "STEPKEEPER_LAUNCHER": "1"}, None),
+        ({"TORCHELASTIC_RUN_ID": "none", "STEPKEEPER_LAUNCHER": "1"}, math.inf),
     ],
 )
 def test_torchrun_kills_unless_our_own_launcher_keeps_sigterm_from_it(
-    environ: dict[str, str], grace_s: float | None
+    environ: dict[str, str], grace_s: float
 ) -> None:
     assert launcher_grace_s(environ) == grace_s

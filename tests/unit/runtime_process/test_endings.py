@@ -24,9 +24,9 @@ from stepkeeper.contract import (
     Settings,
     Termination,
 )
-from stepkeeper.ending import shell as ending_shell
+from stepkeeper.ending import watch as ending_watch
 from stepkeeper.ending.exits import exit_code_of, find_end, find_known_cause
-from stepkeeper.ending.shell import EndingShell
+from stepkeeper.ending.watch import EndWatch
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
@@ -130,8 +130,10 @@ class Watched:
         with self.parts.waits.in_call():
             self.watch._on_tick()
 
-    def message_of(self, code: int, error: str | None = None, **how: Any) -> Termination:
-        self.watch.write_message(code, error, **how)
+    def message_of(
+        self, code: int, error: str | None = None, failure: BaseException | None = None
+    ) -> Termination:
+        self.watch.write_message(code, error, failure=failure)
         return self.message
 
     @property
@@ -159,15 +161,16 @@ def test_the_message_names_the_failure_in_a_line(tmp_path: Path, failure: Except
 
 
 def test_nothing_is_written_of_a_stop_once_it_is_known_how_the_process_ends(tmp_path: Path) -> None:
-    ends = [(75, False), (1, True), (75, False), (77, True)]
     watched = Watched(tmp_path)
-    said = [watched.message_of(code, is_final=final) for code, final in ends]
+    said = [watched.message_of(code) for code in (75, 1, 75, 77)]
     assert [(each.code, each.kind) for each in said] == [
         (75, EndKind.STOPPING),
         (1, EndKind.FAILED),
         (1, EndKind.FAILED),
         (77, EndKind.FENCED),
     ]
+    watched.watch.ending = watched.watch.ending.on_stop_tried(None).leave().on_closed()
+    assert watched.message_of(75).kind == EndKind.SAVED, "it had the root again, and has ended otherwise"
 
 
 @pytest.mark.parametrize(
@@ -177,11 +180,10 @@ def test_a_stop_says_at_which_step_and_whether_that_is_saved(
     tmp_path: Path, loss: str | None, kind: EndKind
 ) -> None:
     watched = Watched(tmp_path)
-    watched.watch.become(
-        lambda ending: ending.reach(7).stop().on_save_finished(loss, choice="at step 7, both")
-    )
+    ending = watched.watch.ending.reach(7).stop()
+    watched.watch.ending = ending.on_stop_tried("503", may_retry=True).on_stop_tried(loss)
     said = watched.message_of(75)
-    assert (said.kind, said.agreed_step, said.decision) == (kind, 7, "at step 7, both")
+    assert (said.kind, said.agreed_step, said.decision) == (kind, 7, "the last save was tried 2 times")
 
 
 @pytest.fixture
@@ -275,16 +277,17 @@ def test_all_parts_together_end_in_the_time_of_one_deadline(
 ) -> None:
     clock = Clock()
     part: Any = SimpleNamespace
-    monkeypatch.setattr(ending_shell, "time", clock)
-    shell: Any = object.__new__(EndingShell)
-    shell._watch = part(close=clock.use)
-    shell._parts = part(
+    monkeypatch.setattr(ending_watch, "time", clock)
+    watch: Any = object.__new__(EndWatch)
+    watch.notices = watch._announcements = part(close=list)
+    watch._parts = part(
+        steps=part(decider=part(agreement=part(close=clock.use))),
         saver=part(close=clock.use, await_hooks=clock.use),
         progress=part(send_latest_step=list),
         companion=part(close=clock.use),
         rank_group=part(announce_leave=clock.use, abort=list, leave=clock.use),
     )
-    shell._close_parts(code, None, clock.now_s + limit_s)
+    watch._close_parts(code, None, clock.now_s + limit_s)
     assert clock.now_s <= 100.0 + limit_s + 1e-6
     assert all(given >= 0 for given in clock.given)
     if limit_s:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager, Options, PerRank, RandomState
-from stepkeeper.ending.choices import LastStepOfRank, choose_end
+from stepkeeper.ending.machine import EndChoice, choose_end
 from stepkeeper.log import Log
 from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.storage import open_store
@@ -130,22 +130,26 @@ def test_an_exception_saves_nothing(tmp_path: Path) -> None:
     assert steps(tmp_path) == [5]
 
 
+CHANGED = "step 7, the last one, is not saved"
+
+
 @pytest.mark.parametrize(
-    ("said", "saves", "complaint"),
+    ("said", "step", "complaint"),
     [
-        ([(7, False)], True, None),
-        ([(7, False), (7, False)], True, None),
-        ([(None, False), (None, True)], False, None),
-        ([(7, False), (8, False)], False, "unsaved: 7, 8"),
-        ([(7, False), (None, False)], False, "unsaved: 7"),
-        ([(7, False), (7, True)], False, "step 7, the last one, is not saved"),
+        ([(7, None)], 7, None),
+        ([(7, None), (7, None)], 7, None),
+        ([(None, None), (None, None)], None, None),
+        ([(7, None), (8, None)], 7, "unsaved: 7, 8"),
+        ([(7, None), (None, None)], 7, "unsaved: 7"),
+        ([(None, None), (7, CHANGED)], None, "unsaved: 7"),
+        ([(7, None), (7, CHANGED)], 7, CHANGED),
     ],
 )
 def test_all_ranks_save_it_or_none(
-    said: list[tuple[int | None, bool]], saves: bool, complaint: str | None
+    said: list[tuple[int | None, str | None]], step: int | None, complaint: str | None
 ) -> None:
-    choice = choose_end([LastStepOfRank(step=step, changed=changed) for step, changed in said])
-    assert (choice.saves, choice.stops) == (saves, False)
+    choice = choose_end([EndChoice(step=own, stops=False, loss=loss) for own, loss in said])
+    assert (choice.step, choice.stops) == (step, False)
     assert (choice.loss is None) == (complaint is None)
     assert complaint is None or complaint in str(choice.loss)
 

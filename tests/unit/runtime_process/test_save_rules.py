@@ -1,13 +1,11 @@
 """Which steps are saved: by the policy, for a notice, and at the end."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import cast
 
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
+from stepkeeper.companion.messages import Committed
 from stepkeeper.contract import (
     AutoInterval,
     ContinuousInterval,
@@ -17,11 +15,9 @@ from stepkeeper.contract import (
     ExitCode,
     Interval,
 )
-from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.coordination.root_check import RootProof
-from stepkeeper.ending.choices import NewestSave, choose_stop_save
 from stepkeeper.ending.machine import Ending
-from stepkeeper.ending.moves import Moves
+from stepkeeper.errors import SaveError
 from stepkeeper.policy.save import (
     AnyOf,
     AtSteps,
@@ -40,7 +36,7 @@ from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.report import SaveState
 from stepkeeper.save.saver import Saver
-from stepkeeper_testing.saves import moves_of, saver_with
+from stepkeeper_testing.saves import record_of, saver_with, shell_of
 
 DAY_S = 86400.0
 
@@ -121,9 +117,6 @@ def test_auto_keeps_its_bounds_and_lets_a_save_end() -> None:
     assert Auto(max_s=9 * DAY_S).interval_s(hopeless, Disruptions()) == 3 * DAY_S
 
 
-WORLD_SIZE = 3
-
-
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[Saver]:
     found: list[Saver] = []
@@ -133,109 +126,63 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Saver]:
         found.append(saves)
 
     monkeypatch.setattr(Saver, "start_save", start_save)
-    monkeypatch.setattr(Moves, "_await_newest", lambda _: None)
     return found
 
 
-def ranks_in(states: list[SaveState]) -> list[Saver]:
-    """One rank each, whose last save, of step 7, has come so far as it knows."""
-    store = HashStore()
-    ranks = []
-    for rank, state in enumerate(states):
-        rank_group = StoreRankGroup(store, rank, len(states))
-        saves = saver_with(rank_group=rank_group)
-        saves._newest_save = InFlight(7)
-        saves._newest_save.state = state
-        ranks.append(saves)
-    return ranks
+def saver_after(state: SaveState) -> Saver:
+    """Make a saver whose newest save, of step 7, has come so far."""
+    saves = saver_with()
+    newest = saves._newest_save = InFlight(7)
+    newest.state = state
+    if state is SaveState.FAILED:
+        newest.future.set_exception(SaveError("503"))
+    elif state is SaveState.COMMITTED:
+        committed = Committed(record=record_of(7), uri="memory://root/7")
+        newest.end_save(committed, None)
+        newest.future.set_result(committed)
+    return saves
 
 
-def notice(ranks: list[Saver], step: int, timeout_s: float) -> None:
-    def begin(rank: Saver) -> None:
-        moves_of(rank, step, left_s=timeout_s).make(Ending().reach(step).stop())
-
-    with ThreadPoolExecutor(len(ranks)) as threads:
-        for done in [threads.submit(begin, each) for each in ranks]:
-            done.result(60)
-    for each in ranks:
-        each.close()
-
-
-@pytest.mark.parametrize("knows", range(WORLD_SIZE))
-def test_a_failure_that_one_rank_knows_of_first_is_made_good_by_all(knows: int, begun: list[Saver]) -> None:
-    states = [SaveState.COMMITTING] * WORLD_SIZE
-    states[knows] = SaveState.FAILED
-    ranks = ranks_in(states)
-    notice(ranks, 7, 30)
-    assert set(begun) == set(ranks)
+def stop(saves: Saver, step: int, left_s: float = 30.0) -> Ending:
+    ending = shell_of(saves, step, left_s=left_s)._make(Ending().reach(step).stop())
+    saves.close()
+    return ending
 
 
 @pytest.mark.parametrize(
-    ("step", "states", "starts"),
+    ("step", "state", "starts"),
     [
-        (8, [SaveState.FAILED, SaveState.COMMITTED], True),
-        # The save of step 7 has just begun, and saves take 20 s.
-        (8, [SaveState.COMMITTED, SaveState.COMMITTING], False),
-        (7, [SaveState.COMMITTED, SaveState.COMMITTING], False),
+        (7, SaveState.COMMITTED, False),
+        (7, SaveState.FAILED, True),
+        (8, SaveState.COMMITTED, True),
+        (8, SaveState.FAILED, True),
     ],
 )
-def test_another_step_is_added_by_all_or_by_none(
-    begun: list[Saver], step: int, states: list[SaveState], starts: bool
+def test_a_stop_saves_its_step_unless_that_is_committed(
+    begun: list[Saver], step: int, state: SaveState, starts: bool
 ) -> None:
-    ranks = ranks_in(states)
-    ranks[0]._recent_costs.cost = SaveCost(stall_s=0.1, duration_s=20.0)
-    for each in ranks:
-        assert each.newest_save is not None
-        if each.newest_save.state is not SaveState.COMMITTING:
-            each.newest_save.future.cancel()
-    notice(ranks, step, 30)
-    assert set(begun) == (set(ranks) if starts else set())
+    saves = saver_after(state)
+    stop(saves, step)
+    assert begun == [saves] * starts
 
 
-def standing(in_flight_s: float | None, left_s: float | None, **more: bool) -> NewestSave:
-    return NewestSave(
-        is_of_stop=more.get("is_of_stop", False),
-        failed=more.get("failed", False),
-        in_flight_s=in_flight_s,
-        left_s=left_s,
-    )
+@pytest.mark.parametrize("step", [7, 8])
+def test_a_save_in_flight_ends_before_another_one_takes_its_bandwidth(begun: list[Saver], step: int) -> None:
+    saves = saver_after(SaveState.COMMITTING)
+    newest = saves.newest_save
+    assert newest is not None
+    stopping = threading.Thread(target=stop, args=(saves, step))
+    stopping.start()
+    assert not begun
+    newest.future.set_exception(SaveError("503"))
+    stopping.join(60)
+    assert begun == [saves], "also of the same step, whose failure this rank didn't know of yet"
 
 
-@pytest.mark.parametrize(
-    ("ranks", "cost_s", "starts", "why"),
-    [
-        ([standing(None, 10.0)], 60.0, True, None),
-        ([standing(3.0, None)], 60.0, True, None),
-        ([standing(3.0, 10.0)], None, True, "no save was measured before"),
-        (
-            [standing(3.0, 10.0)],
-            5.0,
-            True,
-            "10.0 s are left, the save in flight needs about 2.0 s more, and one more",
-        ),
-        ([standing(3.0, 6.9)], 5.0, False, "only the one in flight is finished"),
-        # The one that began last, and the one that is killed first, decide.
-        ([standing(3.0, 10.0), standing(1.0, 20.0), standing(None, 8.9)], 5.0, False, "8.9 s are left"),
-        ([standing(9.0, 5.0)], 5.0, True, "needs about 0.0 s more"),
-    ],
-)
-def test_a_save_is_added_if_there_is_time_for_both(
-    ranks: list[NewestSave], cost_s: float | None, starts: bool, why: str | None
-) -> None:
-    choice = choose_stop_save(ranks, cost_s, again=False)
-    assert choice.starts is starts
-    assert choice.why == why if why is None or choice.why is None else why in choice.why
-
-
-@pytest.mark.parametrize(
-    ("left_s", "cost_s", "starts"),
-    [(9.0, 10.0, False), (11.0, 10.0, True), (9.0, None, True), (None, 10.0, True)],
-)
-def test_what_failed_is_saved_once_more_where_time_is_left(
-    left_s: float | None, cost_s: float | None, starts: bool
-) -> None:
-    failed = NewestSave(is_of_stop=True, failed=True, in_flight_s=None, left_s=left_s)
-    assert choose_stop_save([failed, replace(failed, left_s=60.0)], cost_s, again=True).starts is starts
+def test_a_save_in_flight_may_take_all_the_time(begun: list[Saver]) -> None:
+    ending = stop(saver_after(SaveState.COMMITTING), 8, left_s=0.1)
+    assert ending.kind_of(ExitCode.SAVED) is EndKind.GAVE_UP
+    assert not begun, "what takes seconds must not begin when the time is over"
 
 
 class Proof:
@@ -257,7 +204,7 @@ def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pyte
     late = threading.Timer(3, answer.set)
     late.start()
     ending = Ending().reach(1).stop()
-    ending = moves_of(saves, 1, left_s=0.1).make(ending)(ending)
+    ending = shell_of(saves, 1, left_s=0.1)._make(ending)
     assert ending.kind_of(ExitCode.SAVED) is EndKind.GAVE_UP
     assert not answer.is_set()
     late.cancel()
@@ -265,9 +212,3 @@ def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pyte
     assert saves.newest_save is None
     assert "no answer for 0.1 s from the root" in caplog.text
     saves.close()
-
-
-def test_where_a_rank_does_not_answer_none_begins_alone(begun: list[Saver]) -> None:
-    ranks = ranks_in([SaveState.FAILED, SaveState.FAILED])
-    notice(ranks[1:], 7, 0.1)
-    assert not begun

@@ -38,7 +38,7 @@ from stepkeeper_planners import PerRank
 from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_testing.memory import MemoryStore
-from stepkeeper_testing.saves import job_of, moves_of, saver_with
+from stepkeeper_testing.saves import job_of, saver_with, shell_of
 
 Digest = Callable[[], dict[str, bytes]]
 
@@ -285,6 +285,6 @@ def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> No
         with pytest.raises(StorageError, match=r"\.stepkeeper/probes/.* not allowed"):
             use()
     ending = Ending().reach(7).stop()
-    assert "not allowed" in str(moves_of(saves, 7, left_s=1.0).make(ending)(ending).loss)
+    assert "not allowed" in str(shell_of(saves, 7, left_s=1.0)._make(ending).loss)
     assert saves.newest_save is None
     saves.close()
