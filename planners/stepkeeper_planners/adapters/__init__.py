@@ -57,7 +57,11 @@ def describe_all(
                 alike[form] = like
             layouts.append(like)
         else:
-            layouts.append(TensorLayout(fqn, like.dtype, like.global_shape, like.chunks))
+            layouts.append(
+                TensorLayout(
+                    fqn=fqn, dtype=like.dtype, global_shape=like.global_shape, chunks=like.chunks
+                )
+            )
     return layouts
 
 

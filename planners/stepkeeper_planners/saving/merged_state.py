@@ -149,13 +149,13 @@ def _select_part(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
     among = frozenset(ranks)
     # The tuple of chunks is kept if it is of these ranks only: many tensors share it.
     if all(owner.rank in among for chunk in layout.chunks for owner in chunk.owners):
-        return layout._replace(complete=False)
+        return replace(layout, complete=False)
     chunks = []
     for chunk in layout.chunks:
         own = tuple(owner for owner in chunk.owners if owner.rank in among)
         if own:
             chunks.append(Chunk(box=chunk.box, owners=own))
-    return layout._replace(chunks=tuple(chunks), complete=False)
+    return replace(layout, chunks=tuple(chunks), complete=False)
 
 
 def join_layouts(parts: Mapping[int, TensorLayout]) -> TensorLayout:
@@ -178,4 +178,4 @@ def join_layouts(parts: Mapping[int, TensorLayout]) -> TensorLayout:
         for chunk in part.chunks:
             owners.setdefault(chunk.box, []).extend(chunk.owners)
     chunks = tuple(Chunk(box=box, owners=tuple(sorted(owners[box]))) for box in sorted(owners))
-    return first._replace(chunks=chunks, complete=True)
+    return replace(first, chunks=chunks, complete=True)

@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch.distributed.checkpoint.planner import SavePlan
 
-from stepkeeper_planners import SPMDSavePlanner
-from stepkeeper_planners.errors import LayoutError, ReleasesDifferError, WrongRanksError
+from stepkeeper_planners import SPMDSavePlanner, adapters
+from stepkeeper_planners.errors import (
+    LayoutError,
+    ReleasesDifferError,
+    UnsupportedShardingError,
+    WrongRanksError,
+)
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
 from stepkeeper_planners.loading.differences import Differences, Findings, intersect_unexpected
@@ -239,3 +244,24 @@ def test_a_rank_alone_writes_what_the_division_among_ranks_gives_it() -> None:
     gap = [*whole, rows("d", (0, 2, (0,)))]
     with pytest.raises(LayoutError, match="d: the chunks"):
         plan_save(gap, {}, ranks)
+
+
+def test_tensors_of_one_form_are_described_as_each_is_by_itself() -> None:
+    marked = torch.ones(2, 3)
+    marked.note = "attributes make a tensor unusual"  # type: ignore[attr-defined]
+    tensors = {
+        "a": torch.ones(2, 3),
+        "b": torch.zeros(2, 3),
+        "c": torch.nn.Parameter(torch.ones(2, 3)),
+        "d": torch.ones(2, 3, dtype=torch.int64),
+        "e": torch.ones(3, 2).T,
+        "f": torch.ones(()),
+        "g": marked,
+    }
+    ranks = Ranks(rank=1, world_size=3)
+    assert adapters.describe_all(tensors, ranks) == [
+        adapters.describe(fqn, tensor, ranks) for fqn, tensor in tensors.items()
+    ]
+    tensors |= {"h": torch.quantize_per_tensor(torch.ones(2, 3), 1.0, 0, torch.qint8)}
+    with pytest.raises(UnsupportedShardingError, match="h: a quantized tensor"):
+        adapters.describe_all(tensors, ranks)
