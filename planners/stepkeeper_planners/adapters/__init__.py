@@ -58,9 +58,7 @@ def describe_all(
             layouts.append(like)
         else:
             layouts.append(
-                TensorLayout(
-                    fqn=fqn, dtype=like.dtype, global_shape=like.global_shape, chunks=like.chunks
-                )
+                TensorLayout(fqn=fqn, dtype=like.dtype, global_shape=like.global_shape, chunks=like.chunks)
             )
     return layouts
 
