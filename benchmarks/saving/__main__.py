@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.saving import notice
+from benchmarks.saving import notice, replicas
 from benchmarks.saving import steps as training
 from benchmarks.saving.lines import line
 from benchmarks.saving.picture import draw
@@ -108,6 +108,9 @@ def _cases(sizes_mib: tuple[int, ...]) -> Iterator[tuple[str, str, str, int]]:
     usual = [size_mib for size_mib in sizes_mib if size_mib < _LARGE_MIB]
     for way in training.WAYS:
         yield "steps", way, SHAPES[0], max(usual, default=min(sizes_mib))
+    for way in replicas.WAYS:
+        for shape in SHAPES[:2]:
+            yield "replicas", way, shape, max(usual, default=min(sizes_mib))
     for way in notice.WAYS:
         yield "notice", way, SHAPES[0], min(sizes_mib)
 

@@ -22,6 +22,7 @@ def line(found: Found, results: list[Found]) -> str:
         "devices": _devices,
         "steps": _steps,
         "notice": _notice,
+        "replicas": _replicas,
     }
     return f"{head} {of[found['where']](found, results)}"
 
@@ -106,6 +107,15 @@ def _notice(found: Found, results: list[Found]) -> str:
     return (
         f"committed {told_s * 1000:.0f} ms after SIGTERM, the save's own time {own_s * 1000:.0f} ms, beside it "
         f"{statistics.median(found['beside_s']) * 1000:.0f} ms, {max(found['beside_s']) * 1000:.0f} ms at most"
+    )
+
+
+def _replicas(found: Found, results: list[Found]) -> str:
+    del results
+    with_s, without_s, copy_s = (found[key] for key in ("with_s", "without_s", "copy_s"))
+    return (
+        f"snapshot {with_s * 1000:.0f} ms with digests of all copies, {without_s * 1000:.0f} ms without: "
+        f"{with_s / without_s:.2f} times as long, {with_s / copy_s:.2f} of a copy of the whole state"
     )
 
 

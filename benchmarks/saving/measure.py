@@ -94,6 +94,10 @@ def main() -> None:
             from benchmarks.saving import notice
 
             found = notice.measure(way, shape, size_mib, Path(name))
+        elif where == "replicas":
+            from benchmarks.saving import replicas
+
+            found = replicas.measure(way, shape, size_mib)
         else:
             from benchmarks.saving import devices
 

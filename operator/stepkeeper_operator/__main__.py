@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 async def _check_uninstall(settings: OperatorSettings) -> int:
-    cluster = await connect(settings.kubeconfig)
+    cluster = await connect(settings.kubeconfig, settings.watch_namespaces)
     try:
         return await check_uninstall(cluster, sys.stderr)
     finally:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -30,6 +30,9 @@ _OPERATOR_LABEL = "stepkeeper.dev/operator"
 _ACTING_ANNOTATION = "stepkeeper.dev/acting"
 """Marks the Lease of an operator that found no other one acting."""
 
+_WATCHED_ANNOTATION = "stepkeeper.dev/watched-namespaces"
+"""The namespaces that it watches, with commas in between. Without it, all."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Rival:
@@ -48,18 +51,27 @@ class LeaseGuard:
     The clocks of two operators are never compared: a waiting one measures by its own clock how long a foreign Lease
     stays unchanged.
 
-    Two installations in one cluster have separate Leases, and would undo each other's work. So each looks for other
-    Leases before it acts, marks its own as acting, and looks again: of two that start at once, one sees the other.
+    Two installations in one cluster have separate Leases, and would undo each other's work, unless their lists of
+    watched namespaces have none in common. So each looks for other Leases before it acts, marks its own as acting, and
+    looks again: of two that start at once, one sees the other.
     """
 
     def __init__(
-        self, cluster: Cluster, *, namespace: str, name: str, identity: str, duration_s: int
+        self,
+        cluster: Cluster,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        duration_s: int,
+        watched: Sequence[str] = (),
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace
         self._name = name
         self._identity = identity
         self._duration_s = duration_s
+        self._watched = watched
         self._renewed_at = float("-inf")
         self._lease: RawObject | None = None
         self._acting = False
@@ -177,7 +189,7 @@ class LeaseGuard:
         for lease in await self._ask(self._cluster.list_all(LEASES, f"{_OPERATOR_LABEL}=true")):
             meta, spec = lease["metadata"], lease.get("spec", {})
             place, version = (meta["namespace"], meta["name"]), str(meta["resourceVersion"])
-            if place == (self._namespace, self._name) or not _holder(lease):
+            if place == (self._namespace, self._name) or not _holder(lease) or self._is_apart(lease):
                 continue
             seen, unchanged_since = self._seen.get(meta["uid"], ("", now))
             if seen != version:
@@ -188,6 +200,11 @@ class LeaseGuard:
             acting = (meta.get("annotations") or {}).get(_ACTING_ANNOTATION) == "true"
             found.append(_Rival(place, _holder(lease), acting))
         return sorted(found, key=lambda rival: rival.place)
+
+    def _is_apart(self, lease: RawObject) -> bool:
+        """Return True if the other installation and this one watch listed namespaces, and none of both."""
+        theirs = (lease["metadata"].get("annotations") or {}).get(_WATCHED_ANNOTATION, "")
+        return bool(theirs and self._watched) and not set(theirs.split(",")) & set(self._watched)
 
     def _report_rival(self, rival: _Rival) -> None:
         text = (
@@ -225,7 +242,10 @@ class LeaseGuard:
             "name": self._name,
             "namespace": self._namespace,
             "labels": {_OPERATOR_LABEL: "true"},
-            "annotations": {_ACTING_ANNOTATION: "true"} if self._acting else {},
+            "annotations": {
+                **({_WATCHED_ANNOTATION: ",".join(self._watched)} if self._watched else {}),
+                **({_ACTING_ANNOTATION: "true"} if self._acting else {}),
+            },
         }
         if lease is not None:
             meta["resourceVersion"] = lease["metadata"]["resourceVersion"]

@@ -128,13 +128,14 @@ class Metrics:
 
     def forget_job(self, namespace: str, job: str) -> None:
         """Remove the gauges of a job that no longer exists."""
-        self.forget_judgements(namespace, job)
-        for gauge in (self.step, self.committed_step, self.starts_without_checkpoint):
-            gauge.remove_by_labels({"namespace": namespace, "job": job})
-
-    def forget_judgements(self, namespace: str, job: str) -> None:
-        """Remove the gauges that show what is wrong with a job, because it can't be judged now."""
-        for gauge in (self.stalled, self.pod_stuck):
+        gauges = (
+            self.step,
+            self.committed_step,
+            self.starts_without_checkpoint,
+            self.stalled,
+            self.pod_stuck,
+        )
+        for gauge in gauges:
             gauge.remove_by_labels({"namespace": namespace, "job": job})
 
     def render(self) -> bytes:

@@ -8,12 +8,12 @@ from typing import Final
 
 from stepkeeper_operator.cache.kinds import WatchedKind
 from stepkeeper_operator.cluster.protocol import Cluster
-from stepkeeper_operator.cluster.resources import WORKLOADS
+from stepkeeper_operator.cluster.resources import TRAINING_JOBS, WORKLOADS
 from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.errors import ApiError, CertificateError
 from stepkeeper_operator.lease import LeaseGuard
 
-__all__ = ["Readiness", "is_kueue_installed"]
+__all__ = ["Readiness", "find_readable", "is_kueue_installed"]
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +89,26 @@ class Readiness:
                 self._waits_for = ""
                 return
             await asyncio.sleep(_CHECK_S)
+
+
+async def find_readable(cluster: Cluster, namespaces: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those that the operator may read. One that is gone, with its Role, must not stop it in the others.
+
+    Raises ApiError.
+    """
+    found = []
+    for namespace in namespaces:
+        try:
+            await cluster.list_uids(TRAINING_JOBS, "", namespace=namespace)
+            found.append(namespace)
+        except ApiError as error:
+            if error.status != HTTPStatus.FORBIDDEN:
+                raise
+            text = (
+                "cannot watch namespace: create it, and upgrade the release, or take it from watchNamespaces"
+            )
+            _log.error(text, extra={"namespace": namespace, "error": str(error)})  # no bug: no traceback
+    return tuple(found)
 
 
 async def is_kueue_installed(cluster: Cluster) -> bool:

@@ -31,6 +31,9 @@ class OperatorSettings(BaseSettings):
     kubeconfig: Path | None = None
     """Kubeconfig for an operator outside of the cluster. Unset: the pod's service account."""
 
+    watch_namespaces: tuple[str, ...] = ()
+    """Namespaces that are watched, as a JSON list. Empty: all."""
+
     service_name: str = "stepkeeper-operator"
     """Service of the endpoint. Its DNS names are in the certificate."""
 
@@ -105,6 +108,16 @@ class OperatorSettings(BaseSettings):
             raise ValueError(
                 "STEPKEEPER_OPERATOR_CLOUD_TPU_INSECURE is only for a test server: set its address in"
                 " STEPKEEPER_OPERATOR_CLOUD_TPU_ENDPOINT (chart: cloudTPU.endpoint), or unset the variable"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_silence(self) -> Self:
+        if self.silence_s <= self.report_interval_s:
+            raise ValueError(
+                f"STEPKEEPER_OPERATOR_SILENCE_S ({self.silence_s}) has to be greater than"
+                f" STEPKEEPER_OPERATOR_REPORT_INTERVAL_S ({self.report_interval_s}) (chart: settings.silenceSeconds and"
+                " settings.reportIntervalSeconds): each pod would be silent between two reports"
             )
         return self
 

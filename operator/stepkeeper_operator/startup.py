@@ -21,6 +21,7 @@ from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.endpoint.tokens import KubernetesTokens
+from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.handlers.resync import Resync
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry, run_watches
 from stepkeeper_operator.kinds.shared import Shared
@@ -29,7 +30,7 @@ from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.queued_resources.controller import QueuedResourceController
 from stepkeeper_operator.queued_resources.settings import CloudSettings
-from stepkeeper_operator.readiness import Readiness, is_kueue_installed
+from stepkeeper_operator.readiness import Readiness, find_readable, is_kueue_installed
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.controller import JobController
 
@@ -40,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 async def run_operator(settings: OperatorSettings) -> None:
     """Run the operator until SIGTERM or SIGINT. Raises LeaseLostError if another operator took over."""
-    cluster = await connect(settings.kubeconfig)
+    cluster = await connect(settings.kubeconfig, settings.watch_namespaces)
     try:
         await Operator(settings, cluster).run()
     finally:
@@ -58,6 +59,7 @@ class Operator:
         self._cache = Cache()
         self._kinds = list_watched_kinds(cloud_tpu=settings.cloud_tpu_enabled)
         self._kueue_found = False
+        self._watched = settings.watch_namespaces
         self._cloud_settings = CloudSettings.from_settings(settings)
         n_workers = {
             TRAINING_JOBS.kind: settings.workers,
@@ -85,6 +87,7 @@ class Operator:
             name=settings.lease_name,
             identity=settings.identity,
             duration_s=settings.lease_duration_s,
+            watched=settings.watch_namespaces,
         )
         self._readiness = Readiness(
             cluster=self._cluster, kinds=self._kinds, lease=self._lease, certificate=self._certificate
@@ -106,7 +109,16 @@ class Operator:
 
     async def _get_ready(self) -> None:
         await self._readiness.get_ready()
-        await self._look_for_kueue()
+        await self._look_around()
+
+    async def _look_around(self) -> bool:
+        """Find what can be watched: namespaces, Kueue's Workloads. Return True if some is new since the last call."""
+        before, wanted = self._watched, self._settings.watch_namespaces
+        try:
+            self._watched = await find_readable(self._cluster, wanted) or wanted
+        except ApiError as error:
+            _log.warning("cannot look for namespaces", extra={"error": str(error)})
+        return await self._look_for_kueue() or not set(self._watched) <= set(before)
 
     async def _look_for_kueue(self) -> bool:
         """Watch Workloads if the API server knows them. Return True if they are new since the last call."""
@@ -129,7 +141,13 @@ class Operator:
         )
         settings = make_kopf_settings(self._kinds)
         # kopf installs its own signal handlers when it starts: replace them then.
-        watching = run_watches(registry, settings, stop=end_watches, started=self._handle_signals)
+        watching = run_watches(
+            registry,
+            settings,
+            namespaces=self._watched,
+            stop=end_watches,
+            started=self._handle_signals,
+        )
         watches = asyncio.create_task(watching)
         parts = (
             self._stop.wait(),
@@ -177,9 +195,11 @@ class Operator:
 
     async def _resync_objects(self, kinds: Collection[str]) -> None:
         """Reconcile every object periodically. Run until cancelled, or until there is one more kind to watch."""
-        await self._make_resync().run(kinds, until=self._look_for_kueue)
+        await self._make_resync().run(kinds, until=self._look_around)
         # kopf can't add a watch while it runs: the next start has it.
-        _log.info("Kueue was installed: stopping, so that the next start watches its Workloads")
+        _log.info(
+            "there is more to watch, a namespace or Kueue's Workloads: stopping, so that the next start does"
+        )
         self._stop.set()
 
     def _make_resync(self) -> Resync:

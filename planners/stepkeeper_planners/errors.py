@@ -1,6 +1,6 @@
 """Define the errors of the planners. Each is also the builtin error that a caller without this package would expect."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -199,6 +199,11 @@ class DestinationExistsError(PlannerError, FileExistsError):
 def format_ranks(ranks: Sequence[int]) -> str:
     """Return "rank 3" or "ranks 0, 1" for a message; cut a long list."""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(_shortened(list(map(str, ranks))))}"
+
+
+def shorten(names: Iterable[str]) -> str:
+    """Return the names for a message; cut a long list."""
+    return ", ".join(_shortened(list(map(printable, names))))
 
 
 def printable(name: str) -> str:

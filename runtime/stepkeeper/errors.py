@@ -315,6 +315,15 @@ class DevicesFullError(SaveError, MemoryError):
     next_save_recovers = True
 
 
+class CopiesDifferError(SaveError):
+    """Raised when ranks hold different copies of a tensor in a save that was divided among them.
+
+    The next save compares the copies first. It is written from the first rank, or refused with the reason.
+    """
+
+    next_save_recovers = True
+
+
 def text_with_notes(error: BaseException) -> str:
     """Return the text of `error` with the notes that were added to it."""
     return ", ".join([str(error), *getattr(error, "__notes__", ())])

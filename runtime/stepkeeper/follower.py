@@ -144,7 +144,6 @@ class Follower:
         """
 
         self._sigterm = clean_up_at_sigterm(self._end_process, limit_s=_SIGTERM_S)
-        self._sigterm.start()
 
     @override
     def __repr__(self) -> str:
@@ -179,11 +178,7 @@ class Follower:
 
     def close(self) -> None:
         """End the iteration and release the last commit. A thread that waits for the next commit continues."""
-        self._closed.set()
-        with self._pinning:
-            current = self._current
-        if current is not None:
-            current.close()
+        self._end()
         self._sigterm.stop()
 
     def __enter__(self) -> Self:
@@ -197,8 +192,15 @@ class Follower:
 
     def _end_process(self) -> None:
         """Remove the pins of all readers of this process before SIGTERM ends it."""
-        self.close()
+        self._end()
         release_all_pins()
+
+    def _end(self) -> None:
+        self._closed.set()
+        with self._pinning:
+            current = self._current
+        if current is not None:
+            current.close()
 
     def _release_current(self) -> None:
         current, self._current = self._current, None

@@ -4,7 +4,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import torch.distributed as dist
 
@@ -19,6 +19,9 @@ from stepkeeper.tier import TierPlace
 from stepkeeper.training.environment import Environment
 
 __all__ = ["ManagerArguments", "Options", "build_arguments", "build_claim_request"]
+
+
+_REPLICAS: Final = ("divide", "first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,10 @@ class Options:
     """Device memory of this process, in bytes, that a snapshot may use until it is in host memory. The rest of the
     snapshot waits. None starts with all device memory, and halves it each time that the devices have no room."""
 
+    replicas: str = "divide"
+    """The ranks that write what several hold copies of. "divide" divides it among them, if the copies are equal. With
+    "first" the first rank that holds a part writes it, and nothing is compared."""
+
     local_tier: str | os.PathLike[str] | None = None
     """A folder on a disk of this host. Saves are staged there on their way to the root, so that host memory is free
     sooner, and restores read from it. `from_env` uses by default the volume that the job's template mounts at
@@ -64,6 +71,8 @@ class Options:
         for name, least in (("device_budget_bytes", 0), ("local_tier_bytes", 1)):
             if (number := getattr(self, name)) is not None:
                 check_whole(name, number, least)
+        if self.replicas not in _REPLICAS:
+            raise ValueError(f"replicas must be one of {', '.join(_REPLICAS)}, not {self.replicas!r}")
         job: object = self.take_over
         if not isinstance(job, str | bool) or job == "":
             raise TypeError(f"take_over must be a job's namespace/name, True or False, not {job!r}")

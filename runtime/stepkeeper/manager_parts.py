@@ -104,6 +104,7 @@ class ManagerParts:
             self.progress,
             max_pending=given.options.max_pending,
             device_budget_bytes=given.options.device_budget_bytes,
+            all_first=given.options.replicas == "first",
             save_hooks=self.save_hooks,
             waits=self.waits,
             mixed_state=self.restorer.mixed_state,

@@ -20,13 +20,28 @@ CLOUD_TPU = (
     "--set",
     "cloudTPU.startupScriptSecrets[0].namespace=default,cloudTPU.startupScriptSecrets[0].name=join",
 )
+NETWORK_POLICY = (
+    "--set",
+    "networkPolicy.enabled=true,networkPolicy.reportsFrom[0].ipBlock.cidr=10.128.0.0/20",
+    "--set",
+    "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.team=monitoring",
+)
+WATCHING = ("--set", "watchNamespaces={default},podDisruptionBudget.maxUnavailable=0")
+WATCHER = f"system:serviceaccount:{NAMESPACE}:watcher-stepkeeper-operator"
 
 pytestmark = pytest.mark.cluster
 
 
-def render(*options: str) -> str:
+def render(*options: str, release: str = "chart-rbac") -> str:
     helm = binaries.ensure()["helm"]
-    return run([helm, "template", "chart-rbac", CHART, "-n", NAMESPACE, "--kube-version", "1.36.3", *options])
+    return run([helm, "template", release, CHART, "-n", NAMESPACE, "--kube-version", "1.36.3", *options])
+
+
+def render_roles(*options: str, release: str = "chart-rbac") -> str:
+    """Render the chart's roles without its Deployment."""
+    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+    objects = yaml.safe_load_all(render(*options, release=release))
+    return yaml.safe_dump_all([each for each in objects if each and each["kind"] in kinds])
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +55,26 @@ def namespace(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="module")
 def installed(namespace: Cluster) -> Iterator[Cluster]:
-    """Install the chart's roles without its Deployment, and delete them."""
-    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
-    roles = yaml.safe_dump_all(
-        [each for each in yaml.safe_load_all(render()) if each and each["kind"] in kinds]
-    )
+    """Install the chart's roles, and delete them."""
+    roles = render_roles()
     namespace.kubectl("apply", "-f", "-", stdin=roles)
     yield namespace
     namespace.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=roles)
 
 
-def can(cluster: Cluster, namespace: str, request_line: str) -> bool:
+@pytest.fixture(scope="module")
+def watching(namespace: Cluster) -> Iterator[Cluster]:
+    """Install the roles of an operator that watches namespace default, and delete them."""
+    roles = render_roles(*WATCHING, release="watcher")
+    namespace.kubectl("apply", "-f", "-", stdin=roles)
+    yield namespace
+    namespace.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=roles)
+
+
+def can(cluster: Cluster, namespace: str, request_line: str, account: str = OPERATOR) -> bool:
     """kubectl answers no with an error. The request is verb, resource and maybe a subresource or a name."""
     verb, resource, *rest = request_line.split()
-    options = ("--as", OPERATOR, "--namespace", namespace, *rest)
+    options = ("--as", account, "--namespace", namespace, *rest)
     try:
         return cluster.kubectl("auth", "can-i", verb, resource, *options).strip() == "yes"
     except CommandError as error:
@@ -62,7 +83,11 @@ def can(cluster: Cluster, namespace: str, request_line: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("options", [(), CLOUD_TPU], ids=["jobs alone", "with Cloud TPU"])
+@pytest.mark.parametrize(
+    "options",
+    [(), CLOUD_TPU, NETWORK_POLICY, WATCHING],
+    ids=["jobs alone", "with Cloud TPU", "with a NetworkPolicy", "one namespace"],
+)
 def test_the_api_server_takes_every_object_of_the_chart(installed: Cluster, options: tuple[str, ...]) -> None:
     text = render(*options)
     answers = installed.kubectl("apply", "--dry-run=server", "-f", "-", stdin=text).splitlines()
@@ -76,6 +101,7 @@ def test_the_api_server_takes_every_object_of_the_chart(installed: Cluster, opti
         "create secrets",
         "update leases.coordination.k8s.io",
         "patch ctj.stepkeeper.dev",
+        "delete events.events.k8s.io",
         "create pods",
         "create pods --subresource=exec",
         "delete jobs.batch",
@@ -108,3 +134,23 @@ def test_at_home_the_operator_has_its_certificate_and_its_lease(
     installed: Cluster, request_line: str, *, allowed: bool
 ) -> None:
     assert can(installed, NAMESPACE, request_line) is allowed
+
+
+@pytest.mark.parametrize(
+    ("namespace_name", "request_line", "allowed"),
+    [
+        ("default", "list pods", True),
+        ("default", "create jobsets.jobset.x-k8s.io", True),
+        ("default", "patch ctj.stepkeeper.dev --subresource=status", True),
+        ("kube-system", "list pods", False),
+        ("kube-system", "create jobsets.jobset.x-k8s.io", False),
+        ("default", "list pods --all-namespaces", False),
+        ("default", "list nodes --all-namespaces", True),
+        ("default", "list leases.coordination.k8s.io --all-namespaces", True),
+        ("default", "create tokenreviews.authentication.k8s.io --all-namespaces", True),
+    ],
+)
+def test_an_operator_that_watches_one_namespace_may_do_nothing_in_others(
+    watching: Cluster, namespace_name: str, request_line: str, *, allowed: bool
+) -> None:
+    assert can(watching, namespace_name, request_line, WATCHER) is allowed

@@ -10,6 +10,7 @@ import yaml
 from stepcluster import binaries
 from stepcluster.errors import CommandError
 from stepcluster.machine import run
+from stepkeeper_operator.labels import JOB_UID_LABEL
 
 CHART = Path(__file__).parents[2] / "charts/stepkeeper"
 ON = "cloudTPU.enabled=true"
@@ -48,9 +49,9 @@ def env_of(objects: Objects) -> dict[str, str]:
     return {each["name"]: each.get("value", "") for each in container_of(objects)["env"]}
 
 
-def rules_of(objects: Objects) -> set[tuple[str, str]]:
-    """List what the operator may do in every namespace, as pairs of a verb and a resource."""
-    rules = objects["ClusterRole/stepkeeper-operator"]["rules"]
+def rules_of(objects: Objects, role: str = "ClusterRole/stepkeeper-operator") -> set[tuple[str, str]]:
+    """List what the operator may do in every namespace, or by another role, as pairs of a verb and a resource."""
+    rules = objects[role]["rules"]
     return {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
 
@@ -112,6 +113,35 @@ def test_the_operator_is_told_its_names_and_what_the_user_sets() -> None:
     assert pod_of(objects)["nodeSelector"] == {"pool": "cpu"}
 
 
+def test_a_network_policy_lets_the_pods_of_jobs_report_from_every_namespace() -> None:
+    assert not [name for name in render() if name.startswith("NetworkPolicy/")]
+    objects = render("networkPolicy.enabled=true")
+    assert objects.keys() - render().keys() == {"NetworkPolicy/stepkeeper-operator"}
+    policy, service = (
+        objects[f"{kind}/stepkeeper-operator"]["spec"] for kind in ("NetworkPolicy", "Service")
+    )
+    assert policy["podSelector"] == {"matchLabels": service["selector"]}
+    assert policy["policyTypes"] == ["Ingress"], "the addresses of API servers and clouds can't be known here"
+    (reports,) = policy["ingress"]
+    assert reports["ports"] == [
+        {"port": each["targetPort"]} for each in service["ports"] if each["name"] == "https"
+    ]
+    labelled = {"matchExpressions": [{"key": JOB_UID_LABEL, "operator": "Exists"}]}
+    assert reports["from"] == [{"namespaceSelector": {}, "podSelector": labelled}]
+
+
+def test_a_network_policy_names_who_else_reports_and_who_reads_metrics() -> None:
+    nodes, prometheus = "ipBlock.cidr=10.128.0.0/20", "namespaceSelector.matchLabels.team=monitoring"
+    values = (f"reportsFrom[0].{nodes}", f"metricsFrom[0].{prometheus}")
+    objects = render("networkPolicy.enabled=true", *(f"networkPolicy.{each}" for each in values))
+    reports, metrics = objects["NetworkPolicy/stepkeeper-operator"]["spec"]["ingress"]
+    assert reports["from"][1:] == [{"ipBlock": {"cidr": "10.128.0.0/20"}}]
+    assert metrics == {
+        "from": [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}],
+        "ports": [{"port": "metrics"}],
+    }
+
+
 def test_workloads_of_kueue_are_read_unless_that_is_switched_off() -> None:
     off = render("kueue.enabled=false")
     assert {verb for verb, resource in rules_of(render()) if resource == "workloads"} == {"list", "watch"}
@@ -131,6 +161,70 @@ def test_without_cloud_tpu_nothing_of_it_is_rendered_whatever_else_is_set() -> N
     secret = ("startupScriptSecrets[0].namespace=ml", "startupScriptSecrets[0].name=join")
     assert render(*(f"cloudTPU.{each}" for each in (*cloud, *secret))) == render()
     assert not [name for name in env_of(render()) if "CLOUD_TPU" in name or "GOOGLE" in name]
+
+
+def test_in_watched_namespaces_roles_take_the_place_of_rights_in_the_cluster() -> None:
+    whole, some = render(ON), render(ON, "watchNamespaces={ml,vision}")
+    everywhere = {("list", "nodes"), ("watch", "nodes"), ("list", "leases"), ("create", "tokenreviews")}
+    everywhere |= {("patch", "nodes"), ("delete", "nodes"), ("get", "namespaces")}
+    assert rules_of(some) == everywhere
+    for namespace in ("ml", "vision"):
+        name = f"stepkeeper-operator-jobs/{namespace}"
+        assert rules_of(some, f"Role/{name}") == rules_of(whole) - everywhere
+        (subject,) = some[f"RoleBinding/{name}"]["subjects"]
+        assert (subject["name"], subject["namespace"]) == ("stepkeeper-operator", "keeper")
+        assert some[f"RoleBinding/{name}"]["roleRef"]["name"] == "stepkeeper-operator-jobs"
+    assert len(some) == len(whole) + 4
+    variable = {"name": "STEPKEEPER_OPERATOR_WATCH_NAMESPACES", "value": '["ml","vision"]'}
+    assert variable in container_of(some)["env"]
+    assert container_of(some, "Job/stepkeeper-uninstall-check")["env"] == [variable]
+    assert variable["name"] not in env_of(whole)
+
+
+def test_an_image_may_be_named_by_its_digest() -> None:
+    digest = f"sha256:{'0a' * 32}"
+    objects = render(ON, "image.repository=localhost/op", "image.tag=dev", f"image.digest={digest}")
+    for name in ("Deployment/stepkeeper-operator", "Job/stepkeeper-uninstall-check"):
+        assert container_of(objects, name)["image"] == f"localhost/op@{digest}"
+
+
+def test_what_a_platform_adds_is_in_the_pod_and_beside_it() -> None:
+    spread = "topologySpreadConstraints[0]"
+    objects = render(
+        "extraEnv[0].name=HTTPS_PROXY",
+        "extraEnv[0].value=http://proxy:3128",
+        f"{spread}.topologyKey=topology.kubernetes.io/zone",
+        f"{spread}.maxSkew=1",
+        f"{spread}.whenUnsatisfiable=ScheduleAnyway",
+        "podDisruptionBudget.maxUnavailable=0",
+        "serviceMonitor.enabled=true",
+        "serviceMonitor.interval=30s",
+        "serviceMonitor.labels.release=prometheus",
+    )
+    assert env_of(objects)["HTTPS_PROXY"] == "http://proxy:3128"
+    labels = objects["Deployment/stepkeeper-operator"]["spec"]["template"]["metadata"]["labels"]
+    (constraint,) = pod_of(objects)["topologySpreadConstraints"]
+    assert constraint["topologyKey"] == "topology.kubernetes.io/zone"
+    budget = objects["PodDisruptionBudget/stepkeeper-operator"]["spec"]
+    assert budget["maxUnavailable"] == 0
+    for selector in (constraint["labelSelector"], budget["selector"]):
+        assert selector["matchLabels"].items() <= labels.items()
+    monitor, service = objects["ServiceMonitor/stepkeeper-operator"], objects["Service/stepkeeper-operator"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint == {"port": "metrics", "interval": "30s"}
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert objects.keys() - render().keys() == {
+        "PodDisruptionBudget/stepkeeper-operator",
+        "ServiceMonitor/stepkeeper-operator",
+    }
+
+
+def test_a_silence_that_is_shorter_than_the_time_between_reports_is_refused() -> None:
+    render("settings.reportIntervalSeconds=60", "settings.silenceSeconds=61")
+    with pytest.raises(CommandError, match=r"silenceSeconds \(60\) has to be greater than .*\(60\)"):
+        render("settings.reportIntervalSeconds=60", "settings.silenceSeconds=60")
 
 
 def test_cloud_tpu_adds_these_rights_and_no_other() -> None:
@@ -234,10 +328,18 @@ def test_an_uninstallation_is_checked_by_the_operators_image_and_account() -> No
         ("settings.logLevel=LOUD", "logLevel"),
         ("settings.leaseDurationSeconds=1", "leaseDurationSeconds"),
         ("replicas=2", "replicas"),
+        ("networkPolicy.enabled=yes please", "enabled"),
+        ("networkPolicy.from=all", "from"),
+        ("networkPolicy.reportsFrom[0].cidr=10.0.0.0/8", "cidr"),
         ("cloudTPU.enable=true", "enable"),
         ("cloudTPU.insecure=true", "endpoint"),
         ("cloudTPU.tokenAudience=somebody", "credentialsSecret"),
         ("cloudTPU.endpoint=https://tpu.example.com", "endpoint"),
+        (r"podLabels.app\.kubernetes\.io/name=evil", "podLabels"),
+        (r"podLabels.helm\.sh/chart=evil", "podLabels"),
+        ("watchNamespaces={Team}", "watchNamespaces"),
+        ("image.digest=latest", "digest"),
+        ("podDisruptionBudget.minimum=1", "podDisruptionBudget"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(value: str, said: str) -> None:

@@ -40,6 +40,12 @@ def test_crds_of_another_version_are_refused_with_the_command_that_upgrades_them
     assert "kind: Deployment" in render(old_crd, "--set", "crdCheck=false")
 
 
+def test_crds_of_a_later_version_are_no_obstacle(old_crd: Cluster) -> None:
+    """They have all fields, and older ones in their place would drop those that jobs use."""
+    old_crd.kubectl("annotate", "--overwrite", f"crd/{CRD}", "stepkeeper.dev/crd-version=99.0.0")
+    assert "kind: Deployment" in render(old_crd)
+
+
 def test_the_charts_own_crds_are_no_obstacle(old_crd: Cluster) -> None:
     folder = str(CHART / "crds")
     old_crd.kubectl("apply", "--server-side", "--force-conflicts", "-f", folder)

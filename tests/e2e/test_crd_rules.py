@@ -1,5 +1,6 @@
 """The real API server's answers to manifests: each rule accepts what is right and says what to write instead."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -57,10 +58,17 @@ def test_a_wrong_manifest_is_refused_with_words_that_help(kubectl: Cluster, path
 
 
 def change(cluster: Cluster, path: Path) -> str:
-    """Make the manifest's first object, and ask for it to become the second. Return the answer."""
+    """Make the manifest's first object, and ask for it to become the second. Return the answer.
+
+    A creation drops the status, which the operator writes.
+    """
     before, after = path.read_text(encoding="utf-8").split("---\n")
     cluster.kubectl("create", "-f", "-", stdin=before)
+    status = json.dumps({"status": yaml.safe_load(before).get("status")})
     try:
+        cluster.kubectl(
+            "patch", "-f", "-", "--subresource=status", "--type=merge", "-p", status, stdin=before
+        )
         return cluster.kubectl("replace", "--dry-run=server", "-f", "-", stdin=after)
     except CommandError as error:
         return str(error)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepcluster.api import Cluster
-from stepcluster.product import NAMESPACE
+from stepcluster.product import NAMESPACE, install_operator
 from stepcluster.shelljobs import (
     HOLD,
     ShellJob,
@@ -44,10 +44,18 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
 
     slow = {"pod": {"terminationGracePeriodSeconds": 20}}
     token = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "late", "key": "token"}}}
+    alive_later = 'test "$STEPKEEPER_RESTART_ATTEMPT" != 0'
+    dies_once = {
+        "exec": {"command": ["sh", "-c", alive_later]},
+        "initialDelaySeconds": 3,
+        "periodSeconds": 1,
+        "failureThreshold": 1,
+    }
     begins_late = {"initContainers": [container("fetch-data", "sleep 10")]}
     yield job("raises", RAISES, max_failures=1)
     yield job("suspended", SAVES, n_hosts=2, **slow)
     yield job("edited", SAVES, n_hosts=2, **slow)
+    yield job("not-alive", SAVES, trainer={"livenessProbe": dies_once}, **slow)
     yield job("again", SAVES, n_hosts=2, **slow)
     yield job("always-75", "exit 75", restarts={"maxFailures": 2, "maxStartsWithoutCheckpoint": 3})
     yield job("late-secret", HOLD, trainer={"env": [token]}, pod=begins_late)
@@ -117,6 +125,17 @@ def test_a_suspended_job_runs_down_and_goes_on_when_it_is_resumed(jobs: dict[str
     status = job.finish()
     assert causes(status) == ["Requested", None]
     assert status["restarts"]["byCause"] == [{"cause": "Requested", "count": 1, "countedTowardsLimit": 0}]
+
+
+def test_a_training_that_saves_when_its_probe_fails_goes_on_and_the_probe_is_named(
+    jobs: dict[str, ShellJob],
+) -> None:
+    job = jobs["not-alive"]
+    job.until_phase("Running", attempt=2)
+    status = job.finish()
+    assert causes(status) == ["Hang", None]
+    assert "Container trainer failed liveness probe" in status["attempts"][0]["message"]
+    assert status["restarts"]["byCause"] == [{"cause": "Hang", "count": 1, "countedTowardsLimit": 0}]
 
 
 def test_an_edited_template_gets_new_pods_after_the_old_ones(jobs: dict[str, ShellJob]) -> None:
@@ -207,3 +226,23 @@ def test_a_job_is_gone_within_a_minute_though_no_operator_runs(jobs: dict[str, S
     while job.kubectl("get", kinds, "-o", "name"):
         assert time.monotonic() < deadline, job.kubectl("get", kinds, "-o", "yaml")
         time.sleep(0.5)
+
+
+def test_an_operator_that_watches_one_namespace_leaves_the_jobs_of_others_alone(operator: Cluster) -> None:
+    operator.load_shell_image()
+    trainer = [container("trainer", "true")]
+    jobs = [
+        ShellJob(cluster=operator, name=f"{PREFIX}{name}", containers=trainer)
+        for name in ("watched", "elsewhere")
+    ]
+    watched, elsewhere = jobs
+    operator.kubectl("create", "namespace", watched.name)  # the chart makes Roles in it
+    try:
+        install_operator(operator, more={"watchNamespaces": f"{{{watched.name}}}"}, reportIntervalSeconds=2)
+        apply_all(operator, jobs)
+        watched.until_phase("Complete")
+        assert elsewhere.status() == {}
+    finally:
+        install_operator(operator, reportIntervalSeconds=2)
+    elsewhere.until_phase("Complete")
+    delete_all(operator, jobs)

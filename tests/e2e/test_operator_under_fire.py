@@ -76,6 +76,7 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
     yield job("exit-137", "exit 137")
     yield job("out-of-memory", OUT_OF_MEMORY, trainer=memory, max_failures=1)
     yield job("not-alive", HOLD, trainer={"livenessProbe": dies}, max_failures=1)
+    yield job("too-late", HOLD, pod={"activeDeadlineSeconds": 5}, max_failures=1)
     yield job("init", "exit 0", pod={"initContainers": [container("fetch-data", "exit 3")]}, max_failures=1)
     yield job("sidecar", "exit 0", container("uploader", "exit 4"), max_failures=1)
     yield job("bad-words", say_bad_words())
@@ -108,9 +109,10 @@ def restarts(status: dict[str, Any]) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize(
     ("name", "n_restarts", "said"),
     [
-        ("exit-137", 3, "exited with code 137"),
+        ("exit-137", 3, "exited with code 137 (SIGKILL)"),
         ("out-of-memory", 1, "exited with code 137 (OOMKilled: it used more memory than its limit)"),
-        ("not-alive", 1, "exited with code 137"),
+        ("not-alive", 1, "exited with code 137 (Container trainer failed liveness probe)"),
+        ("too-late", 1, "was ended at its activeDeadlineSeconds: Pod was active on the node longer than"),
         ("init", 1, "container 'fetch-data' of pod"),
         ("sidecar", 1, "container 'uploader' of pod"),
     ],

@@ -113,11 +113,18 @@ def test_readme(no_operator: Cluster, reader: Reader) -> None:
 
 
 def test_install_page(no_operator: Cluster, reader: Reader) -> None:
-    for block in commands_of("docs/operations/install.md"):
+    *installing, leaving = commands_of("docs/operations/install.md")
+    for block in installing:
         reader.does(block)
     no_operator.kubectl("rollout", "status", "deployment", "-n", NAMESPACE, f"--timeout={LOOKS_FOR_S}s")
     history = no_operator.helm("history", "stepkeeper", "--namespace", NAMESPACE, "-o", "json")
     assert [revision["status"] for revision in json.loads(history)] == ["superseded", "deployed"]
+    reader.does(leaving)
+    kinds = "all,configmaps,leases,roles,rolebindings,secrets,serviceaccounts"
+    left = no_operator.kubectl("get", kinds, "--namespace", NAMESPACE, "-o", "name").split()
+    assert set(left) == {"configmap/kube-root-ca.crt", "serviceaccount/default"}
+    roles = ("clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/name=stepkeeper", "-o", "name")
+    assert no_operator.kubectl("get", *roles) == ""
 
 
 @pytest.mark.usefixtures("trainer_image", "object_storage")

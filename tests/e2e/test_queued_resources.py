@@ -10,6 +10,7 @@ import time
 import pytest
 
 from stepcluster.api import Cluster
+from stepcluster.errors import CommandError
 from stepcluster.faults import OPERATOR_SELECTOR
 from stepcluster.product import NAMESPACE
 from stepcluster.shelljobs import PATIENCE_S, until
@@ -49,6 +50,20 @@ def test_quota_is_gone_and_comes_back(resources: QueuedResources) -> None:
     resource.until_state("Active")
     assert resource.condition("QuotaExhausted") == ("False", "AsExpected")
     assert resource.events().count("QuotaExhausted") == 1
+
+
+@pytest.mark.usefixtures("machines_taken")
+def test_a_request_that_is_refused_is_corrected_in_place(resources: QueuedResources) -> None:
+    said = "there is no v5p in this zone"
+    resources.cloud.do("inject_error", method=CREATE, code="INVALID_ARGUMENT", times=1, message=said)
+    resource = resources.create("refused", slices=OTHERS[V5P])
+    resource.until_condition("Accepted", "False", "Refused")
+    assert said in resource.message("Accepted")
+    resources.create("refused", slices=OTHERS[V6E], tier={"guaranteed": {}})
+    resource.until_state("Active")
+    assert resource.condition("Accepted") == ("True", "Accepted")
+    with pytest.raises(CommandError, match="set updatePolicy: Recreate"):
+        resources.create("refused", slices=OTHERS[V5P], tier={"guaranteed": {}})
 
 
 @pytest.mark.usefixtures("machines_taken")

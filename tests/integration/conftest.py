@@ -106,6 +106,16 @@ def _print_ends(logs: Sequence[IO[str]]) -> None:
 
 @pytest.fixture
 def launch(torch_servers: tuple[ForkServer, ForkServer]) -> Launch:
+    return _launch_on(torch_servers)
+
+
+@pytest.fixture
+def launch_on_devices(devices_server: ForkServer) -> Launch:
+    """Each rank has XLA devices of its own, and a program of its own."""
+    return _launch_on((devices_server, devices_server))
+
+
+def _launch_on(servers: tuple[ForkServer, ForkServer]) -> Launch:
     def launch(script: Path, world_size: int, *arguments: object) -> None:
         """Run `script RANK WORLD_SIZE ARGUMENT…` as each rank. Fails with what the ranks wrote if one ended badly."""
         with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +125,7 @@ def launch(torch_servers: tuple[ForkServer, ForkServer]) -> Launch:
                 for rank, output in enumerate(outputs):
                     command = [script, rank, world_size, *arguments]
                     with output.open("w") as stream:
-                        server = torch_servers[rank % 2]
+                        server = servers[rank % 2]
                         ranks.append(server.start(command, stdout=stream, stderr=subprocess.STDOUT))
                 codes = [process.wait(200) for process in ranks]
             finally:

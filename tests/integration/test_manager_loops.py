@@ -51,7 +51,7 @@ def test_a_loop_that_only_saves_is_warned_once_that_it_does_not_stop(
             manager.save(step, {"w": torch.zeros(3)})
     warnings = [each for each in caplog.messages if "call `step` after every step" in each]
     assert len(warnings) == 1
-    assert "step 3 is saved, but all ranks stop at step 2" in warnings[0]
+    assert "step 3 comes after the stop at step 2" in warnings[0]
     assert open_manager(uri).steps() == [1, 2, 3, 4]
 
 

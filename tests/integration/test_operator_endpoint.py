@@ -2,21 +2,27 @@
 
 import asyncio
 import json
+import logging
+import socket
+import ssl
+import struct
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from fake_cluster.kubelets import training_report
 from fake_cluster.world import World
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.endpoint.app import ReportEndpoint
 from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
-from stepkeeper_operator.endpoint.serving import Servers
+from stepkeeper_operator.endpoint.certificates import make_tls
+from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
 from stepkeeper_operator.endpoint.tokens import TokenPod
 from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.metrics import Metrics
@@ -169,6 +175,28 @@ async def test_a_pod_of_an_earlier_attempt_is_told_to_stop(desk: Desk) -> None:
     assert "stop reporting" in json.loads(body)["error"]
 
 
+async def test_what_the_job_cannot_have_reaches_no_status(desk: Desk) -> None:
+    far = Report(phase=ReportPhase.TRAINING, step=10**15).to_json()
+    status, answer = await desk.post(far, token=desk.token())
+    assert (status, desk.enqueued) == (400, [])
+    assert json.loads(answer)["error"].startswith(
+        "Report: step 1000000000000000 is far beyond spec.totalSteps"
+    )
+    forged = replace(training_report(7, 42, metrics={"loss\n": "\x1b[1m1\u202e"}), notice="sig\nterm")
+    for uri, shown in (("javascript:alert(1)", None), ("gs://bucket/runs/lm/42/1-abc", (7, 42))):
+        (commit,), head = forged.commits, forged.head
+        assert head is not None
+        named = replace(forged, commits=(replace(commit, uri=uri),), head=replace(head, uri=uri))
+        assert (await desk.post(named.to_json(), token=desk.token()))[0] == 200
+        desk.world.now += 60
+        await desk.world.reconcile()
+        assert desk.world.latest == shown
+    progress = desk.world.status.progress
+    assert progress is not None
+    assert [(each.name, each.value) for each in progress.metrics] == [("loss", "[1m1")]
+    assert desk.world.status.attempts[-1].notice == "sigterm"
+
+
 def begun(token: str) -> bytes:
     """Return a report with the first of its 100 bytes."""
     head = (
@@ -202,6 +230,45 @@ async def test_a_report_counts_though_its_sender_could_not_wait_for_the_answer(d
     last = desk.world.reports.get_report(desk.world.job.metadata.uid)
     assert last is not None
     assert last.report.step == 42
+
+
+async def leave(port: int, body: bytes, context: ssl.SSLContext | None, *, reset: bool) -> None:
+    """Begin a request and end the connection, by a FIN or by an RST."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    writer.write(body)
+    await writer.drain()
+    if reset:
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_a_sender_that_goes_away_is_one_line_for_debugging(
+    desk: Desk, caplog: pytest.LogCaptureFixture, *, tls: bool, reset: bool
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    servers, context, client = Servers(), server_tls(), ssl.create_default_context()
+    load_certificate(context, make_tls(("127.0.0.1",)).serving)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    port = await servers.start(desk.app, host="127.0.0.1", port=0, tls=context if tls else None)
+    for number in range(1, 6):
+        await leave(port, begun(desk.token()), client if tls else None, reset=reset)
+        for _ in range(3000):
+            seen = [each for each in caplog.records if each.name != "asyncio"]
+            if len(seen) == number:
+                break
+            await asyncio.sleep(0.01)
+    await servers.close()
+    assert {(each.levelname, each.message, each.exc_info) for each in seen} == {
+        ("DEBUG", "refused report", None)
+    }
+    assert len(seen) == 5
+    assert not [each for each in caplog.records if each.levelno > logging.DEBUG]
 
 
 async def test_a_full_server_closes_what_comes_and_serves_what_it_has(desk: Desk) -> None:

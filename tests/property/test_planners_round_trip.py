@@ -2,7 +2,9 @@
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading import planner as load_module
+from stepkeeper_planners.saving import planned_state
 from stepkeeper_planners.saving import planner as save_module
 
 # Of complex32, which torch stores none the less.
@@ -46,6 +49,22 @@ def as_rank(module: Any, rank: int, world_size: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def exchanging(world_size: int) -> Iterator[None]:
+    """Let threads exchange objects as ranks do. All get the same: they compare copies, which are equal here."""
+    values: list[object] = []
+    met = Barrier(world_size)
+
+    def all_gather_object(value: object, _: object) -> list[object]:
+        values.append(value)
+        met.wait(60)
+        return values
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planned_state, "all_gather_object", all_gather_object)
+        yield
+
+
 def sent(plan: Any) -> Any:
     return pickle.loads(pickle.dumps(plan))
 
@@ -58,8 +77,10 @@ def saved(states: Sequence[dict[str, Any]]) -> tuple[Stored, Metadata]:
             planner.set_up_planner(state, is_coordinator=rank == 0)
             plans.append(sent(planner.create_local_plan()))
     answers, metadata = planners[0].create_global_plan(plans)
-    for planner, answer in zip(planners, answers, strict=True):
-        for item in planner.finish_plan(sent(answer)).items:
+    with exchanging(len(states)), ThreadPoolExecutor(len(states)) as ranks:
+        finished = list(ranks.map(SPMDSavePlanner.finish_plan, planners, map(sent, answers)))
+    for planner, plan in zip(planners, finished, strict=True):
+        for item in plan.items:
             assert item.index not in stored, "written twice"
             data = planner.resolve_data(item)
             stored[item.index] = data.clone() if isinstance(data, torch.Tensor) else data

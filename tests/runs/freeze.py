@@ -1,8 +1,8 @@
 """Freeze the wheel and the chart of this tree as a release: python tests/runs/freeze.py.
 
 Tests compare each later tree with tests/data/releases, so a folder in it is never changed. After a freeze, raise the
-version in runtime/stepkeeper/version.py and charts/stepkeeper/Chart.yaml, and copy the release's folder of
-tests/data/wire for the new version.
+version in runtime/stepkeeper/version.py and charts/stepkeeper/Chart.yaml, run `make generate`, and copy the release's
+folder of tests/data/wire for the new version.
 """
 
 import gzip

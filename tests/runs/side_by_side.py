@@ -31,6 +31,7 @@ TRAININGS = ("test_launching", "test_queued_resources_trainings", "test_demo", "
 """These need the processors most of the time, for pods that load torch."""
 
 LONGEST = (
+    "test_upgrades",
     "test_operator_is_quiet",
     "test_kueue",
     "test_queued_resources",

@@ -191,10 +191,17 @@ MECHANISMS: Final = {
     ),
     "one state": Mechanism(
         without="States that differ between ranks are saved as one.",
-        symbol="stepkeeper.save.persist:check_same_state",
-        instead=answer(None),
+        symbol="stepkeeper.save.consistency:_judge_proposals",
+        instead=answer({"error": None, "groups": [], "copies": {}, "is_mixed": False}),
         test="tests/integration/test_manager_ranks.py::"
         "test_states_that_differ_are_refused_in_all_ranks_before_anything_is_written",
+    ),
+    "equal copies": Mechanism(
+        without="A tensor is divided among ranks that hold different copies of it.",
+        symbol="stepkeeper.save.consistency:group_ranks",
+        instead=answer({}),
+        test="tests/unit/runtime_process/test_copies_that_differ.py::"
+        "test_of_entries_of_dicts_the_first_ranks_copies_are_written",
     ),
     "one save": Mechanism(
         without="Manifests of different saves are committed as one checkpoint.",

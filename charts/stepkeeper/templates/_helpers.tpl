@@ -26,6 +26,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{- define "stepkeeper.image" -}}
+{{ .Values.image.repository }}
+{{- if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- end -}}
+
 {{/* Names of the Secrets with startup scripts, as JSON: {"namespace": ["name", …]}. */}}
 {{- define "stepkeeper.startupScripts" -}}
 {{- $found := dict -}}

@@ -62,6 +62,10 @@ _CUBES: Final = (
 )
 """CEL: `self.topology` consists of whole cubes of 4x4x4, with its sides in ascending order."""
 
+_POD_CHIPS: Final = {Accelerator.V4: 4096, Accelerator.V5P: 8960, Accelerator.V7X: 9216}
+"""Chips of a whole pod, for topologies with three sides: no slice has more. Source: Cloud TPU's pages of them."""
+
+_SIZE: Final = " * ".join(f"int(self.topology.split('x')[{side}])" for side in range(3))
 _USUAL_HOST: Final = 4
 
 
@@ -69,6 +73,7 @@ def topology_rules(at: str) -> tuple[CelRule, ...]:
     """Return the rules that the topology of the object at `at` exists for its accelerator."""
     flat = tuple(kind.value for kind, facts in ACCELERATORS.items() if facts.dimensions == 2)
     solid = tuple(kind.value for kind, facts in ACCELERATORS.items() if facts.dimensions == 3)
+    limits = ", ".join(f"'{kind}': {n_chips}" for kind, n_chips in _POD_CHIPS.items())
     return (
         CelRule(
             at=at,
@@ -81,6 +86,13 @@ def topology_rules(at: str) -> tuple[CelRule, ...]:
             f" || (self.accelerator == 'v7x' && self.topology == '1x1x1') || {_CUBES}",
             message=f"topology: {listed(solid)} have three sides: use {', '.join(_SMALL_CUBOIDS)}, or"
             " multiples of 4 in ascending order like 4x4x8",
+        ),
+        CelRule(
+            at=at,
+            cel=f"!(self.accelerator in {cel_list(solid)} && {_CUBES}) || {_SIZE} <= {{{limits}}}[self.accelerator]",
+            message="topology: it has more chips than a pod, "
+            + ", ".join(f"{n_chips} of {kind}" for kind, n_chips in _POD_CHIPS.items())
+            + "; use a smaller one",
         ),
     )
 

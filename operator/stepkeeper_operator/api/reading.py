@@ -1,16 +1,16 @@
-"""Read an object that may be of another version: leave out and report the unreadable parts."""
+"""Read an object of any version: leave out and report the unreadable parts, and keep unknown parts of its status."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from stepkeeper_operator.api.base import ApiModel
+from stepkeeper_operator.api.base import ApiModel, StatusPart
 
-__all__ = ["Reading", "describe_problems", "read_object"]
+__all__ = ["Reading", "describe_problems", "keep_unknown", "read_object"]
 
 _MAX_READS: Final = 16
 """Most reads of one object. Without a part that was left out, the part around it can be unreadable at the next read."""
@@ -23,7 +23,7 @@ class Reading(Generic[T]):
     """The readable parts of an object."""
 
     value: T | None
-    """None: a required part is unreadable."""
+    """None: a required part is unreadable, and nothing stands in for it."""
 
     problems: tuple[str, ...] = ()
     """Path and reason of each unreadable part of the spec."""
@@ -35,8 +35,11 @@ def describe_problems(problems: Sequence[str]) -> str:
     return f"this operator can't read {parts}. Fix the spec, or upgrade the operator; running pods are not affected"
 
 
-def read_object(kind: type[T], raw: object) -> Reading[T]:
-    """Read the object. Problems in its status are not reported: a newer operator may have written it."""
+def read_object(kind: type[T], raw: object, *, stand_in: Mapping[str, Any] | None = None) -> Reading[T]:
+    """Read the object. Problems in its status are not reported: a newer operator may have written it.
+
+    Parts of `stand_in` take the place of required parts that are absent or unreadable.
+    """
     problems: dict[str, str] = {}
     rest = raw
     for _ in range(_MAX_READS):
@@ -51,9 +54,24 @@ def read_object(kind: type[T], raw: object) -> Reading[T]:
                 around_reported = any(each.startswith(path) for each in problems)
                 if not path.startswith("status") and not around_reported:
                     problems[path] = f"{path}: {_describe(detail)}"
-                if not _leave_out(rest, detail):
+                if not (_fill_in(rest, detail, stand_in or {}) or _leave_out(rest, detail)):
                     return Reading(value=None, problems=tuple(problems.values()))
     return Reading(value=None, problems=tuple(problems.values()))
+
+
+def _fill_in(raw: Any, detail: ErrorDetails, stand_in: Any) -> bool:
+    """Put the part of `stand_in` into `raw` where a required part is absent, or all is unreadable."""
+    *path, last = detail["loc"]
+    if path and detail["type"] != "missing":
+        return False
+    for key in path:
+        if not (isinstance(raw, dict) and isinstance(stand_in, Mapping)):
+            return False
+        raw, stand_in = raw.get(key), stand_in.get(key)
+    if not (isinstance(raw, dict) and isinstance(stand_in, Mapping) and last in stand_in):
+        return False
+    raw[last] = copy.deepcopy(stand_in[last])
+    return True
 
 
 def _leave_out(raw: Any, detail: ErrorDetails) -> bool:
@@ -85,3 +103,35 @@ def _describe(detail: ErrorDetails) -> str:
 def _render(path: Sequence[int | str]) -> str:
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
+
+
+def keep_unknown(kind: type[StatusPart], before: Any, after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return status `after`, with the fields of `before` that this version doesn't know: a newer operator wrote them.
+
+    A part whose first field is required is identified by it, as a commit by its sequence: another one gets no fields.
+    """
+    names = {field.alias or name: field for name, field in kind.model_fields.items()}
+    first = _first_field(kind)
+    if not isinstance(before, dict) or (names[first].is_required() and before.get(first) != after.get(first)):
+        return dict(after)
+    kept = {name: value for name, value in before.items() if name not in names} | dict(after)
+    for name in before.keys() & after.keys() & names.keys():
+        part, old, new = _find_part(names[name].annotation), before[name], after[name]
+        if part is not None and isinstance(new, dict):
+            kept[name] = keep_unknown(part, old, new)
+        elif part is not None and isinstance(old, list):
+            key = _first_field(part)
+            items = {str(item.get(key)): item for item in old if isinstance(item, dict)}
+            kept[name] = [keep_unknown(part, items.get(str(item[key])), item) for item in new]
+    return kept
+
+
+def _first_field(kind: type[StatusPart]) -> str:
+    return next(field.alias or name for name, field in kind.model_fields.items())
+
+
+def _find_part(annotation: object) -> type[StatusPart] | None:
+    """Find the type of a field's value, or of the items of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, StatusPart):
+        return annotation
+    return next(filter(None, map(_find_part, get_args(annotation))), None)

@@ -136,6 +136,12 @@ class Cache:
         rivals = [root for root in self._roots.values() if root is not own and root.overlaps(own)]
         return tuple(sorted(rivals, key=lambda root: (root.namespace, root.name)))
 
+    def list_jobs_on(self, key: ObjectKey) -> tuple[RawObject, ...]:
+        """List the jobs that name the QueuedResource with that key, in its namespace."""
+        path = ("spec", "placement", "tpu", "queuedResourceName")
+        named = (raw for raw in self._training_jobs if get_nested(raw, *path) == key.name)
+        return tuple(raw for raw in named if raw["metadata"]["namespace"] == key.namespace)
+
     def get_jobset(self, key: ObjectKey) -> JobSet | None:
         return self._jobsets.get(key.namespace, key.name)
 
@@ -217,10 +223,7 @@ class Cache:
         """Yield the keys of the QueuedResource and of the jobs in its namespace that name it."""
         key = _key_of(QUEUED_RESOURCES.kind, change.item)
         yield key
-        path = ("spec", "placement", "tpu", "queuedResourceName")
-        named = [raw for raw in self._training_jobs if get_nested(raw, *path) == key.name]
-        jobs = (_key_of(TRAINING_JOBS.kind, raw) for raw in named)
-        yield from sorted(job for job in jobs if job.namespace == key.namespace)
+        yield from sorted(_key_of(TRAINING_JOBS.kind, raw) for raw in self.list_jobs_on(key))
 
     def _note_jobset(self, change: Change[JobSet]) -> Iterator[ObjectKey]:
         yield job_key(change.item.namespace, change.item.name)

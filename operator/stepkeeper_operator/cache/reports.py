@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from stepkeeper.contract import Directive, Report, ReportedCommit
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 
-__all__ = ["LastReport", "ReportCache"]
+__all__ = ["LastReport", "ReportCache", "has_advanced"]
 
 _KEPT_COMMITS = 32
 
@@ -26,10 +26,10 @@ class LastReport:
     """When each pod of the attempt last reported, by its uid."""
 
     moved_at: float | None = None
-    """When a report of the attempt last showed a changed step."""
+    """When a report of the attempt last showed a higher step than the one before."""
 
     pod_moved_at: float | None = None
-    """When a report of this pod last showed a changed step."""
+    """When a report of this pod last showed a higher step than the one before."""
 
     longest_step_s: float | None = None
     """The longest time between two steps in this pod's reports, without gaps in the reports. None until there are
@@ -99,12 +99,18 @@ class ReportCache:
         )
 
 
+def has_advanced(step: int | None, before: int | None) -> bool:
+    """Return True if `step` is higher than the one before, or the first. A step that goes backwards is no progress."""
+    return step is not None and (before is None or step > before)
+
+
 def _update_liveness(known: LastReport | None, last: LastReport, *, silence_s: float) -> LastReport:
     """Return `last` with times of earlier reports, steps and commits from `known`, the attempt's previous report."""
     reported_at = {last.pod_uid: last.received_at}
     if known is None:
         return replace(last, reported_at=reported_at)
-    moved = last.report.step is not None and last.report.step != known.report.step
+    moved = has_advanced(last.report.step, known.report.step)
+    went_back = last.report.step is not None and has_advanced(known.report.step, last.report.step)
     last = replace(
         last,
         reported_at={**known.reported_at, **reported_at},
@@ -113,8 +119,8 @@ def _update_liveness(known: LastReport | None, last: LastReport, *, silence_s: f
     )
     if known.pod_uid != last.pod_uid:
         return last  # a pace needs two reports of one pod
-    if last.received_at - known.received_at >= silence_s:
-        # The number of steps during the silence is unknown: keep the known length, and measure again.
+    if went_back or last.received_at - known.received_at >= silence_s:
+        # The number of steps since then is unknown: keep the known length, and measure again.
         return replace(last, longest_step_s=known.longest_step_s)
     return _add_pace(known, last, moved=moved)
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from stepkeeper_operator.api.accelerators import Accelerator, count_chips
@@ -23,6 +24,7 @@ from stepkeeper_operator.cloud_tpu.naming import (
     make_node_ids,
     make_node_labels,
     make_request_id,
+    parse_cloud_name,
 )
 from stepkeeper_operator.facts.raw import render_time
 
@@ -82,9 +84,13 @@ def hash_spec(spec: QueuedResourceSpec) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def was_changed(spec: QueuedResourceSpec, made_with: str) -> bool:
-    """Return True if the spec is known to differ from the one with hash `made_with`."""
-    return bool(made_with) and made_with != hash_spec(spec) and not spec.hides_changes()
+def was_changed(spec: QueuedResourceSpec, status: QueuedResourceStatus) -> bool:
+    """Return True if the spec is known to differ from the one that the current cloud resource was created with."""
+    made_with, place = status.operator.spec_hash, parse_cloud_name(status.cloud_name)
+    if place is not None and place.project.isdecimal():  # the cloud may name the project by its number
+        place = replace(place, project=spec.project)
+    moved = place not in {None, place_of(spec)}
+    return bool(made_with) and (moved or made_with != hash_spec(spec)) and not spec.hides_changes()
 
 
 def read_api_version(status: QueuedResourceStatus) -> ApiVersion:

@@ -10,7 +10,7 @@ import aiohttp
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
-from stepkeeper_operator.cluster.resources import NODES, PODS, Resource
+from stepkeeper_operator.cluster.resources import EVENTS, NODES, PODS, Resource
 from stepkeeper_operator.errors import ApiError, ConflictError, InvalidObjectError, api_error
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import FIELD_OWNER
@@ -28,8 +28,10 @@ _STRATEGIC = "application/strategic-merge-patch+json"
 class KubernetesCluster:
     """Implement `Cluster` with the asyncio client of the kubernetes package."""
 
-    def __init__(self, client: kubernetes_client.ApiClient) -> None:
+    def __init__(self, client: kubernetes_client.ApiClient, watched: Sequence[str] = ()) -> None:
+        """Make a client that lists the `watched` namespaces; empty: all."""
         self._client = client
+        self._watched = watched
 
     async def close(self) -> None:
         await self._client.close()  # type: ignore[no-untyped-call]  # the package's own code has no annotations there
@@ -50,6 +52,9 @@ class KubernetesCluster:
 
     async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
         return tuple(await self._list(PODS, {"fieldSelector": f"spec.nodeName={node_name}"}))
+
+    async def list_events(self, namespace: str, *, reason: str) -> tuple[RawObject, ...]:
+        return tuple(await self._list(EVENTS, {"fieldSelector": f"reason={reason}"}, namespace=namespace))
 
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
         return await self._answer("POST", resource.path(namespace), body=body, query=_OWNER)
@@ -143,6 +148,8 @@ class KubernetesCluster:
         accept: str = "application/json",
     ) -> list[RawObject]:
         items: list[RawObject] = []
+        if namespace is None and self._watched and not resource.cluster_wide:
+            return await self._list_watched(resource, query, accept=accept)
         query = {"limit": "500", **query}
         while True:
             page = await self._answer("GET", resource.path(namespace), query=query, accept=accept)
@@ -151,6 +158,22 @@ class KubernetesCluster:
             if not token:
                 return items
             query |= {"continue": token}
+
+    async def _list_watched(
+        self, resource: Resource, query: Mapping[str, str], *, accept: str
+    ) -> list[RawObject]:
+        """List the watched namespaces, except for those whose Role is gone, as with the namespace itself."""
+        items, refusals = list[RawObject](), list[ApiError]()
+        for namespace in self._watched:
+            try:
+                items += await self._list(resource, query, namespace=namespace, accept=accept)
+            except ApiError as error:
+                if error.status != HTTPStatus.FORBIDDEN:
+                    raise
+                refusals.append(error)
+        if len(refusals) == len(self._watched):
+            raise refusals[0]
+        return items
 
     async def _merge(self, path: str, body: RawObject) -> RawObject | None:
         return await self._ask("PATCH", path, body=body, query=_OWNER, content_type=_MERGE, none_for_404=True)
@@ -195,7 +218,7 @@ class KubernetesCluster:
         return answer
 
 
-async def connect(kubeconfig: Path | None) -> KubernetesCluster:
+async def connect(kubeconfig: Path | None, watched: Sequence[str]) -> KubernetesCluster:
     """Connect to the cluster that `kubeconfig` names, or to the one that this pod runs in."""
     configuration = kubernetes_client.Configuration()
     if kubeconfig is None:
@@ -204,4 +227,4 @@ async def connect(kubeconfig: Path | None) -> KubernetesCluster:
         await kubernetes_config.load_kube_config(  # type: ignore[no-untyped-call]  # the package's own code has no annotations there
             config_file=str(kubeconfig), client_configuration=configuration
         )
-    return KubernetesCluster(kubernetes_client.ApiClient(configuration))
+    return KubernetesCluster(kubernetes_client.ApiClient(configuration), watched)

@@ -13,7 +13,10 @@ T = TypeVar("T")
 
 
 class Cluster(Protocol):
-    """All requests to an API server. Each raises ApiError or a named subclass. Reads begin with get or list."""
+    """All requests to an API server. Each raises ApiError or a named subclass. Reads begin with get or list.
+
+    If only some namespaces are watched, a list of all namespaces has those, except for nodes and Leases.
+    """
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
         """Read the object. Return None if there is none."""
@@ -28,6 +31,9 @@ class Cluster(Protocol):
 
     async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
         """List all pods that are bound to the node, regardless of their owner."""
+
+    async def list_events(self, namespace: str, *, reason: str) -> tuple[RawObject, ...]:
+        """List the events with that reason in the namespace: those of the last hour."""
 
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
         """Create the object. Raises AlreadyExistsError."""

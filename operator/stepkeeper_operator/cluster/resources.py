@@ -28,6 +28,8 @@ class Resource:
     api_version: str
     plural: str
     kind: str
+    cluster_wide: bool = False
+    """True for a kind that is listed in the whole cluster even if only some namespaces are watched."""
 
     @property
     def group(self) -> str:
@@ -55,12 +57,16 @@ JOBSETS: Final = Resource(api_version="jobset.x-k8s.io/v1alpha2", plural="jobset
 WORKLOADS: Final = Resource(api_version="kueue.x-k8s.io/v1beta2", plural="workloads", kind="Workload")
 BATCH_JOBS: Final = Resource(api_version="batch/v1", plural="jobs", kind="Job")
 PODS: Final = Resource(api_version="v1", plural="pods", kind="Pod")
-NODES: Final = Resource(api_version="v1", plural="nodes", kind="Node")
+NODES: Final = Resource(api_version="v1", plural="nodes", kind="Node", cluster_wide=True)
 NAMESPACES: Final = Resource(api_version="v1", plural="namespaces", kind="Namespace")
 CONFIG_MAPS: Final = Resource(api_version="v1", plural="configmaps", kind="ConfigMap")
 SECRETS: Final = Resource(api_version="v1", plural="secrets", kind="Secret")
 EVENTS: Final = Resource(api_version="events.k8s.io/v1", plural="events", kind="Event")
-LEASES: Final = Resource(api_version="coordination.k8s.io/v1", plural="leases", kind="Lease")
+LEASES: Final = Resource(
+    api_version="coordination.k8s.io/v1", plural="leases", kind="Lease", cluster_wide=True
+)
+"""Those of all installations are compared."""
+
 TOKEN_REVIEWS: Final = Resource(
     api_version="authentication.k8s.io/v1", plural="tokenreviews", kind="TokenReview"
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from stepkeeper.version import __version__
 from stepkeeper_operator.api.base import ApiModel
 from stepkeeper_operator.api.cel import CelRule
 from stepkeeper_operator.api.v1alpha1.trainingjob import GROUP, VERSION
@@ -23,6 +24,9 @@ __all__ = ["Column", "ResourceDefinition", "build_crd"]
 
 _DIGEST_ANNOTATION: Final = "stepkeeper.dev/crd-digest"
 """Lets the chart check whether the cluster's CRD is its own: Helm installs CRDs, but never upgrades them."""
+
+_VERSION_ANNOTATION: Final = "stepkeeper.dev/crd-version"
+"""Lets the chart of an older release accept a newer CRD, which has all its fields."""
 
 
 class Column(NamedTuple):
@@ -85,7 +89,10 @@ def build_crd(definition: ResourceDefinition) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": definition.full_name, "annotations": {_DIGEST_ANNOTATION: digest}},
+        "metadata": {
+            "name": definition.full_name,
+            "annotations": {_DIGEST_ANNOTATION: digest, _VERSION_ANNOTATION: __version__},
+        },
         "spec": spec,
     }
 

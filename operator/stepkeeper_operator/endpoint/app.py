@@ -14,6 +14,7 @@ from stepkeeper.contract.report import REPORT_LIMIT_BYTES
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
+from stepkeeper_operator.endpoint.report_checks import check_report
 from stepkeeper_operator.errors import ApiError, ReportRefusedError
 from stepkeeper_operator.metrics import Metrics
 
@@ -52,7 +53,10 @@ class ReportEndpoint:
         except ReportRefusedError as refusal:
             self.metrics.reports.labels(code=str(refusal.status)).inc()
             extra = {**key.log_fields, "status": refusal.status, "error": str(refusal)}
-            _log.info("refused report", extra=extra)
+            # Anyone can begin a request and go away.
+            _log.log(
+                logging.DEBUG if request.transport is None else logging.INFO, "refused report", extra=extra
+            )
             return web.json_response({"error": str(refusal)}, status=refusal.status)
         self.metrics.reports.labels(code="200").inc()
         return web.Response(body=directive.to_json(), content_type="application/json")
@@ -73,9 +77,12 @@ class ReportEndpoint:
             report = Report.from_json(body)
         except ContractError as error:
             raise ReportRefusedError(400, str(error)) from error
-        last = LastReport(
-            report=report, ordinal=attempt.ordinal, received_at=self.clock(), pod_uid=attempt.pod_uid
-        )
+        now = self.clock()
+        checked = check_report(report, attempt.job, now=now)
+        if checked.root != report.root:
+            text = "left commits out of a report: they are not in spec.checkpoint.uri"
+            _log.info(text, extra=key.log_fields)
+        last = LastReport(report=checked, ordinal=attempt.ordinal, received_at=now, pod_uid=attempt.pod_uid)
         self.reports.add_report(attempt.job_uid, last)
         self.enqueue(key)
         return self.reports.get_directive(attempt.job_uid)

@@ -9,6 +9,7 @@ from stepkeeper_operator.endpoint.tokens import TokenPod, TokenVerifier
 from stepkeeper_operator.errors import ReportRefusedError
 from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.facts.pod import Pod
+from stepkeeper_operator.facts.raw import RawObject
 
 __all__ = ["ReportAuthenticator", "ReportingAttempt"]
 
@@ -17,6 +18,7 @@ __all__ = ["ReportAuthenticator", "ReportingAttempt"]
 class ReportingAttempt:
     """A reporting pod, and the attempt and the job that it belongs to."""
 
+    job: RawObject
     job_uid: str
     ordinal: tuple[int, int]
     pod_uid: str
@@ -35,12 +37,13 @@ class ReportAuthenticator:
 
     def check_claims(self, key: ObjectKey, token: str) -> None:
         """Check, without the API server, that the token claims to be for this job. Raises ReportRefusedError."""
-        if not self._tokens.claims(token, token_audience(self._find_job_uid(key))):
+        uid, _ = self._find_job(key)
+        if not self._tokens.claims(token, token_audience(uid)):
             raise _not_of_this_job()
 
     async def authenticate(self, key: ObjectKey, token: str) -> ReportingAttempt:
         """Find out which attempt of the job reports. Raises ReportRefusedError for a pod of another one."""
-        uid = self._find_job_uid(key)
+        uid, job = self._find_job(key)
         bound = await self._tokens.verify(token, token_audience(uid))
         if bound is None:
             raise _not_of_this_job()
@@ -52,14 +55,14 @@ class ReportAuthenticator:
         if pod.job_uid != uid:
             raise ReportRefusedError(403, f"pod {pod.name} doesn't belong to job {key.namespace}/{key.name}")
         ordinal = _check_attempt(pod, self._check_jobset(key, pod))
-        return ReportingAttempt(job_uid=uid, ordinal=ordinal, pod_uid=pod.uid)
+        return ReportingAttempt(job=job, job_uid=uid, ordinal=ordinal, pod_uid=pod.uid)
 
-    def _find_job_uid(self, key: ObjectKey) -> str:
+    def _find_job(self, key: ObjectKey) -> tuple[str, RawObject]:
         raw = self._cache.get_object(key)
         if raw is None:
             # Not 503: a job whose pods run is in the cache, because the operator has made its JobSet from there.
             raise ReportRefusedError(404, f"there is no CheckpointedTrainingJob {key.namespace}/{key.name}")
-        return str(raw["metadata"]["uid"])
+        return str(raw["metadata"]["uid"]), raw
 
     def _find_pod(self, bound: TokenPod) -> Pod:
         pod = self._cache.get_pod(bound.namespace, bound.name)

@@ -4,33 +4,24 @@ import posixpath
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from stepkeeper.contract import CONTAINER_NAME
-from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS, Phase
-from stepkeeper_operator.facts.raw import RawObject, condition_of, get_nested, parse_time
+from stepkeeper_operator.facts.raw import RawObject, get_nested
+from stepkeeper_operator.facts.rival import Rival, read_standing
 
-__all__ = ["CheckpointRoot", "JobRoot", "read_job_root"]
+__all__ = ["CheckpointRoot", "JobRoot", "is_inside", "read_job_root"]
 
 CheckpointRoot = tuple[str, ...]
 """The place of a root: its bucket or volume, then its folders. A root inside another one begins with that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRoot:
+class JobRoot(Rival):
     """A job as the user of a root."""
 
-    namespace: str
-    name: str
-    uid: str
-    created_at: float
     uri: str
     place: CheckpointRoot
-    started: bool
-    """True if it has had an attempt."""
-
-    inactive: bool
-    """True if it has ended or is suspended."""
 
     def overlaps(self, other: "JobRoot") -> bool:
         """Return True if the roots are the same, or one is inside the other."""
@@ -38,26 +29,23 @@ class JobRoot:
         return self.place[:depth] == other.place[:depth]
 
 
+def is_inside(uri: str, root: str) -> bool:
+    """Return True if `uri` is the folder or the bucket prefix `root`, or inside it."""
+    try:
+        parts, around = urlsplit(uri), urlsplit(root)
+    except ValueError:
+        return False
+    same_store = parts.scheme == around.scheme and (parts.netloc == around.netloc or parts.scheme == "file")
+    folders = _split(unquote(around.path))
+    return same_store and _split(unquote(parts.path))[: len(folders)] == folders
+
+
 def read_job_root(raw: RawObject) -> JobRoot | None:
     """Read the root of a job, even if other parts of it are unreadable. None: it has none that another job can see."""
-    meta, spec = raw["metadata"], raw.get("spec")
+    spec = raw.get("spec")
     uri = get_nested(spec, "checkpoint", "uri")
-    place = _find_place(uri, spec, meta["namespace"]) if isinstance(uri, str) else None
-    if place is None:
-        return None
-    status = raw.get("status") or {}
-    ended = any(condition_of(raw, kind).get("status") == "True" for kind in END_CONDITIONS)
-    suspended = get_nested(spec, "suspend") is True and status.get("phase") == Phase.SUSPENDED
-    return JobRoot(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        uid=meta["uid"],
-        created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
-        uri=str(uri),
-        place=place,
-        started=bool(status.get("attempts")),
-        inactive=ended or suspended,
-    )
+    place = _find_place(uri, spec, raw["metadata"]["namespace"]) if isinstance(uri, str) else None
+    return None if place is None else JobRoot(uri=str(uri), place=place, **read_standing(raw))
 
 
 def _find_place(uri: str, spec: object, namespace: str) -> CheckpointRoot | None:

@@ -20,6 +20,7 @@ _LOG_LIMIT: Final = 500
 """Characters that are kept of a log."""
 
 _N_LOG_LINES: Final = 3
+_ENDING_PROBES: Final = {"livenessProbe", "startupProbe"}
 _RANK: Final = re.compile(r"^(\[[A-Za-z]*\d+\]:\s?)+")
 """The prefix that torch and torchrun put before each line of a rank."""
 
@@ -102,6 +103,12 @@ class Pod:
     waiting: str | None
     """Why it doesn't start, for people."""
 
+    probed: bool = False
+    """True if a container has a probe whose failure ends it."""
+
+    failed_probe: str = ""
+    """The container and the probe that failed, in the words of the kubelet's event. The pod's object lacks them."""
+
     @property
     def terminal(self) -> bool:
         return self.phase in {"Failed", "Succeeded"}
@@ -159,6 +166,7 @@ def read_pod(raw: RawObject) -> Pod:
         other_failure=_other_failure(spec, status),
         others_running=_others_running(status),
         waiting=_waiting(raw, trainer),
+        probed=any(c.keys() & _ENDING_PROBES for c in spec.get("containers") or ()),
     )
 
 

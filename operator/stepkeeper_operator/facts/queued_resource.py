@@ -4,11 +4,59 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
+from stepkeeper_operator.api.accelerators import ACCELERATORS, Accelerator, count_chips
 from stepkeeper_operator.api.v1alpha1.queuedresource import QueuedResourceSpec, choose_autocheckpoint
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
-from stepkeeper_operator.facts.raw import RawObject, condition_of, parse_time
+from stepkeeper_operator.facts.raw import RawObject, condition_of, get_nested, parse_time
+from stepkeeper_operator.facts.rival import Rival, read_standing
 
-__all__ = ["MaintenanceWindow", "QueuedMachines", "read_queued_machines"]
+__all__ = [
+    "MachinesUser",
+    "MaintenanceWindow",
+    "QueuedMachines",
+    "Slices",
+    "read_machines_user",
+    "read_queued_machines",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slices:
+    """The slices of a QueuedResource, or those that a job asks for. Without a readable spec, its strings are empty."""
+
+    accelerator: str
+    topology: str
+    count: int
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.count} slice{'s' if self.count > 1 else ''} of {self.accelerator} {self.topology}"
+
+    def can_run(self, asked: "Slices") -> bool:
+        """Return True if a job can run here: on whole slices, or on a part of slices that are one host each.
+
+        The TPU software of a larger slice waits for all its hosts.
+        """
+        if asked.accelerator != self.accelerator or asked.count > self.count:
+            return False
+        n_chips, host_sizes = (
+            count_chips(self.topology),
+            ACCELERATORS[Accelerator(self.accelerator)].host_sizes,
+        )
+        return asked.topology == self.topology or count_chips(asked.topology) <= n_chips <= max(host_sizes)
+
+    def count_taken_chips(self, asked: "Slices") -> int:
+        """Count the chips that a job takes. Of several slices, each is given to one job only."""
+        return asked.count * count_chips((asked if self.count == 1 else self).topology)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachinesUser(Rival):
+    """A job as the user of a QueuedResource."""
+
+    slices: Slices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +83,8 @@ class QueuedMachines:
     autocheckpoint_setting: str
     """On, Off or Mixed, as the cloud reports for its slices; until it reports, the setting of the spec."""
 
-    n_slices: int
-    """Slices that it asks for."""
+    slices: Slices
+    """The slices that it asks for."""
 
     active: bool
     """True if the cloud provides all machines."""
@@ -86,7 +134,7 @@ def read_queued_machines(raw: RawObject) -> QueuedMachines:
         spot="spot" in tier,
         best_effort="bestEffort" in tier,
         autocheckpoint_setting=_find_autocheckpoint(status.get("autocheckpoint") or "", slices, tier),
-        n_slices=slices.get("count") or 1,
+        slices=_read_slices(slices, "count"),
         active=active.get("status") == "True",
         joined=joined.get("status") == "True",
         join_deadline=_find_join_deadline(spec, status),
@@ -95,6 +143,20 @@ def read_queued_machines(raw: RawObject) -> QueuedMachines:
         obstacle=_find_obstacle(raw, active, joined),
         replaced=(status.get("removal") or {}).get("reason") == Reason.SPEC_CHANGED,
         windows=_read_windows(status),
+    )
+
+
+def read_machines_user(raw: RawObject) -> MachinesUser:
+    """Read the facts of a job that names a QueuedResource."""
+    slices = _read_slices(get_nested(raw, "spec", "placement", "tpu"), "slices")
+    return MachinesUser(slices=slices, **read_standing(raw))
+
+
+def _read_slices(found: Any, count: str) -> Slices:
+    return Slices(
+        accelerator=found.get("accelerator") or "",
+        topology=found.get("topology") or "",
+        count=found.get(count) or 1,
     )
 
 

@@ -6,7 +6,7 @@ objects; its events and indices don't.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import kopf
@@ -65,16 +65,26 @@ def make_kopf_settings(kinds: Iterable[WatchedKind]) -> Any:
 
 
 async def run_watches(
-    registry: Any, settings: Any, *, stop: asyncio.Event, started: Callable[[], None]
+    registry: Any,
+    settings: Any,
+    *,
+    namespaces: Sequence[str],
+    stop: asyncio.Event,
+    started: Callable[[], None],
 ) -> None:
-    """Watch all namespaces until `stop` is set.
+    """Watch these namespaces until `stop` is set. Without any, watch all.
 
     `started` is called once kopf has installed its signal handlers, so that the caller can replace them. Tasks made
     after this one end with it, because kopf treats every such task as its own.
     """
     others = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
-        registry=registry, settings=settings, clusterwide=True, standalone=True, stop_flag=stop
+        registry=registry,
+        settings=settings,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+        standalone=True,
+        stop_flag=stop,
     )
     started()
     await kopf.run_tasks(tasks, ignored=others)

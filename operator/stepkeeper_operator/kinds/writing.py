@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from stepkeeper_operator.api.base import ObjectMeta
-from stepkeeper_operator.api.reading import describe_problems, read_object
+from stepkeeper_operator.api.base import ObjectMeta, StatusPart
+from stepkeeper_operator.api.reading import describe_problems, keep_unknown, read_object
 from stepkeeper_operator.api.v1alpha1.conditions import (
     MAX_CONDITIONS,
     Condition,
@@ -37,11 +37,18 @@ class ObjectWriter:
     resource: Resource
     shared: Shared
 
-    async def write_status(self, meta: ObjectMeta, status: RawObject) -> RawObject:
-        """Replace the whole status of the object. Return the updated object.
+    async def write_status(self, meta: ObjectMeta, status: StatusPart) -> RawObject:
+        """Replace the status of the object, except fields that only newer operators know. Return the updated object.
 
         Raises InvalidObjectError if no status is accepted with this spec, ConflictError if it has changed, ApiError.
         """
+        # An object that has changed since it was read is refused by its resourceVersion.
+        known = self.shared.cache.get_object(self._key_of(meta)) or {}
+        return await self._apply_status(
+            meta, keep_unknown(type(status), known.get("status"), status.to_raw())
+        )
+
+    async def _apply_status(self, meta: ObjectMeta, status: RawObject) -> RawObject:
         body = {
             "apiVersion": self.resource.api_version,
             "kind": self.resource.kind,
@@ -113,7 +120,7 @@ class ObjectWriter:
         others = [c for c in status.get("conditions") or () if c.get("type") != accepted]
         status = {**initial, **status, "conditions": [condition, *others][:MAX_CONDITIONS]}
         try:
-            written = await self.write_status(meta, status)
+            written = await self._apply_status(meta, status)
         except InvalidObjectError as error:
             extra = {**self._key_of(meta).log_fields, "problems": condition["message"], "error": str(error)}
             _log.warning("cannot write status of unreadable object; it is not managed", extra=extra)

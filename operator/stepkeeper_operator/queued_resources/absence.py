@@ -7,14 +7,14 @@ resources without an object are counted.
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
 from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cloud_tpu.cloud import ApiVersion, CloudTPU, Place
-from stepkeeper_operator.cloud_tpu.naming import CLUSTER_LABEL, UID_LABEL, make_cloud_id
+from stepkeeper_operator.cloud_tpu.naming import CLUSTER_LABEL, NAMESPACE_LABEL, UID_LABEL, make_cloud_id
 from stepkeeper_operator.cloud_tpu.polling import Listing
 from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES
 from stepkeeper_operator.facts.node import Node
@@ -91,9 +91,11 @@ async def _get_all(names: Iterable[str], get: Callable[[str], Awaitable[T | None
 class OrphanWatch:
     """Count cloud resources of this cluster without an object: they cost money, and the operator deletes none."""
 
-    def __init__(self, cache: Cache, metrics: QueuedResourceMetrics) -> None:
+    def __init__(self, cache: Cache, metrics: QueuedResourceMetrics, *, watched: Sequence[str]) -> None:
+        """Make a watch that counts only resources of the `watched` namespaces; empty: of all."""
         self._cache = cache
         self._metrics = metrics
+        self._watched = watched
         self._logged: dict[Place, set[str]] = {}
 
     def update(self, place: Place, listing: Listing, *, cluster_id: str) -> None:
@@ -103,6 +105,7 @@ class OrphanWatch:
         for each in listing.resources.values():
             labels = find_labels(each, listing)
             ours = labels.get(CLUSTER_LABEL) == cluster_id and labels.get(UID_LABEL) not in uids
+            ours = ours and (not self._watched or labels.get(NAMESPACE_LABEL) in self._watched)
             if ours and each.phase is not QueuedResourceState.DELETING:
                 orphans.add(each.name)
                 if each.name not in known:

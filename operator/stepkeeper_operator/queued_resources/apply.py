@@ -71,7 +71,7 @@ class Applier:
     async def _write_status(self, subject: Subject, decision: Decision) -> None:
         memory = self.memory.get(subject.meta.uid)
         try:
-            raw = await self.writer.write_status(subject.meta, decision.status.to_raw())
+            raw = await self.writer.write_status(subject.meta, decision.status)
         except InvalidObjectError as error:
             if subject.resource is not None:
                 raise

@@ -40,7 +40,7 @@ class Observer:
         self._metrics = shared.metrics.queued_resources
         self._cloud = cloud
         self._poller = Poller(cloud, clock=shared.clock)
-        self._orphans = OrphanWatch(shared.cache, self._metrics)
+        self._orphans = OrphanWatch(shared.cache, self._metrics, watched=settings.watched)
         self._memory = memory
         self._settings = settings
 

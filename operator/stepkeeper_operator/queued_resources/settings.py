@@ -22,7 +22,10 @@ _WAITING: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudSettings:
-    """Times of the controller of QueuedResources, in seconds."""
+    """Settings of the controller of QueuedResources. Times are in seconds."""
+
+    watched: tuple[str, ...] = ()
+    """Namespaces whose objects are known. Empty: all."""
 
     poll_fast_s: float = 10.0
     """Poll interval while the resource is changing: an operation, provisioning, a deletion."""
@@ -61,6 +64,7 @@ class CloudSettings:
         """Take the times from the operator's settings."""
         idle_s = settings.cloud_tpu_idle_poll_s
         return cls(
+            watched=settings.watch_namespaces,
             poll_fast_s=settings.cloud_tpu_poll_s,
             poll_active_s=idle_s,
             poll_waiting_s=2 * idle_s,

@@ -120,7 +120,7 @@ class Applier:
             memory.unwritten = None  # the last status was written, or is obsolete
             return None
         try:
-            raw = await self.writer.write_status(job.metadata, decision.status.to_raw())
+            raw = await self.writer.write_status(job.metadata, decision.status)
         except ApiError as error:
             if isinstance(error, ConflictError) or error.status == HTTPStatus.NOT_FOUND:
                 raise  # the job has changed or is gone

@@ -1,7 +1,8 @@
 """Reconcile one job: parse, observe, decide, apply."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -22,11 +23,19 @@ from stepkeeper_operator.training_jobs.decide.terminating_pods import is_pod_stu
 from stepkeeper_operator.training_jobs.decision import Decision
 from stepkeeper_operator.training_jobs.observe import Observer
 from stepkeeper_operator.training_jobs.observed import Memory, Observed
-from stepkeeper_operator.training_jobs.unreadable import UnreadableJobs
 
 __all__ = ["JobController"]
 
 _log = logging.getLogger(__name__)
+
+_STAND_IN: Final[Mapping[str, Any]] = {
+    "spec": {
+        "placement": {"hosts": {"count": 1}},
+        "template": {"spec": {"containers": []}},
+        "checkpoint": {"uri": "file:///unknown", "interval": {"every": {"steps": 1}}},
+    }
+}
+"""Required parts of a spec that can't be read. Pods start from `Observed.kept_jobset`, and never from these."""
 
 
 class JobController(KindController[CheckpointedTrainingJob, Observed, Decision]):
@@ -44,19 +53,17 @@ class JobController(KindController[CheckpointedTrainingJob, Observed, Decision])
             shared=shared, reports=reports, memory=memory, ca_pem=ca_pem, settings=settings
         )
         self._applier = Applier(shared=shared, memory=memory, writer=self._writer)
-        self._unreadable = UnreadableJobs(shared=shared, reports=reports, writer=self._writer)
 
     @override
     def _read(self, key: ObjectKey, raw: RawObject) -> tuple[CheckpointedTrainingJob | None, tuple[str, ...]]:
-        reading = read_object(CheckpointedTrainingJob, raw)
+        reading = read_object(CheckpointedTrainingJob, raw, stand_in=_STAND_IN)
         if reading.problems:
             _log.warning("cannot read job", extra={**key.log_fields, "error": "; ".join(reading.problems)})
         return reading.value, reading.problems
 
     @override
     async def _manage_unreadable(self, key: ObjectKey, raw: RawObject, problems: tuple[str, ...]) -> None:
-        self._metrics.forget_judgements(key.namespace, key.name)
-        await self._unreadable.manage(key, raw, problems)
+        await self._writer.report_unreadable(raw, problems, initial={"phase": "Pending"})
 
     @override
     async def _observe(

@@ -3,9 +3,12 @@
 This is the only place where a reconcile reads.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
+from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, find_condition
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
@@ -13,13 +16,20 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.keys import ObjectKey, queued_resource_key
 from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster.resources import BATCH_JOBS, CONFIG_MAPS, JOBSETS, PODS
+from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts.jobset import BatchJob, ConfigMap, JobSet, read_config_map, read_jobset
 from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.facts.pod import Pod
-from stepkeeper_operator.facts.queued_resource import QueuedMachines, read_queued_machines
+from stepkeeper_operator.facts.queued_resource import (
+    MachinesUser,
+    QueuedMachines,
+    read_machines_user,
+    read_queued_machines,
+)
 from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.training_jobs.attempts.pod_ends import was_stopped
 from stepkeeper_operator.training_jobs.build.objects import config_map_name
 from stepkeeper_operator.training_jobs.decision import CreateJobSet
 from stepkeeper_operator.training_jobs.observed import (
@@ -32,6 +42,12 @@ from stepkeeper_operator.training_jobs.observed import (
 )
 
 __all__ = ["Observer"]
+
+_FAILED_PROBE: Final = re.compile("failed (liveness|startup) probe")
+_UNHEALTHY: Final = re.compile("(Liveness|Startup) probe failed")
+_CONTAINER: Final = re.compile("{(.+)}")
+_EVENT_DELAY_S: Final = 5.0
+"""Seconds after the end of a container until its kubelet's event is there, and between two lists of events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +79,7 @@ class Observer:
         jobset = _restore_created_suspended(job, jobset, memory)
         pods, evidence = cache.list_pods(uid), cache.list_evidence(uid)
         n_nodes, n_unknown_nodes = cache.count_nodes()
+        look_s = None if over else await self._read_failed_probes(key.namespace, evidence, memory)
         # A refused creation says nothing about a JobSet that is built from an edited spec.
         rejections = {
             action: rejection
@@ -81,6 +98,8 @@ class Observer:
             leftover=leftover,
             evidence=evidence,
             nodes=self._collect_nodes((*pods, *terminating), evidence),
+            failed_probes={} if over else memory.failed_probes,
+            probes_look_s=look_s,
             n_nodes=n_nodes,
             n_unknown_nodes=n_unknown_nodes,
             report=self.reports.get_report(uid),
@@ -92,6 +111,7 @@ class Observer:
             unreadable=unreadable,
             root_rivals=cache.list_root_rivals(key),
             machines=self._read_machines(key, job),
+            machines_users=self._list_machines_users(key, job),
             queued_resources_managed=self.settings.cloud_tpu_enabled,
             operator_started_at=self.memory.started_at,
             last_write_at=memory.last_write_at,
@@ -103,6 +123,13 @@ class Observer:
             return None
         raw = self.shared.cache.get_object(queued_resource_key(key.namespace, name))
         return None if raw is None else read_queued_machines(raw)
+
+    def _list_machines_users(self, key: ObjectKey, job: CheckpointedTrainingJob) -> tuple[MachinesUser, ...]:
+        name = job.spec.placement.queued_resource_name
+        found = (
+            () if name is None else self.shared.cache.list_jobs_on(queued_resource_key(key.namespace, name))
+        )
+        return tuple(read_machines_user(raw) for raw in found if raw["metadata"]["name"] != key.name)
 
     async def _read_jobset(self, key: ObjectKey, job: CheckpointedTrainingJob) -> JobSet | None:
         """Read the JobSet from the cache, or from the API server if the cache has none, or one that is not trusted.
@@ -162,10 +189,71 @@ class Observer:
             memory.config_map = None if raw is None else read_config_map(raw)
         return memory.config_map
 
+    async def _read_failed_probes(
+        self, namespace: str, evidence: tuple[AttemptEvidence, ...], memory: JobMemory
+    ) -> float | None:
+        """Read from events which pods their kubelets ended for a failed probe: the pods' own status lacks it.
+
+        They are read if a pod with a probe has ended for no other known reason, and again for those that come late:
+        after the seconds that are returned, if not None.
+        """
+        now, known = self.shared.clock(), memory.failed_probes
+        pods = [pod for attempt in evidence for pod in _list_perhaps_not_alive(attempt)]
+        if all(pod.uid in known for pod in pods):
+            return None
+        if now >= memory.probes_read_at + _EVENT_DELAY_S:
+            memory.probes_read_at = now
+            found = known | await self._list_failed_probes(namespace)
+            memory.failed_probes = known = {
+                pod.uid: found.get(pod.uid, "")
+                for pod in pods
+                if pod.uid in found or now >= (pod.finished_at or 0.0) + _EVENT_DELAY_S
+            }
+        if all(pod.uid in known for pod in pods):
+            return None
+        return memory.probes_read_at + _EVENT_DELAY_S - now
+
+    async def _list_failed_probes(self, namespace: str) -> dict[str, str]:
+        """List the container and the probe that kubelets name in their events, by the pod's uid."""
+        try:
+            killed = await self._list_events(namespace, "Killing")
+            found = {uid: note for uid, note, _ in killed if _FAILED_PROBE.search(note)}
+            stopped = {(uid, note) for uid, note, _ in killed if uid not in found}
+            unhealthy = await self._list_events(namespace, "Unhealthy") if stopped else []
+        except ApiError as error:
+            if not error.is_permanent:
+                raise
+            return {}  # the operator may list no events: only the name of the probe is missing
+        # A kubelet that stops a pod's only container names no probe there.
+        for uid, note, path in unhealthy:
+            probe, container = _UNHEALTHY.match(note), _CONTAINER.search(path)
+            if probe and container and (uid, f"Stopping container {container[1]}") in stopped:
+                found[uid] = f"Container {container[1]} failed {probe[1].lower()} probe"
+        return found
+
+    async def _list_events(self, namespace: str, reason: str) -> list[tuple[str, str, str]]:
+        """List the pod's uid, the note, and the path of the container in the pod's spec."""
+        events = await self.shared.cluster.list_events(namespace, reason=reason)
+        abouts = [(event.get("regarding") or {}, str(event.get("note"))) for event in events]
+        return [(str(about.get("uid")), note, str(about.get("fieldPath"))) for about, note in abouts]
+
     def _collect_nodes(self, pods: tuple[Pod, ...], evidence: tuple[AttemptEvidence, ...]) -> dict[str, Node]:
         names = {pod.node for pod in pods} | {pod.node for attempt in evidence for pod in attempt.pods}
         found = {name: self.shared.cache.get_node(name) for name in names if name is not None}
         return {name: node for name, node in found.items() if node is not None}
+
+
+def _list_perhaps_not_alive(evidence: AttemptEvidence) -> list[Pod]:
+    """List the ended pods of an attempt that have a probe which may have ended them."""
+    if any(pod.disruption is not None or pod.hang for pod in evidence.pods):
+        return []
+    return [
+        pod
+        for pod in evidence.pods
+        if pod.probed
+        and (pod.code not in {None, ExitCode.DONE} or pod.other_failure is not None)
+        and not was_stopped(pod)
+    ]
 
 
 def _restore_created_suspended(

@@ -16,7 +16,7 @@ from stepkeeper_operator.facts.checkpoint_root import JobRoot
 from stepkeeper_operator.facts.jobset import ConfigMap, JobSet, Workload
 from stepkeeper_operator.facts.node import Node
 from stepkeeper_operator.facts.pod import Pod
-from stepkeeper_operator.facts.queued_resource import QueuedMachines
+from stepkeeper_operator.facts.queued_resource import MachinesUser, QueuedMachines
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = [
@@ -121,10 +121,22 @@ class Observed:
     """The other jobs of the cluster whose root is the same as this job's, inside it, or contains it."""
 
     accepted: bool = True
-    """False if condition Accepted is False: then running pods continue, and nothing starts."""
+    """False if condition Accepted is False: then running pods continue, and nothing starts but `kept_jobset`."""
+
+    kept_jobset: str | None = None
+    """The JobSet of the last accepted spec. Set only if the present one can't be read, and nothing else is wrong."""
+
+    failed_probes: Mapping[str, str] = field(default_factory=dict)
+    """The container and the probe that ended it, by the uid of an ended pod."""
+
+    probes_look_s: float | None = None
+    """Seconds until late events are to be looked for; None if none are missing."""
 
     machines: QueuedMachines | None = None
     """The QueuedResource that the job names; None if it names none, or the resource does not exist."""
+
+    machines_users: tuple[MachinesUser, ...] = ()
+    """The other jobs that name it."""
 
     queued_resources_managed: bool = True
     """False if QueuedResources are disabled in this operator."""
@@ -132,6 +144,11 @@ class Observed:
     operator_started_at: float = 0.0
     last_write_at: float = 0.0
     """Unix time when this operator last wrote the job's status."""
+
+    @property
+    def may_start(self) -> bool:
+        """True if there is an accepted spec to start pods from."""
+        return self.accepted or self.kept_jobset is not None
 
     @property
     def is_queued(self) -> bool:
@@ -211,6 +228,11 @@ class JobMemory:
     jobset_read_at: float = float("-inf")
     foreign_suspended_jobset: str | None = None
     """Uid of the JobSet that another controller, such as Kueue, suspended at its creation."""
+
+    failed_probes: dict[str, str] = field(default_factory=dict)
+    """What events name as the container and the probe that ended a pod, by its uid; empty if no probe ended it."""
+
+    probes_read_at: float = float("-inf")
 
     has_acted: bool = False
     """True once a decision was applied. Until then it is unknown which writes the API server refuses."""

@@ -1,7 +1,8 @@
 """Handle the kinds of tensors alike: describe where their parts lie, read them and fill them."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter, eq
 from typing import Final, Protocol, cast
 
@@ -167,6 +168,28 @@ def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
     from stepkeeper_planners.adapters import xla
 
     return xla.deduplicate_copies(tensors)
+
+
+def is_one_program() -> bool:
+    """Return whether the XLA devices of several processes run one program, which all of them have to start."""
+    from stepkeeper_planners.adapters import xla_pieces
+
+    return xla_pieces.is_multi_process_program()
+
+
+def digest_on_devices(tensors: Sequence[torch.Tensor]) -> Callable[[], list[str]]:
+    """Start digests of XLA tensors on their devices. Return a function that waits for them, in hex digits.
+
+    Args:
+        tensors: XLA tensors that are on devices of this process only.
+    """
+    if not tensors:
+        return list
+    from stepkeeper_planners.adapters import xla, xla_digests
+
+    pending = xla_digests.start_digests(tensors)
+    xla.start_pending([pending])
+    return partial(xla_digests.read_digests, pending)
 
 
 def clone_for_transfer(fqn: str, tensor: torch.Tensor) -> torch.Tensor:

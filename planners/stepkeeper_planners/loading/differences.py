@@ -1,7 +1,6 @@
 """Collect the differences between a state and a checkpoint from all ranks, and report them as one error."""
 
 import logging
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -19,9 +18,6 @@ _SHOWN: Final = 100
 
 _NEAR: Final = 8
 """The number of missing names for which similar names are searched; a message shows no more."""
-
-_GROUPS: Final = re.compile(r"(?:(.*?)\.)?param_groups(?:\.|$)")
-"""Matches the flat names of an optimizer's groups."""
 
 _SENT: Final = 1000
 """Most names of each kind that a rank sends to the others."""
@@ -224,11 +220,6 @@ def _causes(differences: Differences) -> Iterator[str]:
             f"If the names below {name!r} change from one start to the next, as a data loader's may, save it as "
             "Whole, or as PerRank where the ranks have their own: that is one value, with any content."
         )
-
-
-def find_optimizers(names: Iterable[str]) -> set[str]:
-    """Find the optimizers whose groups are among these names; "" if the state is an optimizer's."""
-    return {found[1] or "" for found in map(_GROUPS.match, names) if found}
 
 
 def list_with_state(names: Iterable[str], optimizers: Collection[str]) -> set[tuple[str, str]]:

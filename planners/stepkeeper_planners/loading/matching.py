@@ -8,13 +8,14 @@ from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.errors import LayoutError, PerRankError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.loading.differences import Differences, find_optimizers, list_with_state
+from stepkeeper_planners.loading.differences import Differences, list_with_state
 from stepkeeper_planners.loading.load_request import LoadRequest, Path
 from stepkeeper_planners.loading.resharding import PieceRead, plan_tensor_reads
 from stepkeeper_planners.loading.resizing import match_resizable
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads, ValueRead
 from stepkeeper_planners.loading.stored_state import StoredState, StoredTensor
+from stepkeeper_planners.state.parameter_names import find_optimizers
 from stepkeeper_planners.state.per_rank import Resize, list_stored_names, parse_stored_name
 
 

@@ -39,7 +39,7 @@ __all__ = [
     "plan_save",
 ]
 
-ASSIGNMENT_VERSION: Final = 3
+ASSIGNMENT_VERSION: Final = 4
 """The version of the division and its numbers. Raise it with every change that divides the same state otherwise."""
 
 _MIN_SLICE_BYTES: Final = 65_536

@@ -17,12 +17,10 @@ from stepkeeper_planners.state.values import encode_value
 __all__ = [
     "are_mergeable",
     "build_ranks_differ_error",
-    "digest_integer_tensor",
     "digest_layouts",
     "digest_names",
     "digest_value",
     "fingerprint",
-    "is_integer_tensor_on_host",
 ]
 
 _DIGEST_BYTES: Final = 16
@@ -45,7 +43,6 @@ def digest_names(
     *,
     layout_digests: Mapping[str, bytes] | None = None,
     values: Mapping[str, bytes] | None = None,
-    contents: Mapping[str, bytes] | None = None,
     aliases: Mapping[str, str] | None = None,
     per_rank_keys: Collection[str] = (),
 ) -> dict[str, bytes]:
@@ -58,14 +55,12 @@ def digest_names(
         layouts: the layouts of all tensors.
         layout_digests: the result of `digest_layouts` for `layouts`, if it is known already.
         values: the digest of each value.
-        contents: the content digests of those tensors whose elements are compared too.
         aliases: the other names of tied tensors, with the name under which each is saved.
         per_rank_keys: the names of `PerRank` entries.
     """
     digests: dict[str, bytes] = {}
-    contents = contents or {}
     for name, form in (digest_layouts(layouts) if layout_digests is None else layout_digests).items():
-        digests[name] = _TENSOR + form + contents.get(name, _NO_CONTENT)
+        digests[name] = _TENSOR + form + _NO_CONTENT
     for name, digest in (values or {}).items():
         digests[name] = _VALUE + _NO_CONTENT + digest
     for name in per_rank_keys:
@@ -117,24 +112,6 @@ def digest_value(fqn: str, value: object) -> bytes:
     return _hash(encode_value(fqn, value))
 
 
-def is_integer_tensor_on_host(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is of integers or bools, in host memory. It depends on the tensor's structure only."""
-    if tensor.is_floating_point() or tensor.is_complex() or not tensor.is_cpu:
-        return False
-    plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
-    return plain and tensor.layout is torch.strided and not tensor.is_quantized
-
-
-def digest_integer_tensor(tensor: torch.Tensor) -> bytes | None:
-    """Digest a tensor of integers in host memory, of any size; return None for any other tensor.
-
-    Random number states, positions in the data and orders of samples are such tensors: saving one rank's in place of
-    another's would be wrong. Floating-point tensors are not compared. Ranks may differ in the last bits of results, or
-    in the statistics of their own batches, and any rank's values will do.
-    """
-    return _digest_tensor(tensor) if is_integer_tensor_on_host(tensor) else None
-
-
 def build_ranks_differ_error(
     reports: Sequence[tuple[Sequence[int], Mapping[str, bytes]]], n_unseen: int = 0
 ) -> RanksDifferError:
@@ -168,7 +145,7 @@ def are_mergeable(digests: Collection[bytes]) -> bool:
     """
     kinds = {digest[:1] for digest in digests}
     if kinds == {_TENSOR}:
-        return len({digest[1 + _DIGEST_BYTES :] for digest in digests}) == 1
+        return True
     return kinds <= {_VALUE, _ALIAS} and len(set(digests)) == 1
 
 

@@ -1,5 +1,6 @@
 """Plan which rank writes which part of one state, and merge the states of ranks that hold different names."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -13,9 +14,16 @@ from stepkeeper_planners.flat_names import make_flat_names
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.process_groups import all_gather_object, broadcast_object
 from stepkeeper_planners.saving.assignment import Assignment, TensorWrite, assign
+from stepkeeper_planners.saving.copies import CopyDigests, find_copies
+from stepkeeper_planners.saving.differing_copies import (
+    Answer,
+    Groups,
+    compare_copies,
+    group_ranks,
+    keep_first_copies,
+)
 from stepkeeper_planners.saving.fingerprints import (
     build_ranks_differ_error,
-    digest_integer_tensor,
     digest_names,
     digest_value,
     fingerprint,
@@ -40,6 +48,7 @@ from stepkeeper_planners.state.values import encode_value, estimate_value_bytes
 
 __all__ = ["PlannedState"]
 
+_log: Final = logging.getLogger(__name__)
 _MAX_COMPARED: Final = 8
 """The largest number of states, the base among them, whose names an error compares. Equal states count once."""
 
@@ -59,6 +68,10 @@ class PlannedState:
         """
         self.ranks: Final = ranks
         self.flat: Final = flat
+        self._copies = CopyDigests(())
+        self._first: Final[set[str]] = set()
+        """The entries of the state that the first rank that holds them writes."""
+
         layouts = adapters.describe_all(tensors, ranks)
         self._layouts = {layout.fqn: layout for layout in layouts}
         self._digests: Final = self._digest(layouts)
@@ -85,6 +98,7 @@ class PlannedState:
             rank=self.ranks.rank,
             fingerprint=fingerprint(self._digests),
             parts=self.list_incomplete(),
+            copies=self._digest_copies(),
         )
 
     def list_incomplete(self) -> tuple[TensorLayout, ...]:
@@ -176,14 +190,50 @@ class PlannedState:
         self._layouts.update((layout.fqn, layout) for layout in self.merged.layouts)
         self._assign()
 
+    def compare_copies(
+        self,
+        differing: Mapping[str, Groups] | None,
+        parties: Sequence[Sequence[int]],
+        group: dist.ProcessGroup | None,
+    ) -> bool:
+        """Compare the copies that ranks hold. If they differ, the first rank that holds them writes them, or none does.
+
+        All ranks of `group` call this with the same arguments: the ranks whose digests differ, or None if the ranks
+        exchange them here, and the ranks of each fingerprint. Returns whether other ranks write now than before.
+        Raises RanksDifferError on all ranks for copies that differ and are none of one tensor.
+        """
+
+        def exchange(_: str, value: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
+            return answer(cast("list[Mapping[str, Any]]", all_gather_object(value, group)))
+
+        rank, n_before = self.ranks.rank, len(self._first)
+        while True:
+            if differing is None:
+                differing = exchange("copies", self._digest_copies(), group_ranks)
+            verdict = compare_copies(differing, self._copies, self.flat, rank, exchange, parties=parties)
+            if verdict is None:
+                return len(self._first) > n_before
+            if rank == 0:
+                _log.warning("%s", verdict)
+            self._first.update(verdict.first)
+            self._assign()
+            differing = None
+
+    def _digest_copies(self) -> dict[str, str]:
+        """Digest the copies that this rank and others hold, as far as the writers of them are known."""
+        self._copies = CopyDigests(find_copies(self._list_divided(), self.ranks.rank, self.flat.tensors))
+        self._copies.read(self.flat.tensors, self._copies.await_devices)
+        return self._copies.combine()
+
+    def _list_divided(self) -> list[TensorLayout]:
+        """Return the layouts of the tensors that are known whole, with those copies that may be written."""
+        known = [layout for layout in self._layouts.values() if layout.complete]
+        return keep_first_copies(known, self._first)
+
     def _digest(self, layouts: Sequence[TensorLayout]) -> dict[str, bytes]:
-        # The elements under an incomplete layout differ between ranks.
-        comparable = [layout.fqn for layout in layouts if layout.complete]
-        contents = {fqn: digest_integer_tensor(self.flat.tensors[fqn]) for fqn in comparable}
         return digest_names(
             layouts,
             values={fqn: digest_value(fqn, value) for fqn, value in self.flat.values.items()},
-            contents={fqn: digest for fqn, digest in contents.items() if digest is not None},
             aliases=self.flat.aliases,
             per_rank_keys=self.flat.per_rank,
         )
@@ -192,7 +242,7 @@ class PlannedState:
         """Assign writers to all complete tensors, and to all values that every rank holds."""
         elsewhere = self.merged.value_writers
         self.assignment = assign(
-            [layout for layout in self._layouts.values() if layout.complete],
+            self._list_divided(),
             self.ranks.world_size,
             value_bytes={
                 name: estimate_value_bytes(value)

@@ -15,6 +15,7 @@ from stepkeeper_planners.adapters.open_shardings import keep_shardings_open
 from stepkeeper_planners.errors import UnsupportedWriterError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.process_groups import current_ranks, single_rank
+from stepkeeper_planners.saving.differing_copies import group_ranks
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata
 from stepkeeper_planners.saving.planned_state import PlannedState
 from stepkeeper_planners.saving.proposals import Answer, check_proposals, group_by_fingerprint
@@ -33,6 +34,7 @@ class SPMDSavePlanner(SavePlanner):
     its own share of the writes. Ranks exchange a fingerprint of their state with the coordinator; they compare names
     only where fingerprints differ. Ranks may hold different names, or different parts of a tensor, as pipeline stages
     do. If an entry differs on ranks that all should save it alike, nothing is written and RanksDifferError is raised.
+    Copies of a tensor that only drifted apart, and tensors in bare dicts, are the first rank's then, with a warning.
     Tied tensors are written once, and can be read under each of their names.
 
     Args:
@@ -145,14 +147,20 @@ class SPMDSavePlanner(SavePlanner):
         if len(groups) == 1:
             self._metadata = self._state.build_metadata()
         # Every rank makes its own items.
-        answer = Answer(groups=groups, joined=joined)
+        # The digests are of the layouts that each rank could describe alone.
+        is_joined = any(
+            len(chunk.owners) > 1 and chunk.box.volume for layout in joined for chunk in layout.chunks
+        )
+        is_known = len(proposals) == 1 or not (len(groups) > 1 or is_joined)
+        differing = group_ranks([proposal.copies for proposal in proposals]) if is_known else None
+        answer = Answer(groups=groups, joined=joined, differing=differing)
         return [replace(plan, items=OwnItems(), planner_data=answer) for plan in all_plans], self._metadata
 
     @override
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """Complete this rank's plan with its own items.
 
-        Where the states of ranks differ, the ranks exchange the names that only some of them hold.
+        Where their states or copies differ, the ranks exchange names.
 
         Args:
             new_plan: the coordinator's plan for this rank, with the storage writer's additions.
@@ -172,7 +180,9 @@ class SPMDSavePlanner(SavePlanner):
             self._state.add_joined(answer.joined)
         if isinstance(answer, Answer) and len(answer.groups) > 1:
             self._state.merge(answer.groups, self._group)
-            if self.is_coordinator:
+        if isinstance(answer, Answer):
+            is_changed = self._state.compare_copies(answer.differing, answer.groups, self._group)
+            if self.is_coordinator and (is_changed or len(answer.groups) > 1):
                 self._complete_metadata()
         if isinstance(new_plan.storage_data, dict) and not set(new_plan.storage_data) - _OF_HUGGING_FACE:
             raise UnsupportedWriterError(

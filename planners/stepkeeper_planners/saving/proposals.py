@@ -1,6 +1,6 @@
 """Define a rank's proposal to the coordinator of a save, with its rules, and the coordinator's answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from stepkeeper_planners.errors import ReleasesDifferError, WrongRanksError, format_ranks
 from stepkeeper_planners.geometry.layout import TensorLayout
 from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION
+from stepkeeper_planners.saving.differing_copies import Groups
 
 __all__ = [
     "Answer",
@@ -64,6 +65,9 @@ class Proposal:
     parts: tuple[TensorLayout, ...]
     """This rank's part of the layouts that no rank can describe alone."""
 
+    copies: Mapping[str, str]
+    """The digests of the copies that this rank and others hold."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -74,6 +78,9 @@ class Answer:
 
     joined: tuple[TensorLayout, ...]
     """The layouts that no rank could describe alone."""
+
+    differing: Mapping[str, Groups] | None
+    """The ranks whose digests differ; None if layouts have changed, so that the ranks exchange digests of these."""
 
 
 def check_proposals(plan_data: Sequence[object], world_size: int) -> list[Proposal]:

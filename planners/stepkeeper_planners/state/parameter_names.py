@@ -1,7 +1,8 @@
 """Name an optimizer's parameters as the modules of the same state name them."""
 
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -12,10 +13,19 @@ from torch.optim import Optimizer
 from stepkeeper_planners.adapters import identity
 from stepkeeper_planners.state.scalars import has_scalars_only
 
-__all__ = ["name_groups", "name_parameters", "name_tensors"]
+__all__ = ["find_optimizers", "name_groups", "name_parameters", "name_tensors"]
 
 _WRAPPED: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """The names that torch.compile, FSDP1 and activation checkpointing give the module that they wrap."""
+
+
+_GROUPS: Final = re.compile(r"(?:(.*?)\.)?param_groups(?:\.|$)")
+"""Matches the flat names of an optimizer's groups."""
+
+
+def find_optimizers(names: Iterable[str]) -> set[str]:
+    """Find the optimizers whose groups are among these names; "" if the state is an optimizer's."""
+    return {found[1] or "" for found in map(_GROUPS.match, names) if found}
 
 
 def name_groups(optimizer: Optimizer, modules: Mapping[str, Mapping[int, str]]) -> list[list[str]]:

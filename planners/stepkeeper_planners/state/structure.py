@@ -17,6 +17,7 @@ from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.scalars import has_plain_leaves_only
 from stepkeeper_planners.state.tree import (
     FlatState,
+    Modules,
     find_tied,
     flatten_resolved,
     is_leaf,
@@ -63,22 +64,32 @@ class StructureCache(Generic[T]):
         self._large_value_bytes: Final = large_value_bytes
         self._last: tuple[_Structure, T] | None = None
 
-    def look_up(self, state: Mapping[str, object]) -> LookUpResult[T]:
+    def look_up(self, state: Mapping[str, object], modules: Modules = ()) -> LookUpResult[T]:
         """Flatten a nested state, and derive the result if its structure is not the last one.
+
+        `modules` are those of a state in which `resolve_state` has replaced them.
 
         No computation of the state's tensors is pending afterwards. The state_dict() of every Stateful is
         called once. A structure for which `derive` raises is not held. Raises as `flatten_state`.
         """
-        tree = resolve_state(state)
+        tree, found = resolve_state(state)
+        modules = found or modules
         contents = _Contents(tree)
         if self._last is None or not self._last[0].fits(contents):
             self._last = None
             contents.materialize()
-            flat = flatten_resolved(tree)
+            flat = flatten_resolved(tree, modules)
             structure = _Structure(contents, flat, self._large_value_bytes)
             self._last = structure, self._derive(flat, structure.value_bytes)
         structure, derived = self._last
-        return LookUpResult(flat=structure.flatten(tree, contents.leaves), derived=derived)
+        return LookUpResult(flat=structure.flatten(tree, modules, contents.leaves), derived=derived)
+
+    def derive_again(self, flat: FlatState) -> T:
+        """Derive the result again for the state that was looked up last: what `derive` does has changed."""
+        assert self._last is not None
+        structure, _ = self._last
+        self._last = structure, self._derive(flat, structure.value_bytes)
+        return self._last[1]
 
 
 class _Contents:
@@ -167,7 +178,7 @@ class _Structure:
             return True
         return find_tied(tensors, ordinary=self._ordinary is not None) == self._tied
 
-    def flatten(self, tree: Any, leaves: Sequence[Any]) -> FlatState:
+    def flatten(self, tree: Any, modules: Modules, leaves: Sequence[Any]) -> FlatState:
         """Flatten a state that fits."""
         per_rank: list[tuple[str, PerRank]] = [(name, leaves[index]) for name, index in self._per_rank]
         return FlatState(
@@ -178,6 +189,7 @@ class _Structure:
             per_rank={name: box.value for name, box in per_rank},
             resizers={name: box.resize for name, box in per_rank},
             wholes=self._wholes,
+            modules=modules,
             tree=tree,
         )
 

@@ -21,6 +21,7 @@ from stepkeeper_planners.state.scalars import PLAIN_LEAVES, has_plain_leaves_onl
 from stepkeeper_planners.state.whole import Whole
 
 Path = tuple[str | int, ...]
+Modules = Sequence[tuple[Path, torch.nn.Module]]
 _Found = list[tuple[Path, object]]
 
 _MAX_DEPTH: Final = 100
@@ -45,6 +46,8 @@ class FlatState:
     """The `resize` function of each entry of `per_rank`, if it has one."""
     wholes: frozenset[str] = frozenset()
     """Names of the values that were in a `Whole`: each is stored as one value."""
+    modules: Modules = ()
+    """The modules of the state, and the keys that lead to each."""
     tree: Any = None
     """The nested state, with every Stateful replaced by the result of its state_dict()."""
 
@@ -55,27 +58,27 @@ def flatten_state(state: Mapping[str, object]) -> FlatState:
     Raises DuplicateNameError if two entries get the same name; UnsupportedValueError if a Stateful holds
     itself; a Stateful, PerRank or Whole is in a tuple; a parameter is lazy, or a tensor is nested.
     """
-    return flatten_resolved(resolve_state(state))
+    return flatten_resolved(*resolve_state(state))
 
 
-def resolve_state(state: Mapping[str, object]) -> Any:
-    """Replace every Stateful in a nested state by the result of its state_dict(). Containers are copied.
+def resolve_state(state: Mapping[str, object]) -> tuple[Any, Modules]:
+    """Replace every Stateful in a nested state by the result of its state_dict(). Return the modules too.
 
-    The state of an optimizer that lies in the state's own dicts and lists is named by its parameters: see
-    `name_optimizers`. In a PerRank, a Whole or another object's state_dict() it keeps the numbers that torch
-    gives, since other code reads it. Raises as `flatten_state` and `name_optimizers`.
+    Containers are copied. The state of an optimizer that lies in the state's own dicts and lists is named by its
+    parameters: see `name_optimizers`. In a PerRank, a Whole or another object's state_dict() it keeps the numbers that
+    torch gives, since other code reads it. Raises as `flatten_state` and `name_optimizers`.
     """
     found: _Found = []
     tree = _resolve(state, (), None, found)
     name_optimizers(found, tree)
-    return tree
+    return tree, [(path, node) for path, node in found if isinstance(node, torch.nn.Module)]
 
 
-def flatten_resolved(tree: Any) -> FlatState:
-    """Flatten the tree that `resolve_state` returned. Raises DuplicateNameError and UnsupportedValueError."""
+def flatten_resolved(tree: Any, modules: Modules = ()) -> FlatState:
+    """Flatten what `resolve_state` returned. Raises DuplicateNameError and UnsupportedValueError."""
     leaves = list(_iterate_leaves(tree, ()))
     wholes = frozenset(join_path(path) for path, leaf in leaves if isinstance(leaf, Whole))
-    flat = FlatState(tensors={}, values={}, wholes=wholes, tree=tree)
+    flat = FlatState(tensors={}, values={}, wholes=wholes, modules=modules, tree=tree)
     seen: set[str] = set()
     names: list[str] = []
     tensors: list[torch.Tensor] = []

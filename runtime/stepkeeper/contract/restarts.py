@@ -36,7 +36,8 @@ class AttemptKind(StrEnum):
     """It ended by itself: an error of the application, a hang, or a store that gave no answer."""
 
     OVER_LIMITS = "OverLimits"
-    """A container used more memory or disk than its own limit. The application alone can have caused that."""
+    """A container used more memory or disk than its own limit, or its pod ran until its activeDeadlineSeconds. The
+    application alone can have caused that."""
 
     UNRECOVERABLE = "Unrecoverable"
     """No restart helps: an exit code that the job calls fatal, or a root that another claim owns."""
@@ -67,7 +68,10 @@ class AttemptKind(StrEnum):
 
 
 def is_disruption(cause: str) -> bool:
-    """Return True if `cause` counts toward the limit of disruptions. Readers of messages replace an unknown one."""
+    """Return True if `cause` counts toward the limit of disruptions. No unknown cause does.
+
+    Readers of messages replace an unknown cause. Only a newer operator can have recorded one in a status.
+    """
     return cause in _DISRUPTIONS
 
 

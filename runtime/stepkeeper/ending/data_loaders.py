@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import walk_tb
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
-from stepkeeper.ending.sigterm_handler import is_raised_by_handler
 from stepkeeper.loggers import logger
 
 __all__ = ["interrupts_a_step", "is_end_of_workers", "tolerate_worker_exits"]
@@ -40,9 +39,15 @@ def interrupts_a_step(error: BaseException) -> bool:
 
     A rank that waits for a batch isn't in the middle of an update.
     """
-    return is_raised_by_handler(error) and not any(
-        frame.f_globals.get("__name__") == _LOADER for frame, _ in walk_tb(error.__traceback__)
-    )
+    handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
+    # A function has its own code, a bound method its function's, and another callable that of its class's `__call__`.
+    codes = {
+        getattr(each, "__code__", getattr(type(each).__call__, "__code__", None))
+        for each in filter(callable, handlers)
+    }
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    is_between_steps = any(frame.f_globals.get("__name__") == _LOADER for frame in frames)
+    return not is_between_steps and any(frame.f_code in codes for frame in frames)
 
 
 @contextmanager
@@ -65,8 +70,6 @@ def tolerate_worker_exits() -> Iterator[None]:
     try:
         yield
     finally:
-        # Otherwise the program has installed another one in the block, which stays.
-        if signal.getsignal(signal.SIGCHLD) is handle:
-            signal.signal(signal.SIGCHLD, before)
+        signal.signal(signal.SIGCHLD, before)
         for error in tolerated:
             _log.warning("while the training stopped: %s", error)

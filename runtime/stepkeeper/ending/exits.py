@@ -19,9 +19,9 @@ from stepkeeper.loggers import logger, run_briefly
 __all__ = [
     "FAILURE",
     "STUCK",
-    "ExitTimer",
     "end_now",
     "ending_in_time",
+    "exit_at",
     "exit_code_of",
     "find_end",
     "find_known_cause",
@@ -47,22 +47,15 @@ _CODES: Final[dict[type[BaseException], int]] = {
     NoticeDeadlineError: ExitCode.SAVED,
     KeyboardInterrupt: _INTERRUPTED,
 }
-_MOST_LINKS: Final = 20
-"""How many causes of an error are followed: a chain of causes may be a circle."""
-
 _SIGEV_THREAD: Final = 2
 _TIMER_ABSTIME: Final = 1
 
 
 def exit_code_of(error: BaseException) -> int:
     """Return the exit code of a process that `error` ends."""
-    match error:
-        case SystemExit(code=None):
-            return ExitCode.DONE
-        case SystemExit(code=int(code)):
-            return code
-        case _:
-            return next((code for kind, code in _CODES.items() if isinstance(error, kind)), FAILURE)
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        return error.code or ExitCode.DONE
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), FAILURE)
 
 
 def has_own_code(error: BaseException) -> bool:
@@ -85,11 +78,11 @@ def format_traceback(error: BaseException) -> str | None:
 
 def find_known_cause(failure: BaseException | None) -> Cause | None:
     """Return the external cause that the exception or its chain proves, or None."""
-    for _ in range(_MOST_LINKS):
-        if failure is None:
-            break
+    seen: list[BaseException] = []  # a chain of causes may be a circle
+    while failure is not None and failure not in seen:
         if isinstance(failure, UNANSWERED):
             return Cause.STORAGE_UNAVAILABLE
+        seen.append(failure)
         failure = failure.__cause__
     return None
 
@@ -125,35 +118,25 @@ class _Event(ctypes.Structure):
     )
 
 
-class ExitTimer:
-    """End the process at a given time, even if no Python code can run, unless the timer is canceled before.
+def exit_at(at_s: float, code: int) -> Callable[[], object]:
+    """Make the process exit at `at_s` of time.monotonic(), even if no Python code can run, unless the result is called.
 
     Python threads don't run while the interpreter is finalized, which can take seconds on a busy machine. A timer of
     the C library has its own thread, which calls `_exit`. In a C library without such timers this does nothing.
     """
-
-    def __init__(self, code: int, at_s: float) -> None:
-        """Start the timer, for the time `at_s` of time.monotonic()."""
-        library = ctypes.CDLL(None)
-        self._cancel: Callable[[], object] = lambda: None
-        if not hasattr(library, "timer_create"):
-            return
-        function = ctypes.cast(library["_exit"], ctypes.c_void_p).value
-        # The timer's thread calls function(value).
-        event = _Event(value=code, notify=_SIGEV_THREAD, function=function)
-        timer = ctypes.c_void_p()
-        if library.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:
-            return
-        self._cancel = partial(library.timer_delete, timer)
-        fraction, whole = math.modf(at_s)
-        # C's `struct itimerspec`: the interval, and the time, each in seconds and nanoseconds.
-        when = (ctypes.c_long * 4)(0, 0, int(whole), int(fraction * 1e9))
-        library.timer_settime(timer, _TIMER_ABSTIME, ctypes.byref(when), None)
-
-    def cancel(self) -> None:
-        """Let the process continue."""
-        cancel, self._cancel = self._cancel, lambda: None
-        cancel()
+    library = ctypes.CDLL(None)
+    function = ctypes.cast(library["_exit"], ctypes.c_void_p).value
+    # The timer's thread calls function(value).
+    event = _Event(value=code, notify=_SIGEV_THREAD, function=function)
+    timer = ctypes.c_void_p()
+    creates = getattr(library, "timer_create", None)
+    if creates is None or creates(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:
+        return lambda: None
+    fraction, whole = math.modf(at_s)
+    # C's `struct itimerspec`: the interval, and the time, each in seconds and nanoseconds.
+    when = (ctypes.c_long * 4)(0, 0, int(whole), int(fraction * 1e9))
+    library.timer_settime(timer, _TIMER_ABSTIME, ctypes.byref(when), None)
+    return partial(library.timer_delete, timer)
 
 
 @contextmanager
@@ -163,18 +146,16 @@ def ending_in_time(left_s: float | None, code: int, *, lasts: Callable[[], bool]
     If `lasts` returns True after the block, the limit stays: the whole process has to end by then, though the
     interpreter still waits for threads, and calls registered exit functions.
     """
-    ended = threading.Event()
-
-    def end() -> None:
-        if not ended.wait(left_s):
-            end_now(code, STUCK)
-        timer.cancel()
-
-    if left_s is not None:
-        timer = ExitTimer(code, time.monotonic() + left_s + _LAST_MOMENT_S)
-        threading.Thread(target=end, name="stepkeeper-end", daemon=True).start()
+    if left_s is None:
+        yield
+        return
+    cancel = exit_at(time.monotonic() + left_s + _LAST_MOMENT_S, code)
+    watch = threading.Timer(left_s, end_now, (code, STUCK))
+    watch.name, watch.daemon = "stepkeeper-end", True
+    watch.start()
     try:
         yield
     finally:
         if not lasts():
-            ended.set()
+            watch.cancel()
+            cancel()

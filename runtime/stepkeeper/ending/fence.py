@@ -11,11 +11,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 from weakref import WeakMethod
 
-__all__ = ["end_as_fenced_if", "show_exception"]
+__all__ = ["end_as_fenced_if"]
 
 _checks: Final[list[Callable[[], Callable[[], bool] | None]]] = []
 """Functions that each return a manager's `is_lost`, or None if that manager is gone."""
@@ -26,37 +27,23 @@ def end_as_fenced_if(is_lost: Callable[[], bool], *, is_pods: bool) -> None:
 
     `is_pods`: the operator gave this root to the pod. Any other root counts only as long as the method's object lives.
     """
+    if not _checks:
+        sys.excepthook = partial(_show_and_end, sys.excepthook)
     _checks.append((lambda: is_lost) if is_pods else WeakMethod(is_lost))
-    if not isinstance(sys.excepthook, _ShowAndEnd):
-        sys.excepthook = _ShowAndEnd(sys.excepthook)
 
 
-def show_exception(error: BaseException) -> None:
-    """Show an exception as the interpreter would, and return."""
-    hook = sys.excepthook
-    show = hook.show if isinstance(hook, _ShowAndEnd) else hook
-    show(type(error), error, error.__traceback__)
-
-
-class _ShowAndEnd:
+def _show_and_end(
+    show: Callable[..., Any], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Show an exception as before, then end the process as fenced if a root is lost."""
+    from stepkeeper.contract import ExitCode
+    from stepkeeper.errors import FencedError
 
-    def __init__(
-        self, show: Callable[[type[BaseException], BaseException, TracebackType | None], Any]
-    ) -> None:
-        self.show = show
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        from stepkeeper.contract import ExitCode
-        from stepkeeper.errors import FencedError
-
-        self.show(kind, error, trace)
-        # A prompt shows exceptions too, and continues.
-        is_prompt = sys.flags.interactive or hasattr(sys, "ps1")
-        if not is_prompt and (isinstance(error, FencedError) or _is_fenced()):
-            # The exception below has the code: the exit function has nothing left to do.
-            _checks.clear()
-            raise SystemExit(int(ExitCode.FENCED))
+    show(kind, error, trace)
+    # A prompt shows exceptions too, and continues.
+    is_prompt = sys.flags.interactive or hasattr(sys, "ps1")
+    if not is_prompt and (isinstance(error, FencedError) or _is_fenced()):
+        raise SystemExit(int(ExitCode.FENCED))
 
 
 def _end_pod() -> None:
@@ -65,13 +52,11 @@ def _end_pod() -> None:
         return
     from stepkeeper.contract import ExitCode, Identity
 
-    if not Identity.present(os.environ):
-        return
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
+    if Identity.present(os.environ):
+        logging.shutdown()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
-    os._exit(ExitCode.FENCED)
+        os._exit(ExitCode.FENCED)
 
 
 def _is_fenced() -> bool:

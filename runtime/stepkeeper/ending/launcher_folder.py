@@ -15,7 +15,7 @@ from typing import Final
 from stepkeeper.contract import LAUNCHER_VARIABLE
 from stepkeeper.kernel_record import KernelRecord
 
-__all__ = ["list_registered", "register", "unregister"]
+__all__ = ["list_registered", "register"]
 
 _MODE: Final = 0o600
 _OWN_NAMESPACE: Final = Path("/proc/self/ns/pid")
@@ -23,16 +23,9 @@ _OWN_NAMESPACE: Final = Path("/proc/self/ns/pid")
 
 def register() -> None:
     """Register this process with the launcher, if there is one, to get SIGTERM before the command does."""
-    if (path := _own_file()) is not None:
+    if folder := os.environ.get(LAUNCHER_VARIABLE):
         with suppress(OSError):
-            path.touch(_MODE)
-
-
-def unregister() -> None:
-    """Unregister this process from the launcher: SIGTERM would kill it now."""
-    if (path := _own_file()) is not None:
-        with suppress(OSError):
-            path.unlink()
+            Path(folder, _name(os.getpid())).touch(_MODE)
 
 
 def list_registered(folder: Path) -> frozenset[int]:
@@ -41,11 +34,6 @@ def list_registered(folder: Path) -> frozenset[int]:
     return frozenset(
         pid for name, pid in pids.items() if name == _name(pid) and not KernelRecord(pid).has_ended()
     )
-
-
-def _own_file() -> Path | None:
-    folder = os.environ.get(LAUNCHER_VARIABLE)
-    return Path(folder, _name(os.getpid())) if folder else None
 
 
 def _name(pid: int) -> str:

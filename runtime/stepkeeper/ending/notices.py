@@ -25,8 +25,10 @@ class Notices:
     """Collect notices from SIGTERM, a trigger file and callers. A notice stays. Any thread may call this.
 
     `on_tick` runs five times a second, in the thread that all managers of the process share. Errors of `on_tick` and
-    `on_first` are logged, since without the thread nothing would notice the next SIGTERM.
+    `on_first` are logged there, since without the thread nothing would notice the next SIGTERM.
     """
+
+    is_manager = True
 
     def __init__(
         self,
@@ -49,18 +51,11 @@ class Notices:
         self._has_started: Callable[[], bool] = lambda: True
         """Returns False only within `starting`, until all ranks have started."""
 
-        self._sigterm_s: float | None = None
-        """Time of the SIGTERM that is a notice here, or would be one without an earlier notice."""
-
         self._lock = threading.RLock()
+        self._ticking = threading.RLock()
+        self._is_closed = False
         self._complaint = ""
         """The last logged error of a callback: five times a second is too often for the same one."""
-
-        self._checking = threading.RLock()
-        self._started = self._closed = False
-        # An earlier signal is no notice here, even if the thread hasn't read it yet.
-        signal_watcher.process_pending_signals()
-        self._made_s = time.monotonic()
 
     @property
     def schedule(self) -> Schedule:
@@ -75,19 +70,16 @@ class Notices:
     @property
     def misses_sigterm(self) -> bool:
         """True if SIGTERM is wanted but not handled yet, since no call came from the main thread."""
-        return self.wants_sigterm and not self._closed and not signal_watcher.handles_sigterm
+        return self.wants_sigterm and not signal_watcher.handles_sigterm
 
     def start(self, *, signals: bool) -> None:
         """Start to watch, including SIGTERM if `signals` is set and this is the main thread.
 
-        After a first call in another thread, a later one in the main thread adds SIGTERM. If another manager closed
-        with SIGTERM as its notice, that is a notice here whenever it came: the process still has to end.
+        After a first call in another thread, a later one in the main thread adds SIGTERM. If SIGTERM was a notice to
+        an earlier manager, that is a notice here too: the process still has to end.
         """
-        if not signals:
-            # Before this object listens: the watcher releases SIGTERM when its last listener leaves.
-            leave_notices_to_manager()
-        self.wants_sigterm, self._started = signals, True
-        signal_watcher.add_listener(self)
+        self.wants_sigterm = signals
+        signal_watcher.add(self)
         # After this object listens, so that the watcher keeps SIGTERM in between.
         leave_notices_to_manager()
 
@@ -103,8 +95,7 @@ class Notices:
 
     def read_first(self) -> Notice | None:
         """Return the first notice, if any. A signal before this call counts."""
-        if self._started:
-            signal_watcher.process_pending_signals()
+        self._run_guarded(self._check_sigterm)
         return self.first
 
     def wait_left_s(self, progress_s: float) -> float | None:
@@ -132,38 +123,27 @@ class Notices:
     def keep_exit_code(self, code: int) -> None:
         """End this process, which is about to exit, with `code` even if SIGTERM comes now."""
         # After a notice, `close` keeps the handler anyway.
-        if self._started and self.wants_sigterm and self.first is None:
+        if self.wants_sigterm and self.first is None:
             signal_watcher.keep_exit_code(code)
 
     def close(self) -> None:
         """Stop watching. The earlier signal handling is restored, unless there is a notice."""
-        if not self._started:
-            return
-        signal_watcher.process_pending_signals()
-        with self._checking:
-            self._closed = True
-        signal_watcher.remove_listener(
-            self, keep_handler=self.wants_sigterm and self.first is not None, handled_s=self._sigterm_s
-        )
+        has_notice = self.read_first() is not None
+        signal_watcher.remove(self, is_ending=self.wants_sigterm and has_notice)
+        with self._ticking:
+            self._is_closed = True
 
-    def check_notices(self, sigterm_s: float | None, *, was_handled: bool) -> None:
-        """Check for a notice and call `on_tick`. The process's signal watcher calls this five times a second."""
-        with self._checking:
-            if not self._closed:
-                self._run_guarded(lambda: self._check_sources(sigterm_s, was_handled))
-                self._run_guarded(self._on_tick)
+    def on_tick(self) -> None:
+        """Check for notices, and run the periodic checks. The process's signal watcher calls this."""
+        with self._ticking:
+            for check in () if self._is_closed else (self._check_sigterm, self._check_trigger, self._on_tick):
+                self._run_guarded(check)
 
-    def forget_after_fork(self) -> None:
-        """Close this copy in a forked child, which may not have the thread that held the lock."""
-        self._closed = True
-        self._checking = threading.RLock()
+    def _check_sigterm(self) -> None:
+        if self.wants_sigterm and (came_s := signal_watcher.read_sigterm()) is not None:
+            self.record(NoticeSource.SIGTERM, came_s)
 
-    def _check_sources(self, sigterm_s: float | None, was_handled: bool) -> None:
-        # A signal from before this manager counts only if it stopped another manager: see `start`.
-        if self.wants_sigterm and sigterm_s is not None and (sigterm_s >= self._made_s or was_handled):
-            if self._sigterm_s is None:
-                self._sigterm_s = sigterm_s
-            self.record(NoticeSource.SIGTERM, sigterm_s)
+    def _check_trigger(self) -> None:
         if self._trigger is not None and self.first is None and self._trigger.exists():
             self.record(NoticeSource.FILE)
 

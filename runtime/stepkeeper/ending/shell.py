@@ -12,7 +12,6 @@ from typing import Final
 from stepkeeper.contract import ExitCode, ReportPhase
 from stepkeeper.ending.data_loaders import interrupts_a_step, is_end_of_workers, tolerate_worker_exits
 from stepkeeper.ending.exits import exit_code_of, find_end, has_own_code
-from stepkeeper.ending.fence import show_exception
 from stepkeeper.ending.machine import EndChoice, Ending, Move, choose_end
 from stepkeeper.ending.schedule import END_WAIT_S, ENDS_APART_S, LOSS_KNOWN_S
 from stepkeeper.ending.watch import EndingParts, EndWatch
@@ -80,8 +79,8 @@ class EndingShell:
         if not self._parts.steps.decider.should_stop_at(step):
             return False
         ending = self._watch.ending = self._watch.ending.reach(step)
-        may_warn = self.saves_on_notice and not (ending.has_stopped or self._has_warned)
-        if may_warn and ending.stop_step is not None and step > ending.stop_step:
+        trains_on = ending.stop_step is not None and step > ending.stop_step and not ending.has_stopped
+        if trains_on and not self._has_warned:
             self._has_warned = True
             text = "step %d comes after the stop at step %d: call `step` after every step and obey its `stop`"
             _log.warning(text, step, ending.stop_step, extra={"step": step})
@@ -129,7 +128,7 @@ class EndingShell:
         failure = self._end_with(find_end(failure))
         if has_own_code(failure):
             # The interpreter shows nothing for SystemExit.
-            show_exception(failure)
+            sys.excepthook(type(failure), failure, failure.__traceback__)
             raise SystemExit(exit_code_of(failure)) from failure
         if failure is not error:
             raise failure
@@ -249,11 +248,16 @@ class EndingShell:
                 return self._finish_stop(ending, "the last step is not saved: not all ranks end here", error)
         self._saver.wait_until_idle()
         self._await_hooks()
-        self._saver.failures.raise_failure(newest=True)
+        if compares := self._saver.next_save_compares:
+            self._parts.steps.last_step.take_back()
+        self._saver.failures.raise_failure(newest=not compares)
         if self._saver.failures.fence is not None:
             return ending.close_with(ExitCode.FENCED)
         self._saver.await_upkeep()
-        return self._choose_end(ending, self._rank_group.limits.apart_s)
+        after = self._choose_end(ending, self._rank_group.limits.apart_s)
+        if after.move is Move.CLOSE:
+            self._saver.failures.raise_failure(newest=True)
+        return after
 
     def _await_hooks(self) -> None:
         # Hooks may still call the manager.
@@ -264,7 +268,8 @@ class EndingShell:
         steps, last, loss = self._parts.steps, self._parts.steps.last_step.request, None
         skips = not ending.saves_at_stop and self.notices.first is not None
         if last is not None:
-            last = None if skips or steps.has_saved(last.step) else replace(last, is_last=True)
+            is_saved = steps.has_saved(last.step) and not self._saver.next_save_compares
+            last = None if skips or is_saved else replace(last, is_last=True)
         # A restore that failed halfway has left parts of another step in the state.
         if last is not None and (self._saver.mixed_state.is_mixed or steps.last_step.has_changed):
             loss = (

@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.errors import SaveError
+from stepkeeper.errors import CopiesDifferError, SaveError
 from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
+from stepkeeper_planners.saving.copies import CopyDigests
+from stepkeeper_planners.saving.differing_copies import Groups, group_ranks
 from stepkeeper_planners.saving.fingerprints import build_ranks_differ_error, fingerprint
 from stepkeeper_planners.saving.proposals import check_rules, describe_rules
 
@@ -22,8 +24,10 @@ def check_same_state(
     rank_group: RankGroup,
     *,
     refusal: str | None = None,
+    copies: CopyDigests | None = None,
+    is_first: bool = False,
     transfer_bytes: int = 0,
-) -> None:
+) -> dict[str, Groups]:
     """Check that all ranks save the same step and state, except for `PerRank` values, and divide it alike.
 
     All ranks call this. Each sends a digest to rank 0; names are compared only where these differ.
@@ -34,21 +38,29 @@ def check_same_state(
         digest: Computes the digests of this rank's snapshot; None if it has no snapshot.
         rank_group: All ranks.
         refusal: The reason why this rank has no snapshot; None if it has one.
+        copies: The digests of the copies that this rank holds.
+        is_first: Whether this rank compares them before its snapshot, and decides about those that differ.
         transfer_bytes: Number of bytes that this rank's devices had to transfer before. A rank whose devices
             have more, or are slower, reports its progress, and the others wait as long as it makes some.
 
+    Returns:
+        With `is_first`, the ranks whose copies differ, for each set of ranks that hold some. See `group_ranks`.
+
     Raises:
         RanksDifferError: The states differ; the error names the difference. All ranks raise it.
+        CopiesDifferError: Copies differ without `is_first`, or only some ranks have set that. All ranks raise it.
         SaveError: A rank has no snapshot, saves another step, or has other rules. All ranks raise it.
     """
     if rank_group.world_size == 1:
-        return
+        return {}
     digests = {} if digest is None else digest()
     proposal = {
         "rules": describe_rules(rank_group.world_size),
         "refusal": refusal,
         "step": step,
         "fingerprint": fingerprint(digests).hex(),
+        "copies": {} if copies is None else copies.combine(),
+        "is_first": is_first,
     }
     limits = rank_group.limits
     limit_s = limits.apart_s + (limits.transfer_s(transfer_bytes) if transfer_bytes else 0.0)
@@ -62,6 +74,13 @@ def check_same_state(
     groups: list[list[int]] = verdict["groups"]
     if groups:
         raise _build_difference(save, groups, digests, rank_group)
+    differing: dict[str, Groups] = verdict["copies"]
+    if verdict["is_mixed"] or (differing and not is_first):
+        raise CopiesDifferError(
+            "the ranks' copies of some tensors differ, or not all ranks were about to compare them. Nothing was "
+            "written; the next save names the tensors, and writes the first rank's or is refused"
+        )
+    return differing
 
 
 def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -82,7 +101,12 @@ def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         texts = (f"step {step} on ranks {ranks[:_MAX_COMPARED]}" for step, ranks in steps.items())
         return {"error": f"the ranks save different steps: {', '.join(texts)}"}
     largest_first = sorted(ranks_by_fingerprint.values(), key=lambda ranks: (-len(ranks), ranks))
-    return {"error": None, "groups": largest_first if len(largest_first) > 1 else []}
+    return {
+        "error": None,
+        "groups": largest_first if len(largest_first) > 1 else [],
+        "copies": group_ranks([proposal["copies"] for proposal in proposals]),
+        "is_mixed": len({proposal["is_first"] for proposal in proposals}) > 1,
+    }
 
 
 def _build_difference(

@@ -48,8 +48,8 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
     A rank that fails reports it in its vote, so that no other rank waits for it in vain. One failure voids
     the save. A rank that is stopped can't vote: the others miss its heartbeats.
 
-    Raises RanksDifferError if the ranks' states differ, and StepkeeperError: the save is no commit and never
-    will be.
+    Raises RanksDifferError if the ranks' states differ, CopiesDifferError if their copies of a tensor do, and
+    StepkeeperError: the save is no commit and never will be.
     """
     snapshot = job.snapshot
     with rank_group.heartbeat() as report_moved:
@@ -57,7 +57,12 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
         transfer_s = rank_group.limits.transfer_s(snapshot.transfer_bytes)
         transfer_error = await_transfer(job.transfer, snapshot, transfer_s, job.note_moved)
         check_same_state(
-            job.name, job.step, snapshot.digest, rank_group, transfer_bytes=snapshot.transfer_bytes
+            job.name,
+            job.step,
+            snapshot.digest,
+            rank_group,
+            copies=snapshot.copy_digests,
+            transfer_bytes=snapshot.transfer_bytes,
         )
         return _write_and_commit(job, transfer_error, companion, rank_group)
 

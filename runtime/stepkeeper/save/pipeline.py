@@ -16,11 +16,12 @@ from stepkeeper.companion.progress import select_stored_metrics
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.waits import Waits, call_weakly
-from stepkeeper.errors import PeerLostError, SaveError
+from stepkeeper.errors import CopiesDifferError, PeerLostError, SaveError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.failures import SaveFailures
+from stepkeeper.save.first_comparison import FirstComparison
 from stepkeeper.save.given_state import SaveRequest, build_state
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.job import SaveJob
@@ -33,7 +34,8 @@ from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
 from stepkeeper.save.snapshot.transfer import transfer_snapshot
 from stepkeeper.save.worker import Worker
 from stepkeeper_planners.garbage import without_collections
-from stepkeeper_planners.loading.differences import find_optimizers, list_with_state
+from stepkeeper_planners.loading.differences import list_with_state
+from stepkeeper_planners.state.parameter_names import find_optimizers
 from stepkeeper_planners.state.tree import FlatState
 
 __all__ = ["SavePipeline", "seconds_until"]
@@ -64,6 +66,7 @@ class SavePipeline:
         *,
         max_pending: int,
         device_budget_bytes: int | None,
+        all_first: bool,
         lineage: Lineage,
         on_end: OnEnd,
         waits: Waits,
@@ -77,6 +80,7 @@ class SavePipeline:
         self._snapshots = SnapshotTaker(
             rank_group.ranks,
             device_budget_bytes=device_budget_bytes,
+            all_first=all_first,
             waits=self._waits,
             limits=rank_group.limits,
         )
@@ -91,6 +95,10 @@ class SavePipeline:
 
         self._is_closed = False
         self._number = 0
+        self._max_pending: Final = max_pending
+        self._after: set[int] = set()
+        """For each save whose copies differed, the number of the first one that starts when all ranks know that."""
+
         self.failures: Final = SaveFailures()
         self._transfers = Worker("save-transfer", self._waits)
         self._persisting = Worker("save", self._waits)
@@ -120,7 +128,7 @@ class SavePipeline:
     def _plan(self, flat: FlatState) -> None:
         self._primed = list_with_state(flat.tensors, find_optimizers(flat.paths))
         region = self.pending.next_region
-        size_bytes = self._snapshots.prepare(flat.tree, region)
+        size_bytes = self._snapshots.prepare(flat.tree, region, flat.modules)
         if self._is_closed:
             region.close()
         else:
@@ -142,17 +150,24 @@ class SavePipeline:
         if self._planning is not None and not self._waits.await_all([self._planning], timeout_s):
             raise TimeoutError(f"the first save was still being planned after {timeout_s:.1f} s")
         self._planning = None
-        name = f"save/{self._number}"
-        waits = self._waits  # so that the job's lambda doesn't keep this object alive
         region = self.pending.take_region(seconds_until(ends_s))
+        # Only now: the save that freed the region may have failed, so that all ranks compare their copies first.
+        number = self._number
+        name, compare = f"save/{number}", None
+        is_awaited = number in self._after or request.is_last
+        waits = self._waits  # so that the job's lambda doesn't keep this object alive
         in_flight, transfer = None, None
         try:
             self._number += 1
+            if self._rank_group.world_size > 1 and (number == 0 or is_awaited):
+                compare = FirstComparison(
+                    name, request.step, self._rank_group, waits, reads_devices=is_awaited
+                )
             in_flight = self._follow_save(request.step, clock)
             state = build_state(request.state, request.step)
-            snapshot, transfer = self._take_snapshot(request, state, region, clock, ends_s)
+            snapshot, transfer = self._take_snapshot(request, state, region, clock, ends_s, compare=compare)
             job = SaveJob(
-                name=name,
+                name=compare.name if compare else name,
                 in_flight=in_flight,
                 origin=self._lineage.origin,
                 is_continued=self._lineage.is_continued(state),
@@ -167,13 +182,18 @@ class SavePipeline:
             self._warn_of_unprimed(request.step, snapshot)
             clock.mark_released()
             self.pending.add(in_flight)
-            self._persisting.submit(self._run_save, job)
+            self._persisting.submit(self._run_save, job, number)
         except BaseException as error:
+            if compare and error is compare.failure and in_flight is not None:
+                # All ranks have it, and none has a snapshot.
+                self.pending.add(in_flight)
+                self._persisting.submit(self._end_save, number, in_flight, region, None, error)
+                return in_flight
             if in_flight is not None:
                 self.pending.drop(in_flight)
             # A transfer that has begun may still write into the region: give back an empty one in its place.
             self.pending.give_back(region if transfer is None else Region())
-            self._refuse(name, request.step, error)
+            self._refuse(compare.name if compare else name, request.step, error)
             raise
         return in_flight
 
@@ -202,10 +222,12 @@ class SavePipeline:
         region: Region,
         clock: SaveClock,
         ends_s: float | None,
+        *,
+        compare: FirstComparison | None,
     ) -> tuple[Snapshot, Future[None]]:
         """Take the snapshot by `ends_s`, and have its copies moved into the region. Raises as `start_save` does."""
         snapshot = self._snapshots.take_snapshot(
-            state, region, timeout_s=seconds_until(ends_s), on_tensors=request.on_tensors
+            state, region, timeout_s=seconds_until(ends_s), on_tensors=request.on_tensors, compare=compare
         )
         try:
             self.prepared = True
@@ -242,14 +264,28 @@ class SavePipeline:
         self.pending.close()
         self.failures.close()
 
-    def _run_save(self, job: SaveJob) -> None:
-        in_flight = job.in_flight
+    def _run_save(self, job: SaveJob, number: int) -> None:
         committed: Committed | None = None
         failure: BaseException | None = None
         try:
             committed = persist_save(job, self._companion, self._rank_group)
         except BaseException as error:  # `InFlight.result` raises it
             failure = error
+        # A transfer that is stuck may still write into the region: give back an empty one in its place.
+        region = job.region if job.transfer.done() else Region()
+        self._end_save(number, job.in_flight, region, committed, failure)
+
+    def _end_save(
+        self,
+        number: int,
+        in_flight: InFlight,
+        region: Region,
+        committed: Committed | None,
+        failure: BaseException | None,
+    ) -> None:
+        """Report how a save has ended, and give back its region unless that was done."""
+        if isinstance(failure, CopiesDifferError):
+            self._after.add(number + self._max_pending)
         self.failures.record_outcome(failure)
         in_flight.end_save(committed, failure)
         in_flight.set_state(SaveState.COMMITTED if failure is None else SaveState.FAILED)
@@ -265,8 +301,7 @@ class SavePipeline:
         finally:
             held = not in_flight.region_released.done()
             if held:
-                # A transfer that is stuck may still write into the region: give back an empty one in its place.
-                self.pending.give_back(job.region if job.transfer.done() else Region())
+                self.pending.give_back(region)
             if committed is None:
                 in_flight.future.set_exception(failure)
             else:

@@ -12,7 +12,7 @@ from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.root_check import RootProof
 from stepkeeper.coordination.upkeep_wait import UpkeepWait
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.errors import StepkeeperError
+from stepkeeper.errors import CopiesDifferError, StepkeeperError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import Restorable
 from stepkeeper.policy.save import SaveCost
@@ -44,6 +44,7 @@ class Saver:
         *,
         max_pending: int,
         device_budget_bytes: int | None = None,
+        all_first: bool = False,
         save_hooks: SaveHooks | None = None,
         waits: Waits | None = None,
         mixed_state: MixedState | None = None,
@@ -65,6 +66,7 @@ class Saver:
             rank_group,
             max_pending=max_pending,
             device_budget_bytes=device_budget_bytes,
+            all_first=all_first,
             lineage=self.lineage,
             on_end=self._on_save_ended,
             waits=self._waits,
@@ -90,6 +92,12 @@ class Saver:
     def newest_save(self) -> InFlight | None:
         """The newest save, ended or not."""
         return self._newest_save
+
+    @property
+    def next_save_compares(self) -> bool:
+        """True if the newest save has failed as copies differed, on all ranks. The last save compares them first."""
+        newest = self._newest_save
+        return newest is not None and newest.done and isinstance(newest.future.exception(), CopiesDifferError)
 
     def mark_latest_restored(
         self, record: Restorable | None, state: Mapping[str, object], rules: LoadRules

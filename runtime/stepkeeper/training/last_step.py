@@ -43,6 +43,9 @@ class LastStep:
         """The last finished step, if nothing has saved it."""
 
         self._marks: list[ChangeMark] = []
+        self._saved: tuple[SaveRequest | None, list[ChangeMark]] = None, []
+        """The step and marks that the newest save has made this object forget."""
+
         self._read: Sequence[torch.Tensor] = ()
         """Some of the tensors that the last save read, for a state whose tensors can't be found."""
 
@@ -64,7 +67,9 @@ class LastStep:
         """Forget the step if it is the one to save. Return a request that records the tensors it reads."""
         if self.request is not None and self.request.step != request.step:
             return request
+        saved = self.request, self._marks
         self.forget()
+        self._saved = saved
         # A state whose tensors can be found needs no record.
         if next(_find_tensors(request.state), None) is not None:
             return request
@@ -76,7 +81,12 @@ class LastStep:
 
     def forget(self) -> None:
         """Forget the step: it is being saved, or another state was restored."""
-        self.request, self._marks = None, []
+        self.request, self._marks = self._saved = None, []
+
+    def take_back(self) -> None:
+        """Remember the step again that the newest save should have saved, unless a later one has been finished."""
+        if self.request is None:
+            self.request, self._marks = self._saved
 
     def _mark(self, state: GivenState) -> list[ChangeMark]:
         """Mark tensors of the state, or of the last save, without calling functions of the program."""

@@ -113,9 +113,9 @@ class Cluster:
         self.load_image(images.shell())
         return images.SHELL_IMAGE
 
-    def load_operator_image(self) -> str:
-        """Import the operator's image, of this tree, on the system node, and return its name."""
-        name, archive = images.operator()
+    def load_operator_image(self, wheel: Path | None = None, *, tag: str = "dev") -> str:
+        """Import the operator's image, of a wheel or this tree, on the system node, and return its name."""
+        name, archive = images.operator(wheel, tag=tag)
         self.load_image(archive, nodes=[SYSTEM_NODE])
         return name
 

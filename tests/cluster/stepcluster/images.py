@@ -69,14 +69,14 @@ def build_wheel() -> Path:
     return next(iter(folder.glob("*.whl")))
 
 
-def operator() -> tuple[str, Path]:
-    """Name and archive of the operator's image: the wheel and the locked packages of its `operator` extra."""
+def operator(wheel: Path | None = None, *, tag: str = "dev") -> tuple[str, Path]:
+    """Name and archive of the operator's image: a wheel, or this tree's, and the locked packages of `operator`."""
     lock = ROOT / "requirements-operator.lock"
     packages = _layer(
         "operator-packages", [lock.read_text(encoding="utf-8"), sys.version], _installed(lock, "opt/packages")
     )
-    name = "localhost/stepkeeper-operator:dev"
-    layers = [_shell_layer(), _python_layer(), packages, _wheel_layer(build_wheel())]
+    name = f"localhost/stepkeeper-operator:{tag}"
+    layers = [_shell_layer(), _python_layer(), packages, _wheel_layer(wheel or build_wheel())]
     settings = Settings(
         environment=_python_environment("/opt/stepkeeper:/opt/packages"),
         entrypoint=["python", "-m", "stepkeeper_operator"],

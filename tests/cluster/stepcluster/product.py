@@ -1,25 +1,28 @@
 """stepkeeper on a test cluster, installed as its users install it: by its Helm chart, from the built wheel."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from stepcluster.api import Cluster
+from stepcluster.releases import TREE, Version
 
 NAMESPACE: Final = "stepkeeper"
-_CHART: Final = Path(__file__).parents[3] / "charts" / "stepkeeper"
 _TOLERATION_S: Final = 5
 """Seconds that pods stay on an unreachable node here; the chart's own value is 30."""
 
 
 def install_operator(
-    cluster: Cluster, *, more: Mapping[str, int | str] | None = None, **settings: int | str
+    cluster: Cluster,
+    *,
+    version: Version = TREE,
+    more: Mapping[str, int | str] | None = None,
+    **settings: int | str,
 ) -> None:
     """Install the operator from its image, or upgrade it, with the chart's settings, and wait until it takes reports.
 
     `more` are other values of the chart, by their paths.
     """
-    image = cluster.load_operator_image()
+    image = cluster.load_operator_image(version.wheel, tag=version.name)
     repository, _, tag = image.rpartition(":")
     values: dict[str, int | str] = {
         "image.repository": repository,
@@ -39,5 +42,10 @@ def install_operator(
         "--timeout=240s",
     ]
     # Helm upgrades no CRDs, and a cluster that is used again may have older ones.
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(_CHART / "crds"))
-    cluster.helm("upgrade", "--install", "stepkeeper", _CHART, *options, timeout_s=270)
+    apply_crds(cluster, version)
+    cluster.helm("upgrade", "--install", "stepkeeper", version.chart, *options, timeout_s=270)
+
+
+def apply_crds(cluster: Cluster, version: Version) -> None:
+    """Put the CRDs of that version in place of those that the cluster has."""
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(version.crds))

@@ -47,6 +47,7 @@ class FakeCluster(Cluster):
         self._uids = 0
         self.objects: dict[Place, dict[str, Any]] = {}
         self.writes: list[Write] = []
+        self.lists_of_events = 0
         self.reads: Counter[tuple[str, str]] = Counter()
         """Numbers of get, list (in one namespace) and LIST (in all), by plural."""
 
@@ -86,6 +87,14 @@ class FakeCluster(Cluster):
     async def list_pods_on(self, node_name: str) -> tuple[RawObject, ...]:
         pods = self.list_objects("pods")
         return tuple(_copy(pod) for pod in pods if pod["spec"].get("nodeName") == node_name)
+
+    @override
+    async def list_events(self, namespace: str, *, reason: str) -> tuple[RawObject, ...]:
+        self.lists_of_events += 1
+        if ("list", "events") in self.refusals:
+            raise self.refusals["list", "events"]
+        events = (raw for raw in self.list_objects("events") if raw["metadata"]["namespace"] == namespace)
+        return tuple(_copy(raw) for raw in events if raw["reason"] == reason)
 
     @override
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:

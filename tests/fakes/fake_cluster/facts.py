@@ -13,7 +13,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts.jobset import BatchJob, JobSet
 from stepkeeper_operator.facts.pod import Pod
-from stepkeeper_operator.facts.queued_resource import QueuedMachines
+from stepkeeper_operator.facts.queued_resource import QueuedMachines, Slices
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.build.jobset import template_hash
@@ -150,7 +150,7 @@ def make_machines(**more: Any) -> QueuedMachines:
         "spot": False,
         "best_effort": False,
         "autocheckpoint_setting": "Off",
-        "n_slices": 1,
+        "slices": Slices(accelerator="v5p", topology="2x2x1", count=1),
         "active": True,
         "joined": True,
         "join_deadline": None,

@@ -177,7 +177,8 @@ async def test_a_choice_that_is_not_known_leaves_what_runs_alone_and_starts_noth
     before = uids(world)
     world.edit(**{field: spec})
     await play(world, "restart, run, condition Accepted False/UnreadableSpec, rests")
-    for words in (f"spec.{field}", "upgrade the operator", "running pods are not affected"):
+    restarts = "the job restarts with the settings" if runs else "nothing new starts: no settings"
+    for words in (f"spec.{field}", "upgrade the operator", "running pods are not affected", restarts):
         assert words in world.message("Accepted")
     assert uids(world) == before
 

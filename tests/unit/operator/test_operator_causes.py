@@ -38,6 +38,9 @@ COMMIT: Final = CommitPoint(sequence=4, step=40)
 MAINTAINED: Final = MachinesLoss(cause=Cause.MAINTENANCE, message="maintenance")
 TAKEN_BACK: Final = MachinesLoss(cause=Cause.SPOT_PREEMPTION, message="the machines are gone")
 COMMITTED: Final[dict[str, Any]] = {"has_committed": True, "guess": True}
+PROBE: Final[dict[str, Any]] = {"failed_probe": "Container trainer failed liveness probe"}
+SIDE_PROBE: Final[dict[str, Any]] = {"failed_probe": "Container side failed liveness probe"}
+DEADLINE: Final[dict[str, Any]] = {"reason": "DeadlineExceeded", "message": "Pod was active for too long"}
 OWN_LIMITS: Final[dict[str, Any]] = {"over_limits": True, "fatal_codes": frozenset()}
 MADE_UP: Final = "ContainerStatusUnknown"
 SCHEDULER: Final = "PreemptionByScheduler"
@@ -123,6 +126,15 @@ STOPS: Final = (
     stop("maintenance and a notice by file", ended(75, **FILE), **ANNOUNCED),
     case("maintenance and a better cause", SPOT, BY_SPOT, **ANNOUNCED),
     stop("maintenance and a deletion", ended(75, at=401.0, **SIGTERM, **TOLD), **ANNOUNCED),
+    case(
+        "a failed probe and a save", "Hang", AT_300, ended(75, 1, **FILE, **PROBE), said=PROBE["failed_probe"]
+    ),
+    case("a failed probe and SIGTERM, maintenance", "Hang", ended(75, **SIGTERM, **PROBE), **ANNOUNCED),
+    stop("a failed probe of a sidecar and a save", ended(75, **FILE, **SIDE_PROBE)),
+    failure("its own limits and a save", ended(75, **SIGTERM, reason="Evicted"), over_limits=True),
+    stop("its deadline and a save", ended(75, **SIGTERM, **DEADLINE), said="active for too long"),
+    stop("a kill before it had saved", ended(137, **SIGTERM), said="'sigterm' (SIGKILL)"),
+    stop("too much memory as it saved", ended(137, **SIGTERM, exit_reason="OOMKilled"), said="(OOMKilled: "),
     case("lost machines", SPOT, ended(1), loss=TAKEN_BACK, by_machines=True, said="the machines are gone"),
 )
 
@@ -184,6 +196,35 @@ FAILURES: Final = (
     stop("its own limits and no end yet", pod(reason="Evicted"), guess=True),
     failure("out of memory, machines lost", ended(137, **OOM), loss=TAKEN_BACK, **OWN_LIMITS),
     failure("evicted for its own limits, machines lost", LIMITED, loss=TAKEN_BACK, **OWN_LIMITS),
+    failure(
+        "a failed probe",
+        ended(137, **PROBE),
+        fatal_codes=frozenset(),
+        said="137 (Container trainer failed live",
+    ),
+    failure(
+        "a failed probe of a sidecar", ended(0, **side(137), **SIDE_PROBE), said="137 (Container side failed"
+    ),
+    failure(
+        "a failed probe of a sidecar beside a failure", ended(1, **SIDE_PROBE), said="exited with code 1"
+    ),
+    failure("its deadline", ended(143, **DEADLINE), said="was active for too long", **OWN_LIMITS),
+    failure(
+        "its deadline before it began", pod(phase="Failed", **DEADLINE), said="too long", over_limits=True
+    ),
+    failure(
+        "a failure before a sidecar's deadline",
+        ended(3, **DEADLINE),
+        said="code 3 (DeadlineExceeded: Pod was",
+    ),
+    failure("its deadline, machines lost", ended(137, **DEADLINE), loss=TAKEN_BACK, **OWN_LIMITS),
+    stop("its deadline and no end yet", pod(**DEADLINE), guess=True),
+    *(
+        failure(f"signal {name}", ended(128 + number), said=f"exited with code {128 + number} ({name})")
+        for number, name in ((6, "SIGABRT"), (7, "SIGBUS"), (11, "SIGSEGV"), (15, "SIGTERM"))
+    ),
+    failure("a code that is no signal's", ended(255), said="exited with code 255"),
+    failure("a sidecar's signal", ended(0, **side(139)), said="code 139 (SIGSEGV)"),
     failure("two failures, the second first", ended(3, at=402.0), ended(4, 1, at=401.0), said="p1 exited"),
     failure("two failures, one without a time", ended(3, at=None), ended(4, 1), said="p1 exited"),
     failure("a sibling that was stopped", ended(1), STOPPED_SIBLING),

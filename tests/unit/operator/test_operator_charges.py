@@ -45,6 +45,16 @@ def test_each_disruption_uses_up_max_disruptions_and_nothing_where_there_is_no_l
     assert budgets.explain_exhausted_budget(spec, counted(Requested=(5, 0)), cause, restarted=False) is None
 
 
+@pytest.mark.parametrize(("towards", "is_over"), [(0, False), (3, True)])
+def test_a_cause_of_a_newer_operator_counts_as_often_as_that_one_counted_it(
+    towards: int, *, is_over: bool
+) -> None:
+    """So a rollback neither refills a budget nor burns it."""
+    spec, known = RestartsSpec(max_disruptions=3), counted(Reboot=(5, towards), Eviction=(0, 0))
+    assert budgets.count_disruptions(spec, known) == known
+    assert bool(budgets.explain_exhausted_budget(spec, known, "Eviction", restarted=False)) is is_over
+
+
 def test_a_back_off_doubles_up_to_its_limit() -> None:
     limits = budgets.limits_of(RestartsSpec(backoff=BackoffSpec(initial_seconds=10, max_seconds=60)))
     assert [limits.compute_wait_s(n) for n in (0, 1, 2, 3, 99)] == [10, 20, 40, 60, 60]

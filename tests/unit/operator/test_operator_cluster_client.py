@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from fake_cluster.stories import table
 from stepkeeper_operator.cluster.client import KubernetesCluster
-from stepkeeper_operator.cluster.resources import NODES, QUEUED_RESOURCES
+from stepkeeper_operator.cluster.resources import LEASES, NODES, PODS, QUEUED_RESOURCES, Resource
 from stepkeeper_operator.errors import ApiError, ConflictError, InvalidObjectError
 
 
@@ -50,6 +50,41 @@ async def wire() -> AsyncIterator[Wire]:
 @pytest.fixture
 def cluster(wire: Wire) -> KubernetesCluster:
     return KubernetesCluster(wire)
+
+
+@pytest.mark.parametrize(
+    ("resource", "paths"),
+    [
+        (PODS, ["/api/v1/namespaces/ml/pods", "/api/v1/namespaces/vision/pods"]),
+        (NODES, ["/api/v1/nodes"]),
+        (LEASES, ["/apis/coordination.k8s.io/v1/leases"]),
+    ],
+)
+async def test_where_some_namespaces_are_watched_each_is_listed(
+    wire: Wire, resource: Resource, paths: list[str]
+) -> None:
+    for path in paths:
+        wire.answer(200, metadata={}, items=[{"metadata": {"uid": path}}])
+    watching = KubernetesCluster(wire, ("ml", "vision"))
+    assert await watching.list_uids(resource, "a=b") == set(paths)
+    assert [url.partition("?")[0] for _, url, _, _ in wire.requests] == paths
+    wire.answer(200, metadata={}, items=[])
+    await watching.list_uids(resource, "a=b", namespace="ml")
+    assert len(wire.requests) == len(paths) + 1
+
+
+async def test_a_namespace_that_is_gone_with_its_role_hides_no_other(wire: Wire) -> None:
+    watching = KubernetesCluster(wire, ("gone", "ml"))
+    wire.answer(403, reason="Forbidden", message="no")
+    wire.answer(200, metadata={}, items=[{"metadata": {"uid": "a"}}])
+    assert await watching.list_uids(PODS, "") == {"a"}
+    for _ in range(2):
+        wire.answer(403, reason="Forbidden", message="no role")
+    with pytest.raises(ApiError, match="no role"):
+        await watching.list_uids(PODS, "")
+    wire.answer(500, reason="InternalError", message="broken")
+    with pytest.raises(ApiError, match="broken"):
+        await watching.list_uids(PODS, "")
 
 
 Call = Callable[[KubernetesCluster], Awaitable[Any]]
@@ -142,10 +177,13 @@ async def test_lists_are_read_page_by_page(wire: Wire, cluster: KubernetesCluste
         wire.answer(200, metadata={}, items=[{"metadata": {"uid": "b"}}])
     assert await cluster.list_uids(QUEUED_RESOURCES, "") == {"a", "b"}
     assert [pod["metadata"]["uid"] for pod in await cluster.list_pods_on("n")] == ["a", "b"]
+    wire.answer(200, metadata={}, items=[{"note": "killed"}])
+    assert await cluster.list_events("a", reason="Killing") == ({"note": "killed"},)
     slices = "/apis/stepkeeper.dev/v1alpha1/queuedresources?limit=500"
     pods = "/api/v1/pods?limit=500&fieldSelector=spec.nodeName%3Dn"
     urls = [url for _, url, _, _ in wire.requests]
-    assert urls == [slices, f"{slices}&continue=more", pods, f"{pods}&continue=more"]
+    events = "/apis/events.k8s.io/v1/namespaces/a/events?limit=500&fieldSelector=reason%3DKilling"
+    assert urls == [slices, f"{slices}&continue=more", pods, f"{pods}&continue=more", events]
 
 
 async def test_an_object_is_read_or_is_not_there(wire: Wire, cluster: KubernetesCluster) -> None:

@@ -144,6 +144,26 @@ async def test_a_second_release_in_the_cluster_does_nothing_and_names_the_first(
     assert [told in record.message for record in caplog.records if record.levelname == "ERROR"] == [True]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "waits"),
+    [
+        ((), ("ml",), True),
+        (("ml",), (), True),
+        (("ml", "lab"), ("vision", "ml"), True),
+        (("ml",), ("vision",), False),
+    ],
+)
+async def test_a_second_release_acts_in_namespaces_that_the_first_does_not_watch(
+    cluster: FakeCluster, clock: Time, first: tuple[str, ...], second: tuple[str, ...], *, waits: bool
+) -> None:
+    for place, namespaces in (("a", first), ("b", second)):
+        made = LeaseGuard(
+            cluster, namespace=place, name="o", identity=place, duration_s=15, watched=namespaces
+        )
+        await made.acquire()
+    assert (clock.now > 100) is waits
+
+
 async def test_an_operator_that_may_not_list_leases_says_so_and_does_nothing(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,6 @@
 
 from collections import Counter
 
-import pytest
-
 from fake_cluster.stories import play, run_job
 from fake_cluster.world import World
 
@@ -43,10 +41,7 @@ async def test_a_job_that_is_over_asks_for_nothing() -> None:
     assert await reads_during(world, 3600) == Counter()
 
 
-@pytest.mark.parametrize("has_run", [False, True])
-async def test_a_refused_job_asks_for_nothing_until_its_spec_changes(*, has_run: bool) -> None:
-    world = await run_job() if has_run else World()
-    await play(world, "edit ttl soon, delete jobsets" if has_run else "edit ttl soon")
-    await play(world, "run, condition Accepted False/UnreadableSpec, gone")
+async def test_a_refused_job_asks_for_nothing_until_its_spec_changes() -> None:
+    world = await play(World(), "edit ttl soon, run, condition Accepted False/UnreadableSpec, gone")
     reads = await reads_during(world, 3600)
     assert reads["get", "jobsets"] <= 7, "at a resync, and then to be sure"

@@ -27,7 +27,9 @@ from stepkeeper_operator.startup import Operator
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPKEEPER_OPERATOR_NAMESPACE", "ops")
     monkeypatch.setenv("STEPKEEPER_OPERATOR_KUBECONFIG", "/k")
+    monkeypatch.setenv("STEPKEEPER_OPERATOR_WATCH_NAMESPACES", '["ml","vision"]')
     settings = OperatorSettings()
+    assert settings.watch_namespaces == ("ml", "vision")
     assert (settings.namespace, settings.kubeconfig) == ("ops", Path("/k"))
     assert settings.report_url("ns", "lm").startswith("https://stepkeeper-operator.ops.svc:8443/v1/")
     settings = OperatorSettings(endpoint_url="https://10.0.0.1:9443/")
@@ -52,6 +54,7 @@ def test_a_log_line_is_pairs_that_can_be_searched_for() -> None:
     [
         ({"lease_duration_s": 0}, "lease_duration_s"),
         ({"cloud_tpu_insecure": True}, "STEPKEEPER_OPERATOR_CLOUD_TPU_ENDPOINT"),
+        ({"report_interval_s": 90}, "STEPKEEPER_OPERATOR_SILENCE_S"),
     ],
 )
 def test_a_setting_that_can_not_be_is_refused(given: dict[str, Any], named: str) -> None:

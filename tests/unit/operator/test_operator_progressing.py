@@ -35,7 +35,8 @@ async def report(world: World, step: int | None, *, after_s: float = 10, rank: i
 
 
 async def report_commit(world: World, number: str, step: str) -> None:
-    await report(world, int(step), commits=training_report(int(number), int(step)).commits)
+    (commit,) = training_report(int(number), int(step)).commits
+    await report(world, int(step), commits=(replace(commit, time_unix_s=int(world.now)),))
 
 
 async def stand(world: World, step: str, duration_s: str, rank: str = "0", phase: str = "") -> None:
@@ -112,12 +113,33 @@ async def test_a_training_that_makes_no_step_for_half_an_hour_is_seen_until_its_
             f"{FIRST}, finish, step 4 3540, stand 4 120, it advances, stand 4 3600, it left-alone, step 5, it advances"
         ),
         "an operator that starts before a standstill": (
-            f"{FIRST}, stand 3 1700, restart, rests, stand 3 1700, it advances, stand 3 200, it stands, "
+            f"{FIRST}, stand 3 1700, restart, rests, stand 3 90, it advances, stand 3 20, it stands, "
             "events Stalled 1, restart, step 4, it advances"
         ),
         "an operator that starts in a standstill": (
             f"{FIRST}, stand 3 1900, restart, rests, stand 3 1700, it stands, stand 3 200, it stands, "
             "events Stalled 1, restart, step 4, it advances"
+        ),
+        "operators that start again and again": (
+            f"{FIRST}, stand 3 600, restart, stand 3 600, restart, stand 3 580, it advances, restart, stand 3 40, "
+            "it stands"
+        ),
+        "a standstill while no operator is up": (
+            f"{FIRST}, stand 3 60, wait 7200, restart, rests, it advances, stand 3 10, it stands, events Stalled 1"
+        ),
+        "steps while no operator is up": (
+            f"{FIRST}, stand 3 60, wait 7200, restart, step 900, it advances, stand 900 1780, it advances, "
+            "stand 900 30, it stands"
+        ),
+        "a commit before an operator starts": (
+            f"{FIRST}, stand 3 1700, commit 9 3, restart, stand 3 1780, it advances, stand 3 20, it stands"
+        ),
+        "a step that goes backwards": (
+            f"{FIRST}, stand 3 1700, step 2, stand 2 80, it advances, stand 2 20, it stands, step 1, it stands, "
+            "step 2, it advances"
+        ),
+        "steps of pods after one is done, and an operator that starts later": (
+            f"{FIRST}, finish, step 4 3540, wait 3500, restart, look, it advances, step 5 60, it advances"
         ),
         "the next attempt after a preemption": (
             f"{FIRST}, stand 3 1800, it stands, preempt, run 6, it silent, stand 3 7200, it unknown"

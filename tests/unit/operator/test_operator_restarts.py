@@ -2,10 +2,13 @@
 
 from typing import Final
 
+import pytest
+
 from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.stories import end_pods, play, run_job, table
 from fake_cluster.world import World
 from stepkeeper.contract import CommitPoint, Head, Report, ReportPhase
+from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.facts.pod import summarize_log
 
 
@@ -128,3 +131,98 @@ async def test_what_was_chosen_to_be_saved_is_in_the_status_behind_a_shell_that_
     assert (first.message, first.decision) == ("every pod exited 0 after notice 'sigterm'", DECISION)
     ended = [raw["note"] for raw in world.cluster.list_objects("events") if raw["reason"] == "Requested"]
     assert ended == [f"attempt 1 ended after step 120 by Requested: {first.message}; {DECISION}"]
+
+
+PROBED: Final = {
+    "name": "trainer",
+    "image": "trainer:1",
+    "livenessProbe": {"exec": {"command": ["pgrep", "python"]}},
+}
+NOT_ALIVE: Final = "Container trainer failed liveness probe"
+
+
+def end_by_probe(world: World, said: str = NOT_ALIVE) -> None:
+    """End all pods as a trainer does that its kubelet stops, with the kubelet's events about the first one."""
+    pod = world.pods[0]
+    for number, note in enumerate(("Stopping container side", said, "Stopping container side")):
+        event = {
+            "metadata": {"name": f"{pod['metadata']['name']}.{number}", "namespace": "default"},
+            "regarding": {"uid": pod["metadata"]["uid"]},
+            "reason": "Killing",
+            "note": note,
+        }
+        world.cluster.put("events", event)
+    end_pods(world, 75, notice="file", step=120)
+
+
+async def run_probed(*, may_list: bool = True) -> World:
+    world = await run_job(template={"spec": {"containers": [PROBED]}})
+    if not may_list:
+        world.cluster.refusals["list", "events"] = ApiError(403, "events is forbidden")
+    return world
+
+
+async def test_an_end_by_a_failed_probe_is_named_by_the_kubelets_event() -> None:
+    world = await run_probed()
+    end_by_probe(world)
+    await play(world, "run, causes Hang -, costs Hang=1/0, phase Running, rests")
+    assert NOT_ALIVE in (world.status.attempts[0].message or "")
+    assert world.cluster.lists_of_events == 2, "and once more for the pod without an event"
+    await play(world, "restart, run, causes Hang -")
+
+
+async def test_an_event_that_comes_later_than_the_end_corrects_the_cause() -> None:
+    world = await run_probed()
+    end_pods(world, 75, notice="file", step=120)
+    ended = world.pods[0]["metadata"]["uid"]
+    await play(world, "run 2, causes Requested -")
+    again_s = await world.reconcile() or 600
+    assert again_s <= 5, "nothing else may happen for minutes"
+    event = {"metadata": {"name": "late", "namespace": "default"}, "regarding": {"uid": ended}}
+    world.cluster.put("events", event | {"reason": "Killing", "note": NOT_ALIVE})
+    world.now += again_s
+    await play(world, "look, causes Hang -")
+    await play(world, "wait 60, look, look")
+    assert world.cluster.lists_of_events == 2
+
+
+@pytest.mark.parametrize(
+    ("stopped", "note", "cause"),
+    [
+        ("trainer", "Liveness probe failed: no answer", "Hang"),
+        ("trainer", "Startup probe failed: no answer", "Hang"),
+        ("trainer", "Readiness probe failed: no answer", "Requested"),
+        ("side", "Liveness probe failed: no answer", "Requested"),
+        (None, "Liveness probe failed: no answer", "Requested"),
+    ],
+)
+async def test_a_failed_probe_is_found_where_the_kubelet_stops_the_only_container(
+    stopped: str | None, note: str, cause: str
+) -> None:
+    """Then its event of the stop names no probe, but an earlier one does; that one alone ends no container."""
+    world = await run_probed()
+    end_pods(world, 75, notice="file", step=120)
+    pod = {"uid": world.pods[0]["metadata"]["uid"]}
+    killing = {"reason": "Killing", "note": f"Stopping container {stopped}", "regarding": pod}
+    about = pod | {"fieldPath": "spec.containers{trainer}"}
+    for event in [{"reason": "Unhealthy", "note": note, "regarding": about}, *([killing] if stopped else [])]:
+        world.cluster.put("events", {"metadata": {"name": event["reason"], "namespace": "default"}} | event)
+    await play(world, f"run, causes {cause} -")
+    if cause == "Hang":
+        assert note.split(maxsplit=1)[0].lower() in (world.status.attempts[0].message or "")
+
+
+async def test_events_are_read_only_where_a_probe_can_have_ended_a_pod() -> None:
+    for story in ("preempt, run", "delete-pods 30, act, run", "end 0, run"):
+        world = await play(await run_probed(), story)
+        assert world.cluster.lists_of_events == 0, story
+    world = await run_job()
+    end_by_probe(world)
+    await play(world, "run, causes Requested -")
+    assert world.cluster.lists_of_events == 0
+
+
+async def test_an_operator_that_may_list_no_events_does_not_name_the_probe() -> None:
+    world = await run_probed(may_list=False)
+    end_by_probe(world)
+    await play(world, "run, causes Requested -, phase Running")

@@ -2,13 +2,18 @@
 
 from typing import Any, Final
 
-from fake_cluster.facts import make_view
+from fake_cluster.facts import make_history, make_view
 from fake_cluster.kubelets import termination_message, training_report
-from fake_cluster.stories import play, run_job, table
+from fake_cluster.stories import end_pods, play, run_job, table
 from fake_cluster.world import World, training_job
 from stepkeeper.contract import CommitPoint, Head, Report, ReportedCommit, ReportPhase, SlowestRank
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT, OperatorState, RestartsStatus
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    MAX_RECENT,
+    Attempt,
+    OperatorState,
+    RestartsStatus,
+)
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.decide.status import Mirror, derive_progress, mirror_storage
@@ -113,10 +118,35 @@ def test_progress_is_a_percentage_an_estimate_and_the_time_it_was_last_seen_to_m
     assert (progress.percent, progress.eta_seconds, progress.slowest_rank) == (25, 1500, 3)
     assert progress.last_progress_time == 100
     assert [(metric.name, len(metric.value)) for metric in progress.metrics] == [("loss", 4), ("lr", 64)]
-    known = job_with(progress={"step": 250, "lastProgressTime": "1970-01-01T00:00:50Z"})
-    progress = derive_progress(make_view(known, observed(report)), NO_HISTORY)
+    for step, shown in ((250, "the step stands still"), (251, "the step went backwards")):
+        known = job_with(progress={"step": step, "lastProgressTime": "1970-01-01T00:00:50Z"})
+        progress = derive_progress(
+            make_view(known, observed(report)), make_history(Attempt(number=1, start=0))
+        )
+        assert progress is not None
+        assert (progress.step, progress.last_progress_time) == (250, 50), shown
+
+
+async def test_the_last_step_is_shown_though_the_operator_saw_the_end_late() -> None:
+    world = await play(await run_job(), "report 3 350, look, wait 60, look, away")
+    end_pods(world, 0, step=1000, root="r", committed=CommitPoint(sequence=9, step=1000))
+    await play(
+        world, "act, act, act, wait 7200, restart, run, phase Complete, latest 9 1000, step 1000, rests"
+    )
+    progress = world.status.progress
     assert progress is not None
-    assert progress.last_progress_time == 50, "the step stands still"
+    assert (progress.step, progress.percent, progress.eta_seconds) == (1000, 100, None)
+    assert progress.last_progress_time == world.status.attempts[-1].end
+
+
+async def test_the_next_attempt_shows_its_own_steps_though_the_last_one_came_further() -> None:
+    world = await play(await run_job(), "report 3 30, look, wait 60, look")
+    end_pods(world, 1, step=99)
+    await play(world, "run 12")
+    assert world.status.progress is not None
+    assert world.status.progress.step == 99
+    await play(world, "report 3 31, look, wait 60, look, step 31")
+    assert world.status.progress.step == 31
 
 
 def test_an_estimate_beyond_all_bounds_is_one_that_the_api_keeps() -> None:

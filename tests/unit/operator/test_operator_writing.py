@@ -7,6 +7,7 @@ import pytest
 
 from fake_cluster.cluster import FakeCluster
 from stepkeeper_operator.api.base import ObjectMeta
+from stepkeeper_operator.api.v1alpha1.queuedresource_status import QueuedResourceState, QueuedResourceStatus
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cluster.resources import QUEUED_RESOURCES
 from stepkeeper_operator.errors import ApiError, ConflictError
@@ -16,6 +17,7 @@ from stepkeeper_operator.kinds.writing import ObjectWriter
 from stepkeeper_operator.metrics import Metrics
 
 EVENT = ObjectEvent(warning=True, reason="QuotaExhausted", message="no quota" + "!" * 2000)
+ACTIVE = QueuedResourceStatus(state=QueuedResourceState.ACTIVE)
 PLACE = ("queuedresources", "default", "slice")
 
 
@@ -90,7 +92,7 @@ async def test_what_somebody_changed_meanwhile_is_a_conflict_and_is_left_as_it_i
     meta = desk.meta
     desk.cluster.put("queuedresources", desk.raw)
     for write in (
-        desk.writer.write_status(meta, {"state": "ACTIVE"}),
+        desk.writer.write_status(meta, ACTIVE),
         desk.writer.set_finalizers(meta, ["stepkeeper.dev/cloud-tpu"]),
     ):
         with pytest.raises(ConflictError):
@@ -98,6 +100,6 @@ async def test_what_somebody_changed_meanwhile_is_a_conflict_and_is_left_as_it_i
     assert "status" not in desk.raw
     assert "finalizers" not in desk.raw["metadata"]
     assert not desk.count("status")
-    raw = await desk.writer.write_status(desk.meta, {"state": "ACTIVE"})
-    assert raw["status"] == desk.raw["status"] == {"state": "ACTIVE"}
+    raw = await desk.writer.write_status(desk.meta, ACTIVE)
+    assert raw["status"] == desk.raw["status"] == ACTIVE.to_raw()
     assert desk.count("status")

@@ -40,6 +40,10 @@ def test_each_setting_for_cloud_tpu_is_a_value() -> None:
     assert {name for name in OperatorSettings.model_fields if name.startswith("cloud_tpu_")} == set(CLOUD)
 
 
+def test_all_namespaces_are_watched_by_default() -> None:
+    assert OperatorSettings.model_fields["watch_namespaces"].default == tuple(VALUES["watchNamespaces"])
+
+
 def test_active_resources_are_looked_at_while_a_loss_still_explains_failures() -> None:
     bounds = SCHEMA["properties"]["cloudTPU"]["properties"]["idlePollSeconds"]
     slowest = OperatorSettings(cloud_tpu_idle_poll_s=bounds["maximum"])

@@ -22,7 +22,7 @@ from stepkeeper_planners.loading.differences import Differences, Findings, inter
 from stepkeeper_planners.saving import planner as save_module
 from stepkeeper_planners.saving import proposals
 from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION, assign, plan_save
-from stepkeeper_planners.saving.fingerprints import digest_integer_tensor, digest_names, digest_value
+from stepkeeper_planners.saving.fingerprints import digest_names, digest_value
 from stepkeeper_planners.saving.merged_state import (
     MergedState,
     compare_with_base,
@@ -213,18 +213,7 @@ def test_who_writes_what_is_as_it_was_in_this_version() -> None:
     found = assign(layouts, 6, value_bytes={"loader": 90_000, "rng": 5_000, "step": 8})
     shares = [(rank, w.fqn, w.box.offsets, w.box.sizes) for rank in range(6) for w in found.list_writes(rank)]
     text = repr((shares, sorted(found.value_writers.items())))
-    assert (ASSIGNMENT_VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (3, "7085739ea2bb8646")
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
-def test_whole_numbers_on_the_host_are_compared_whatever_their_size(dtype: torch.dtype) -> None:
-    one = torch.zeros(1_000_000, dtype=dtype)
-    other = one.clone()
-    assert digest_integer_tensor(one) == digest_integer_tensor(other) is not None
-    other[-1] = 1
-    assert digest_integer_tensor(one) != digest_integer_tensor(other)
-    for computed in (torch.float32, torch.bfloat16, torch.complex64):
-        assert digest_integer_tensor(torch.zeros(3, dtype=computed)) is None, "each rank computes its own"
+    assert (ASSIGNMENT_VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (4, "7085739ea2bb8646")
 
 
 def test_ranks_that_speak_of_different_tensors_are_named() -> None:

@@ -36,6 +36,7 @@ from stepkeeper_operator.cloud_tpu.cloud import (
     CloudTPUError,
     ErrorKind,
 )
+from stepkeeper_operator.cloud_tpu.request import place_of
 from stepkeeper_operator.queued_resources.decision import CreateCloudResource, Decision, DeleteCloudResource
 from stepkeeper_operator.queued_resources.observed import Observed, Outcome, Verb
 
@@ -106,6 +107,44 @@ def test_a_changed_spec_waits_for_a_request_without_an_answer() -> None:
     changed = make_resource(resource.status, slices={"image": "another"})
     assert decide(changed, observe(), now=NOW + 89).actions == ()
     assert kinds(decide(changed, observe(), now=NOW + 90)) == [CreateCloudResource]
+
+
+REFUSED = CloudTPUError(ErrorKind.TERMINAL, "INVALID_ARGUMENT", "there is no v5e in this zone")
+ELSEWHERE: dict[str, Any] = {"zone": "us-west4-a"}
+
+
+def refuse() -> QueuedResource:
+    """Let the cloud refuse the first request."""
+    return after(ASKED, decide(ASKED, observe(outcome=Outcome(verb=Verb.CREATE, at=NOW, error=REFUSED))))
+
+
+@pytest.mark.parametrize("changes", [ELSEWHERE, {"project": "another"}, {"slices": {"topology": "2x2"}}])
+def test_a_request_that_the_cloud_refused_is_corrected_and_sent_at_once(changes: dict[str, Any]) -> None:
+    refused = refuse()
+    assert decide(refused, observe(), now=NOW + 1).actions == ()
+    corrected = make_resource(refused.status, **changes)
+    decision = decide(corrected, observe(), now=NOW + 1)
+    (action,) = decision.actions
+    assert isinstance(action, CreateCloudResource)
+    assert decision.status.cloud_name == f"{place_of(corrected.spec).parent}/queuedResources/team-v5e"
+    assert action.request.place == place_of(corrected.spec)
+
+
+def test_a_request_that_was_lost_in_one_zone_is_awaited_before_it_is_sent_in_another() -> None:
+    moved = make_resource(after(ASKED, lose_answer(ASKED)).status, **ELSEWHERE)
+    assert decide(moved, observe(), now=NOW + 89).actions == ()
+    assert kinds(decide(moved, observe(), now=NOW + 90)) == [CreateCloudResource]
+    late = decide(moved, observe(make_cloud_resource(ASKED, "ACTIVE")))
+    check(late, "Degraded", "True/SpecMismatch", "updatePolicy: Recreate")
+    replaced = make_resource(moved.status, **ELSEWHERE, updatePolicy="Recreate")
+    assert decide(replaced, observe(make_cloud_resource(ASKED, "ACTIVE"))).status.removing == "SpecChanged"
+
+
+@pytest.mark.parametrize("name", ["", "projects/123456789/locations/us-central2-b/queuedResources/team-v5e"])
+def test_a_project_by_its_number_is_no_change(name: str) -> None:
+    resource = noted(created(QueuedResourceState.ACTIVE, updatePolicy="Recreate"), cloud_name=name)
+    cloud = make_cloud_resource(resource, "ACTIVE")
+    assert not decide(resource, observe(cloud, nodes=[make_node(cloud)])).status.removing
 
 
 def test_an_error_of_lists_that_passes_leaves_the_back_off_alone() -> None:

@@ -1,5 +1,6 @@
 """Test the rows of the truth table that people ask about: actions, conditions and the next reconcile."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,7 @@ from stepkeeper_operator.queued_resources.decision import (
     Action,
     Cordon,
     CreateCloudResource,
+    Decision,
     DeleteCloudResource,
     LabelNodes,
     SetFinalizer,
@@ -140,6 +142,17 @@ ERRORS: tuple[tuple[str, str, str, str, float], ...] = (
 _WISHES = {wish.name: wish for wish in WISHES}
 
 
+def check_messages(decision: Decision) -> None:
+    """Check that a condition has a message unless all is as expected, and a failed deletion the next time."""
+    for condition in decision.status.conditions:
+        assert condition.message or condition.reason == "AsExpected", condition.type
+    error, removing = decision.status.error, decision.status.removing
+    if removing and error is not None:
+        assert re.search(
+            r"next request is sent at|is read again every 10 s", find(decision, "Active").message
+        )
+
+
 @pytest.mark.parametrize(("situation", "wish", "actions", "removing", "said", "look_s"), SITUATIONS)
 def test_what_follows_from_a_situation(
     situation: str,
@@ -158,6 +171,7 @@ def test_what_follows_from_a_situation(
         condition = find(decision, kind)
         assert f"{condition.status}/{condition.reason}" == value
         assert "None" not in condition.message
+    check_messages(decision)
     if look_s is None:
         assert decision.requeue_after_s is None
     else:
@@ -172,6 +186,7 @@ def test_what_follows_from_an_error(situation: str, wish: str, answer: str, said
     assert not [action for action in decision.actions if not isinstance(action, Cordon)]
     kind, _, value = said.partition("=")
     check(decision, kind, value, WORDS)
+    check_messages(decision)
     assert [event for event in decision.events if WORDS in event.message] or wish == DELETED
     assert decision.requeue_after_s is not None
     assert look_s <= decision.requeue_after_s <= 1.1 * look_s
@@ -215,6 +230,20 @@ def test_a_stray_that_is_deleted_leaves_the_time_of_the_next_creation_alone(erro
     decision = decide(with_status(cell.resource, error=error), cell.observed)
     assert decision.status.next_try_time == int(NOW) + 500
     assert decision.status.error == error
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.TRANSIENT, ErrorKind.TERMINAL])
+def test_a_new_object_shows_why_the_cloud_can_not_be_read(kind: ErrorKind) -> None:
+    error = CloudTPUError(kind, "UNAVAILABLE", "down")
+    decision = decide(make_resource(), Observed(cluster_id="cluster-uid", error=error, listed_at=NOW))
+    check_messages(decision)
+    check(decision, "Active", "False/Pending", "UNAVAILABLE: down", "is read again every")
+    assert find(decision, "Active").message.count("down") == 1
+
+
+def test_a_failure_without_details_has_a_message() -> None:
+    resource = created(recreate_policy={"onFailed": "Keep"})
+    check_messages(decide(resource, observe(make_cloud_resource(resource, "FAILED"))))
 
 
 def test_waits_double_up_to_a_bound() -> None:

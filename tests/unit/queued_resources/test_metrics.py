@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fake_cluster.resource_owners import tell
 from fake_cluster.resource_world import ResourceWorld, active
 from stepkeeper_operator.cloud_tpu.naming import CLUSTER_LABEL, NAME_LABEL, UID_LABEL
+from stepkeeper_operator.queued_resources.settings import CloudSettings
 
 OBJECT = (("namespace", "team"), ("queued_resource", "v5e"))
 PLACE = (("project", "my-project"), ("zone", "us-central2-b"))
@@ -85,11 +86,19 @@ async def test_the_age_of_the_last_list_grows_while_the_cloud_is_silent() -> Non
     assert read(world)["stepkeeper_cloud_tpu_list_age_seconds"][PLACE] <= 60
 
 
-@pytest.mark.parametrize(("cluster", "orphans"), [("cluster-uid", ["team-old"]), ("another", [])])
+@pytest.mark.parametrize(
+    ("cluster", "watched", "orphans"),
+    [
+        ("cluster-uid", (), ["team-old"]),
+        ("another", (), []),
+        ("cluster-uid", ("team",), ["team-old"]),
+        ("cluster-uid", ("other",), []),
+    ],
+)
 async def test_what_has_no_object_any_more_in_this_cluster_is_counted_logged_once_and_left_alone(
-    cluster: str, orphans: list[str], caplog: pytest.LogCaptureFixture
+    cluster: str, watched: tuple[str, ...], orphans: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = await active()
+    world = await active(settings=CloudSettings(poll_active_s=20, watched=watched))
     assert read(world)["stepkeeper_queued_resource_orphans"] == {PLACE: 0}
     (ours,) = world.cloud.resources.values()
     labels = {**ours.node["labels"], CLUSTER_LABEL: cluster, UID_LABEL: "gone", NAME_LABEL: "old"}

@@ -224,3 +224,22 @@ def test_tensors_of_inference_mode_and_without_memory_are_no_obstacle() -> None:
     with torch.inference_mode():
         weights += 1
     assert last.has_changed
+
+
+def test_a_step_whose_save_failed_is_remembered_again_with_its_changes() -> None:
+    last, state = LastStep(), {"w": torch.ones(3)}
+    last.note_finished(SaveRequest(step=7, state=state))
+    last.follow_save(SaveRequest(step=7, state=state))
+    assert last.request is None
+    last.take_back()
+    assert last.request is not None
+    assert last.request.step == 7
+    assert not last.has_changed
+    state["w"].add_(1)
+    assert last.has_changed
+    last.note_finished(SaveRequest(step=8, state=state))
+    last.take_back()
+    assert last.request.step == 8
+    last.forget()
+    last.take_back()
+    assert last.request is None

@@ -114,6 +114,21 @@ def test_sigterm_is_heard_after_an_event_loop_has_taken_the_wakeup(heard: HeardN
     watcher.close()
 
 
+def test_an_event_loop_that_listens_before_keeps_its_signals(heard: HeardNotices) -> None:
+    async def train() -> Notices:
+        called = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, called.set)
+        watcher = heard.watch()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await called.wait()
+        tell()
+        return watcher
+
+    watcher = asyncio.run(train())
+    assert heard.sources() == ["sigterm"]
+    watcher.close()
+
+
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_behind_the_last_watcher_sigterm_is_what_it_was(heard: HeardNotices, is_closed: bool) -> None:
     called: list[int] = []
@@ -151,21 +166,29 @@ watcher = Notices(
 watcher.start(signals=True)
 libc = ctypes.CDLL(None)
 # It ends the process with the number of the signal.
-theirs = sigterm_handler._Action(handler=ctypes.cast(libc._exit, ctypes.c_void_p), flags=4)
+theirs = sigterm_handler._Action(handler=ctypes.cast(libc._exit, ctypes.c_void_p), flags=FLAGS)
 for _ in range(2):
     libc.sigaction(signal.SIGTERM, ctypes.byref(theirs), None)
-    signal_watcher.process_pending_signals()
+    signal_watcher.read_sigterm()
 os.kill(os.getpid(), signal.SIGTERM)
 assert heard.wait(60)
 """
 
 
-def test_sigterm_is_taken_back_from_code_in_c_that_would_end_the_process() -> None:
+@pytest.mark.parametrize(
+    ("flags", "code", "who"),
+    [
+        pytest.param(4, 0, "only the training gets", id="with three arguments: it isn't called"),
+        pytest.param(0, signal.SIGTERM, "both get", id="with one: it is called too"),
+    ],
+)
+def test_sigterm_is_taken_back_from_code_in_c(flags: int, code: int, who: str) -> None:
+    script = _TAKES_SIGTERM.replace("FLAGS", str(flags))
     ended = subprocess.run(
-        [sys.executable, "-c", _TAKES_SIGTERM], timeout=120, check=False, capture_output=True, text=True
+        [sys.executable, "-c", script], timeout=120, check=False, capture_output=True, text=True
     )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("only the training gets SIGTERM") == 1
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.count(f"{who} SIGTERM") == 1
 
 
 def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main_one(

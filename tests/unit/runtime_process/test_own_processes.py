@@ -32,7 +32,7 @@ def wait_deaf():
 
 def tell():
     os.kill(os.getpid(), signal.SIGTERM)
-    signal_watcher.process_pending_signals()
+    signal_watcher.read_sigterm()
 
 class Heard:
     any = threading.Event()
@@ -107,9 +107,31 @@ assert len(heard) == 1
     assert code == 0, said
 
 
+@pytest.mark.parametrize(("ends", "code"), [("sys.exit(78)", 78), ("catch_it()", 15)])
+def test_sigterm_changes_no_exit_code_of_a_process_that_ends(tmp_path: Path, ends: str, code: int) -> None:
+    """A program that catches the exception and trains on with another manager may end by the signal again."""
+    told = f"""
+def manage():
+    watcher = Notices(Schedule(grace_s=None), trigger=None, on_first=Heard(), on_tick=lambda: None)
+    watcher.start(signals=True)
+    return watcher
+
+def catch_it():
+    manage().close()
+    tell()
+
+watcher = manage()
+watcher.keep_exit_code(78)
+watcher.close()
+tell()
+{ends}
+"""
+    assert run(tmp_path, told) == (-code if code == 15 else code, "")
+
+
 BEGIN = """
 import json, threading, time
-from stepkeeper.ending.exits import ExitTimer
+from stepkeeper.ending.exits import exit_at
 
 class LongEnd:
     def __del__(self, sleep=time.sleep):
@@ -118,10 +140,10 @@ class LongEnd:
 
 
 ENDS = {
-    "the time is over already": ("ExitTimer(75, time.monotonic()); time.sleep(60)", 75),
-    "the interpreter is taken down": ("ExitTimer(75, time.monotonic() + 0.2); json.kept = LongEnd()", 75),
-    "cancelled": ("timer = ExitTimer(75, time.monotonic() + 60); timer.cancel(); timer.cancel()", 0),
-    "it ends before by itself": ("ExitTimer(75, time.monotonic() + 60)", 0),
+    "the time is over already": ("exit_at(time.monotonic(), 75); time.sleep(60)", 75),
+    "the interpreter is taken down": ("exit_at(time.monotonic() + 0.2, 75); json.kept = LongEnd()", 75),
+    "cancelled": ("exit_at(time.monotonic() + 0.5, 75)(); time.sleep(1)", 0),
+    "it ends before by itself": ("exit_at(time.monotonic() + 60, 75)", 0),
 }
 
 

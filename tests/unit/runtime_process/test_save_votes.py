@@ -84,7 +84,6 @@ def test_equal_states_pass_whatever_is_per_rank() -> None:
     ("other", "name", "reason"),
     [
         ({"position": 9}, "position", "PerRank"),
-        ({"rng": torch.tensor([4], dtype=torch.uint8)}, "rng", "PerRank"),
         ({"w": torch.zeros(6)}, "w", "of another dtype, shape or placement"),
         ({"w": 1}, "w", "a value, but a tensor on the other ranks"),
         ({"position": PerRank(8)}, "position", "a PerRank, but a value on the other ranks"),

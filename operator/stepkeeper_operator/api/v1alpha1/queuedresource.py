@@ -138,10 +138,10 @@ class QueuedResourceSpec(SpecPart):
     compared: ClassVar = ("slices", "tier", "reservationName", "queueing")
 
     project: Annotated[str, Field(min_length=6, max_length=63)]
-    """Id of the Google Cloud project, not its number. It can't be changed."""
+    """Id of the Google Cloud project, not its number. It can't be changed while there is a cloud resource."""
 
     zone: Annotated[str, Field(min_length=5, max_length=32)]
-    """Zone of the machines, for example us-central2-b. It can't be changed."""
+    """Zone of the machines, for example us-central2-b. It can't be changed while there is a cloud resource."""
 
     slices: SlicesSpec
     """The TPU slices that are requested."""
@@ -161,7 +161,8 @@ class QueuedResourceSpec(SpecPart):
 
     update_policy: UpdatePolicy = UpdatePolicy.REFUSE
     """Reaction to a change of slices, tier, reservationName or queueing, which the cloud can't change on an existing
-    resource. Refuse: the API server rejects the change. Recreate: the operator deletes the cloud resource and creates
+    resource. While there is none (state Pending or Gone), each change is accepted. Refuse: the API server rejects the
+    change. Recreate: the operator deletes the cloud resource and creates
     it again; jobs on it save, wait, and resume."""
 
     deletion_policy: DeletionPolicy = DeletionPolicy.DELETE

@@ -27,14 +27,20 @@ def _pattern(at: str, pattern: str, message: str) -> CelRule:
     return CelRule(at=at, cel=f"self.matches('{pattern}')", message=f"{at.rpartition('.')[2]}: {message}")
 
 
+_NOTHING_IN_CLOUD: Final = (
+    "!has(self.status) || !has(self.status.state) || self.status.state in ['Pending', 'Gone']"
+)
+"""CEL: there is no cloud resource, by the status that the API server has. Changes of the spec don't change it."""
+
+
 def _fixed(field: str, *, optional: bool) -> CelRule:
-    """Make the rule that a field of spec changes only if the cloud resource may be recreated."""
-    same = f"self.{field} == oldSelf.{field}"
+    """Make the rule that a field of spec changes only without a cloud resource, or if that may be recreated."""
+    same = f"self.spec.{field} == oldSelf.spec.{field}"
     if optional:  # the API server can't bound the cost of self.?field == oldSelf.?field
-        same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})"
+        same = f"has(self.spec.{field}) == has(oldSelf.spec.{field}) && (!has(self.spec.{field}) || {same})"
     return CelRule(
-        at="spec",
-        cel=f"self.updatePolicy == 'Recreate' || ({same})",
+        at="",
+        cel=f"self.spec.updatePolicy == 'Recreate' || {_NOTHING_IN_CLOUD} || ({same})",
         message=f"{field}: the cloud can't change it on an existing resource; set updatePolicy: Recreate to have the"
         " resource recreated (jobs on it save, wait and resume), or create another QueuedResource",
     )
@@ -207,8 +213,9 @@ _TERMS: Final = (
 
 _CHANGES: Final = (
     CelRule(
-        at="spec",
-        cel="self.project == oldSelf.project && self.zone == oldSelf.zone",
+        at="",
+        cel=f"{_NOTHING_IN_CLOUD}"
+        " || (self.spec.project == oldSelf.spec.project && self.spec.zone == oldSelf.spec.zone)",
         message="project and zone: a resource can't move; create another QueuedResource there, name it in the jobs, and"
         " delete this one",
     ),

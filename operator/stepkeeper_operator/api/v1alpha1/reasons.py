@@ -24,6 +24,8 @@ class Reason(StrEnum):
     FORBIDDEN = "Forbidden"
     JOB_SET_NAME_TAKEN = "JobSetNameTaken"
     NO_TRAINER = "NoTrainer"
+    QUEUED_RESOURCE_IN_USE = "QueuedResourceInUse"
+    QUEUED_RESOURCE_MISMATCH = "QueuedResourceMismatch"
     QUOTA_EXCEEDED = "QuotaExceeded"
     REJECTED = "Rejected"
     RESERVED_LABEL = "ReservedLabel"

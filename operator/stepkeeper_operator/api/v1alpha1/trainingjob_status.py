@@ -210,7 +210,7 @@ class ProgressStatus(StatusPart):
     """Duration of a step."""
 
     last_progress_time: Timestamp | None = None
-    """Time when a report last showed a higher step."""
+    """Time when a report, or the end of an attempt, last showed a higher step."""
 
     longest_step_millis: Count | None = None
     """Longest reported time between two steps of the current attempt. Unset: too few steps were reported."""

@@ -15,6 +15,7 @@ from stepkeeper_operator.queued_resources.observed import Outcome, Verb
 
 __all__ = [
     "PERMANENT",
+    "describe_blindness",
     "describe_error",
     "error_kind",
     "fold_answers",
@@ -56,6 +57,12 @@ def describe_error(status: QueuedResourceStatus) -> str:
     when = "" if error.verb != Verb.DELETE or due is None else render_time(due)
     text = name_error(error.code, error.message)  # a long one is cut at the end
     return f"the next request is sent at {when}, after {text}" if when else text
+
+
+def describe_blindness(error: CloudTPUError | None, *, again_s: float) -> str:
+    """Describe that there is no list of the cloud's resources, and when the next one is requested."""
+    why = "" if error is None else f" ({error})"
+    return f"the cloud can't be read{why}; it is read again every {again_s:.0f} s"
 
 
 def waits_to_delete(status: QueuedResourceStatus, *, now: float) -> bool:

@@ -39,6 +39,7 @@ _STATE_TEXTS: Final = {
     QueuedResourceState.SUSPENDING: "the cloud takes the machines back",
     QueuedResourceState.SUSPENDED: "the machines are gone",
     QueuedResourceState.DELETING: "it is being deleted",
+    QueuedResourceState.FAILED: "the cloud could not provide the machines, and gives no details",
     QueuedResourceState.GONE: "it was removed and isn't recreated",
 }
 _REFUSALS: Final = {
@@ -50,7 +51,8 @@ _REFUSALS: Final = {
 _ADVICE: Final = {
     ErrorKind.TERMINAL: "Fix the spec or the project as the message requires. The request is retried every hour, and at"
     " once after a change of the spec",
-    ErrorKind.NOT_FOUND: "Check spec.project and spec.zone. The request is retried every hour",
+    ErrorKind.NOT_FOUND: "Check spec.project and spec.zone. The request is retried every hour, and at once after a"
+    " change of the spec",
     ErrorKind.ALREADY_EXISTS: "A slice, or a resource that isn't listed, has that name: choose another metadata.name or"
     " slices.namePrefix, or delete it. After a recent deletion the name will be free soon: the request is retried",
     ErrorKind.CREDENTIALS: "Give the operator valid credentials: cloudTPU.credentialsSecret in the chart's values"
@@ -126,7 +128,7 @@ def _derive_active(plan: Plan, cloud: CloudView, status: QueuedResourceStatus) -
         )
     if found is not None and found.error_code:
         text = name_error(found.error_code, found.error_message)
-    elif status.error is not None:
+    elif status.error is not None and status.error.code not in text:
         text = f"{text}{'; ' if text else ''}{status.error.code}: {status.error.message}"
     return ConditionUpdate(type=kind, status=False, reason=Reason(state.value), message=text)
 

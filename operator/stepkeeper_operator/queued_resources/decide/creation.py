@@ -96,7 +96,7 @@ def _compute_wait_s(resource: QueuedResource, status: QueuedResourceStatus, view
     one may still be carried out.
     """
     operator, due = status.operator, status.next_try_time
-    if was_changed(resource.spec, operator.spec_hash):
+    if was_changed(resource.spec, status):
         asked_at = operator.asked_at
         due = None if asked_at is None else asked_at + int(view.settings.settle_s)
     return 0.0 if due is None else max(0.0, due - view.now)

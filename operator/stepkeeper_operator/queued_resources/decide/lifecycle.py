@@ -56,7 +56,7 @@ def plan_present(resource: QueuedResource, status: QueuedResourceStatus, view: V
     if found.phase is QueuedResourceState.ACTIVE and status.active_since is None:
         status = update_status(status, active_since=int(view.now), quota_failures=0)
     problems: tuple[Problem, ...] = ()
-    if was_changed(spec, status.operator.spec_hash):
+    if was_changed(spec, status):
         if spec.update_policy is UpdatePolicy.RECREATE:
             changed = Problem(reason=Reason.SPEC_CHANGED, message="its spec has changed")
             return _replace(resource, status, changed, view)
@@ -82,7 +82,7 @@ def plan_vanished(resource: QueuedResource, status: QueuedResourceStatus, view: 
 def find_gone_reason(spec: QueuedResourceSpec, status: QueuedResourceStatus) -> Problem | None:
     """Find why a removed resource isn't recreated; None: it is."""
     text = "the cloud resource has expired, failed or was deleted, and was removed"
-    changed = was_changed(spec, status.operator.spec_hash)
+    changed = was_changed(spec, status)
     return None if changed else _find_objection(spec, status, Problem(reason=Reason.GONE, message=text))
 
 

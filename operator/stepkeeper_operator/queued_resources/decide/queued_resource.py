@@ -9,7 +9,12 @@ from stepkeeper_operator.cloud_tpu.naming import FINALIZER, parse_number
 from stepkeeper_operator.kinds.decision import find_soonest
 from stepkeeper_operator.queued_resources.cloud_view import View, classify
 from stepkeeper_operator.queued_resources.decide.adoption import plan_blocked
-from stepkeeper_operator.queued_resources.decide.answers import describe_error, fold_answers, waits_to_delete
+from stepkeeper_operator.queued_resources.decide.answers import (
+    describe_blindness,
+    describe_error,
+    fold_answers,
+    waits_to_delete,
+)
 from stepkeeper_operator.queued_resources.decide.conditions import conclude, derive_conditions
 from stepkeeper_operator.queued_resources.decide.creation import plan_creation, plan_recovery
 from stepkeeper_operator.queued_resources.decide.joining import judge_joining
@@ -69,7 +74,9 @@ def _plan(resource: QueuedResource, status: QueuedResourceStatus, view: View) ->
             return plan_present(resource, status, view)
         return plan_recovery(resource, status, cloud.resource)
     if not cloud.known:
-        return Plan(status=status, requeue_after_s=view.settings.compute_poll_s(status))
+        again_s = view.settings.compute_poll_s(status)
+        text = describe_blindness(view.observed.error, again_s=again_s)
+        return Plan(status=status, requeue_after_s=again_s, waiting=text)
     return _plan_absent(resource, status, view)
 
 

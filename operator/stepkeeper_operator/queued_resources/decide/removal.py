@@ -25,6 +25,7 @@ from stepkeeper_operator.queued_resources.cloud_view import CloudView, View
 from stepkeeper_operator.queued_resources.decide.adoption import uncordon_members
 from stepkeeper_operator.queued_resources.decide.answers import (
     PERMANENT,
+    describe_blindness,
     describe_error,
     fold_answers,
     update_status,
@@ -147,10 +148,9 @@ def _plan_drain(status: QueuedResourceStatus, view: View) -> Plan | None:
             actions: tuple[Action, ...] = (*_cordon(view), *evictions)
             return Plan(status=status, actions=actions, requeue_after_s=again_s, waiting=text)
     if not cloud.known:
-        why = "" if observed.error is None else f": {observed.error}"
-        text = f"the operator can't read the cloud resource{why}"
-        cordons = () if lost else _cordon(view)
-        return Plan(status=status, actions=cordons, requeue_after_s=view.settings.poll_fast_s, waiting=text)
+        cordons, again_s = () if lost else _cordon(view), view.settings.poll_fast_s
+        text = describe_blindness(observed.error, again_s=again_s)
+        return Plan(status=status, actions=cordons, requeue_after_s=again_s, waiting=text)
     return None
 
 

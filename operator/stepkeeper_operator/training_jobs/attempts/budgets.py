@@ -53,7 +53,7 @@ def explain_exhausted_budget(
     `restarted` means that JobSet has already restarted it and that `restarts` includes this restart.
     """
     included = 1 if restarted else 0
-    n_disruptions = sum(entry.count for entry in restarts.by_cause if is_disruption(entry.cause)) - included
+    n_disruptions = sum(map(_count_as_disruptions, restarts.by_cause)) - included
     n_failures = count_failures(restarts) - included
     # This compares only the count of the kind of `cause`.
     if not limits_of(spec).is_used_up(cause, n_failures=n_failures, n_disruptions=n_disruptions):
@@ -64,6 +64,13 @@ def explain_exhausted_budget(
             "(spec.restarts.maxFailures), and the application failed again"
         )
     return f"{spec.max_disruptions} restarts after disruptions are allowed (spec.restarts.maxDisruptions)"
+
+
+def _count_as_disruptions(entry: CauseCount) -> int:
+    """Count restarts as disruptions. Of an unknown cause, only a newer operator knew how many count."""
+    if entry.cause not in set(Cause):
+        return entry.counted_towards_limit
+    return entry.count if is_disruption(entry.cause) else 0
 
 
 def add_restarts(restarts: RestartsStatus, cause: str, difference: int) -> RestartsStatus:

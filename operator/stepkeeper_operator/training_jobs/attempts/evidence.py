@@ -63,8 +63,9 @@ def gather_evidence(
     report = observed.report
     if report is not None and report.ordinal != pods.ordinal:
         report = None  # it is of another attempt
+    probes = observed.failed_probes
     return Evidence(
-        pods=pods.pods,
+        pods=tuple(replace(pod, failed_probe=probes.get(pod.uid, "")) for pod in pods.pods),
         job_messages=tuple(each.failure_message for each in pods.failed_batch_jobs),
         nodes=nodes,
         on_spot=on_spot_machines(job, observed.machines),

@@ -1,18 +1,22 @@
 """Classify and describe how the containers of a pod ended."""
 
 from collections.abc import Iterable
+from signal import Signals
 from typing import Final
 
-from stepkeeper.contract import ExitCode, NoticeSource
+from stepkeeper.contract import CONTAINER_NAME, ExitCode, NoticeSource
 from stepkeeper_operator.facts.pod import Pod
 
 __all__ = [
-    "describe_eviction",
     "describe_failure",
+    "describe_limit",
     "describe_other_failure",
     "ended_by_deletion",
     "ended_by_signal",
+    "exceeded_its_limits",
     "exit_code_was_hidden",
+    "explain_end",
+    "failed_probe",
     "last_error_line",
     "notified_only_by_peers",
     "ran_out_of_memory",
@@ -29,6 +33,11 @@ _PLAIN_REASONS: Final = {None, "Error"}
 """Reasons of a container's end that add nothing to its exit code: the program itself chose the code."""
 
 _OOM_KILLED: Final = "OOMKilled"
+_EVICTED: Final = "Evicted"
+_DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
+_BY_SIGNAL: Final = 128
+"""Added to the number of a signal, it is the exit code of a container that the signal ended."""
+
 _CLOCK_SKEW_S: Final = 1
 """The pod's end uses the node's clock, the request for its deletion the API server's."""
 
@@ -71,6 +80,18 @@ def ran_out_of_memory(pod: Pod) -> bool:
     return pod.exit_reason == _OOM_KILLED
 
 
+def exceeded_its_limits(pod: Pod) -> bool:
+    """Return True if the kubelet evicted the pod for its usage of disk, or killed it at its activeDeadlineSeconds."""
+    evicted = pod.reason == _EVICTED and pod.disruption is None
+    killed = pod.code in {None, ExitCode.DONE} or ended_by_signal(pod)
+    return pod.terminal and (evicted or (pod.reason == _DEADLINE_EXCEEDED and killed))
+
+
+def failed_probe(pod: Pod, container: str = CONTAINER_NAME) -> bool:
+    """Return True if the kubelet ended the container because one of its probes failed."""
+    return pod.failed_probe.startswith(f"Container {container} ")
+
+
 def notified_only_by_peers(pods: Iterable[Pod]) -> bool:
     """Return True if at least one pod names a peer as the source of its notice, and none another source or a cause."""
     messages = [pod.termination for pod in pods if pod.termination is not None]
@@ -102,10 +123,27 @@ def describe_failure(pod: Pod) -> str:
     text = f"pod {pod.name} exited with code {pod.code}"
     if exit_code_was_hidden(pod):
         text = f"the training of pod {pod.name} ended with code {pod.code}, but its container exited 0"
-    if ran_out_of_memory(pod):
-        text += f" ({_OOM_KILLED}: it used more memory than its limit)"
     detail = last_error_line(pod) or pod.log_tail
-    return f"{text}: {detail}" if detail else text
+    return text + explain_end(pod) + (f": {detail}" if detail else "")
+
+
+def explain_end(pod: Pod) -> str:
+    """Return in parentheses what else than its program ended the trainer; empty if nothing is known."""
+    return _explain(pod, CONTAINER_NAME, pod.exit_code or 0, pod.exit_reason)
+
+
+def _explain(pod: Pod, container: str, code: int, reason: str | None) -> str:
+    if reason == _OOM_KILLED:
+        why: str | None = f"{_OOM_KILLED}: it used more memory than its limit"
+    elif failed_probe(pod, container):
+        why = pod.failed_probe
+    elif pod.reason == _DEADLINE_EXCEEDED:
+        why = f"{pod.reason}: {pod.message}"
+    elif reason not in {*_PLAIN_REASONS, "Completed"}:
+        why = reason
+    else:
+        why = next((signal.name for signal in Signals if signal == code - _BY_SIGNAL), None)
+    return f" ({why})" if why else ""
 
 
 def describe_other_failure(pod: Pod) -> str:
@@ -113,13 +151,14 @@ def describe_other_failure(pod: Pod) -> str:
     other = pod.other_failure
     assert other is not None  # the caller has checked it
     text = f"container {other.name!r} of pod {pod.name} exited with code {other.code}"
-    why = f" ({other.reason})" if other.reason not in _PLAIN_REASONS else ""
     detail = f": {other.log_tail}" if other.log_tail else ""
-    return text + why + detail
+    return text + _explain(pod, other.name, other.code, other.reason) + detail
 
 
-def describe_eviction(pod: Pod) -> str:
-    """Describe how the pod exceeded its own limits."""
+def describe_limit(pod: Pod) -> str:
+    """Describe which of its own limits the pod exceeded."""
+    if pod.reason == _DEADLINE_EXCEEDED:
+        return f"pod {pod.name} was ended at its activeDeadlineSeconds: {pod.message}"
     why = pod.message or "it exceeded its limit of ephemeral storage or of an emptyDir"
     return f"pod {pod.name} was evicted by its kubelet: {why}"
 

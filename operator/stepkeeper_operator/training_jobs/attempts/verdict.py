@@ -13,11 +13,14 @@ from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.training_jobs.attempts.evidence import Evidence
 from stepkeeper_operator.training_jobs.attempts.machines import MachinesLoss
 from stepkeeper_operator.training_jobs.attempts.pod_ends import (
-    describe_eviction,
     describe_failure,
+    describe_limit,
     describe_other_failure,
     ended_by_deletion,
     ended_by_signal,
+    exceeded_its_limits,
+    explain_end,
+    failed_probe,
     last_error_line,
     notified_only_by_peers,
     ran_out_of_memory,
@@ -140,10 +143,10 @@ def _classify_disruption(pod: Pod, evidence: Evidence) -> str | None:
 
 
 def _over_its_limits(evidence: Evidence) -> Verdict | None:
-    """Find a pod that its kubelet evicted for the pod's own usage, not for a shortage on the node."""
+    """Find a pod that its kubelet ended for the pod's own limits, not for a shortage on the node."""
     for pod in evidence.pods:
-        if pod.terminal and pod.reason == _EVICTED and pod.disruption is None:
-            verdict = _blame(Cause.APPLICATION_ERROR, pod, describe_eviction(pod))
+        if exceeded_its_limits(pod):
+            verdict = _blame(Cause.APPLICATION_ERROR, pod, describe_limit(pod))
             return replace(verdict, kind=AttemptKind.OVER_LIMITS)
     return None
 
@@ -175,7 +178,9 @@ def _saved_and_stopped(evidence: Evidence) -> Verdict | None:
     notice = (None if message is None else message.notice) or evidence.notice
     cause = Cause.REQUESTED.value if message is None or message.cause is None else message.cause
     why = f"after notice {notice!r}" if notice else "without a known notice"
-    text = f"pod {pod.name} stopped with exit code {ExitCode.SAVED.value} {why}"
+    text = f"pod {pod.name} stopped with exit code {ExitCode.SAVED.value} {why}{explain_end(pod)}"
+    if failed_probe(pod):
+        return _blame(Cause.HANG, pod, text)
     by_sigterm = notice == NoticeSource.SIGTERM and cause == Cause.REQUESTED and not was_stopped(pod)
     if evidence.maintenance is not None and by_sigterm:
         # The pod was not deleted, so the machine sent the signal.
@@ -188,6 +193,8 @@ def _saved_and_stopped(evidence: Evidence) -> Verdict | None:
 def _reason_order(pod: Pod) -> int:
     """Return the sort key that puts the pod with the most specific reason first."""
     message = pod.termination
+    if failed_probe(pod):
+        return 0
     if message is None:
         return 3
     if message.cause is not None:

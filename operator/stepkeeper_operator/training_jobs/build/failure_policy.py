@@ -6,7 +6,14 @@ from stepkeeper.contract import CONTAINER_NAME, ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.labels import HANG_CONDITION
 
-__all__ = ["RULE_DISRUPTION", "RULE_HANG", "RULE_SAVED", "build_job_policy", "build_jobset_policy"]
+__all__ = [
+    "RULE_DISRUPTION",
+    "RULE_HANG",
+    "RULE_SAVED",
+    "build_job_policy",
+    "build_jobset_policy",
+    "limit_restarts",
+]
 
 _RULE_FENCED: Final = "fenced"
 _RULE_FATAL: Final = "fatal"
@@ -44,10 +51,15 @@ def build_jobset_policy(job: CheckpointedTrainingJob, *, failures_left: int) -> 
     rules.append(_rule(RULE_DISRUPTION, neutral, "has condition DisruptionTarget matching FailJob rule"))
     rules.append(_rule(RULE_SAVED, neutral, _code_pattern([ExitCode.SAVED])))
     return {
-        "maxRestarts": min(_MAX_IN_PLACE_FAILURES, failures_left),
+        "maxRestarts": limit_restarts(failures_left),
         "restartStrategy": "BlockingRecreate",
         "rules": rules,
     }
+
+
+def limit_restarts(failures_left: int) -> int:
+    """Return how often JobSet restarts after failures, if `failures_left` restarts are left for the job."""
+    return min(_MAX_IN_PLACE_FAILURES, failures_left)
 
 
 def _fatal_codes(job: CheckpointedTrainingJob) -> list[int]:

@@ -16,14 +16,21 @@ from stepkeeper_operator.labels import (
     TEMPLATE_HASH_ANNOTATION,
     WORKER_JOB,
 )
-from stepkeeper_operator.training_jobs.build.failure_policy import build_job_policy, build_jobset_policy
+from stepkeeper_operator.training_jobs.build.failure_policy import (
+    build_job_policy,
+    build_jobset_policy,
+    limit_restarts,
+)
 from stepkeeper_operator.training_jobs.build.objects import job_labels, owner_reference
 from stepkeeper_operator.training_jobs.build.pod import build_pod_template
 
-__all__ = ["build_jobset", "machines_hash", "queue_labels", "template_hash"]
+__all__ = ["build_jobset", "keep_jobset", "machines_hash", "queue_labels", "restore_jobset", "template_hash"]
 
 _PROVISIONING_ANNOTATIONS: Final = "provreq.kueue.x-k8s.io/"
 """Parameters of the ProvisioningRequest that Kueue creates for the JobSet."""
+
+_NUMBER: Final = "<stepkeeper.dev/jobset-number>"
+"""Stands for the JobSet's number in a kept manifest."""
 
 _EXCLUSIVE_TOPOLOGY: Final = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 """JobSet's annotation to run one Job per value of the named node label."""
@@ -32,7 +39,7 @@ _EXCLUSIVE_TOPOLOGY: Final = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 def build_jobset(
     job: CheckpointedTrainingJob,
     *,
-    number: int,
+    number: int | str,
     failures_left: int,
     unreachable_s: int,
     machines: QueuedMachines | None = None,
@@ -62,12 +69,27 @@ def build_jobset(
             "ownerReferences": [owner_reference(job)],
         },
         "spec": {
-            "suspend": job.spec.suspend,
+            "suspend": False,
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": build_jobset_policy(job, failures_left=failures_left),
             "replicatedJobs": [workers],
         },
     }
+
+
+def keep_jobset(job: CheckpointedTrainingJob, *, unreachable_s: int, machines: QueuedMachines | None) -> str:
+    """Build the JobSet's manifest as text that is kept, for `restore_jobset` of any version of the operator."""
+    manifest = build_jobset(
+        job, number=_NUMBER, failures_left=0, unreachable_s=unreachable_s, machines=machines
+    )
+    return json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+
+
+def restore_jobset(kept: str, *, number: int, failures_left: int) -> dict[str, Any]:
+    """Return the kept manifest, for a JobSet with that number that restarts `failures_left` times after failures."""
+    manifest: dict[str, Any] = json.loads(kept.replace(_NUMBER, str(number)))
+    manifest["spec"]["failurePolicy"]["maxRestarts"] = limit_restarts(failures_left)
+    return manifest
 
 
 def _build_annotations(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> dict[str, str]:
@@ -81,7 +103,7 @@ def _build_annotations(job: CheckpointedTrainingJob, machines: QueuedMachines | 
 
 
 def _build_job_spec(
-    job: CheckpointedTrainingJob, *, number: int, unreachable_s: int, machines: QueuedMachines | None
+    job: CheckpointedTrainingJob, *, number: int | str, unreachable_s: int, machines: QueuedMachines | None
 ) -> dict[str, Any]:
     """Build the spec of the Job of one slice: one pod per host, and no pod is replaced alone."""
     n_hosts = job.spec.placement.hosts_per_slice
@@ -114,7 +136,7 @@ def template_hash(job: CheckpointedTrainingJob, machines: QueuedMachines | None 
 
 def machines_hash(machines: QueuedMachines) -> str:
     """Hash the parts of a QueuedResource from which pods are built. A change of them ends no running pods."""
-    return _digest([machines.autocheckpoint, machines.spot, machines.n_slices])
+    return _digest([machines.autocheckpoint, machines.spot, machines.slices.count])
 
 
 def _pick(pairs: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -132,7 +154,7 @@ def _spread(job: CheckpointedTrainingJob, machines: QueuedMachines | None) -> di
     On GKE a slice is a node pool. An annotation of the job can name another node label; an empty one disables this.
     """
     if machines is not None:
-        return {_EXCLUSIVE_TOPOLOGY: SLICE_LABEL} if machines.n_slices > 1 else {}
+        return {_EXCLUSIVE_TOPOLOGY: SLICE_LABEL} if machines.slices.count > 1 else {}
     several = job.spec.placement.tpu is not None and job.spec.placement.n_slices > 1
     label = job.metadata.annotations.get(_EXCLUSIVE_TOPOLOGY, NODE_POOL_LABEL if several else "")
     return {_EXCLUSIVE_TOPOLOGY: label} if label else {}

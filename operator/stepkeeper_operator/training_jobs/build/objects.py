@@ -1,6 +1,6 @@
 """Build the ConfigMap that is mounted into every pod, and the common parts of all manifests."""
 
-from typing import Any
+from typing import Any, Final
 
 from stepkeeper.contract import CA_FILE_NAME, SETTINGS_FILE_NAME, Endpoint, Interval, Retention, Settings
 from stepkeeper.contract.wire import decode
@@ -8,7 +8,10 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import API_VERSION, KIND, Chec
 from stepkeeper_operator.labels import JOB_NAME_LABEL, JOB_UID_LABEL
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["build_config_map", "config_map_name", "job_labels", "owner_reference"]
+__all__ = ["KEPT_JOBSET", "build_config_map", "config_map_name", "job_labels", "owner_reference"]
+
+KEPT_JOBSET: Final = "jobset.json"
+"""Key of the ConfigMap with the JobSet of the last accepted spec, which runs the job while its spec can't be read."""
 
 
 def owner_reference(job: CheckpointedTrainingJob) -> dict[str, Any]:
@@ -31,8 +34,14 @@ def config_map_name(job_name: str) -> str:
     return f"{job_name}-stepkeeper"
 
 
-def build_config_map(job: CheckpointedTrainingJob, settings: OperatorSettings, ca_pem: str) -> dict[str, Any]:
-    """Build the manifest. The mount in running pods follows an edit, but they use it only at their next start."""
+def build_config_map(
+    job: CheckpointedTrainingJob, settings: OperatorSettings, ca_pem: str, *, jobset: str | None = None
+) -> dict[str, Any]:
+    """Build the manifest. The mount in running pods follows an edit, but they use it only at their next start.
+
+    `jobset` is the job's JobSet as `keep_jobset` builds it.
+    """
+    kept = {} if jobset is None else {KEPT_JOBSET: jobset}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -42,7 +51,11 @@ def build_config_map(job: CheckpointedTrainingJob, settings: OperatorSettings, c
             "labels": job_labels(job),
             "ownerReferences": [owner_reference(job)],
         },
-        "data": {SETTINGS_FILE_NAME: _settings(job, settings).to_json().decode(), CA_FILE_NAME: ca_pem},
+        "data": {
+            SETTINGS_FILE_NAME: _settings(job, settings).to_json().decode(),
+            CA_FILE_NAME: ca_pem,
+            **kept,
+        },
     }
 
 

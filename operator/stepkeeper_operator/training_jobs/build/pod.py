@@ -54,7 +54,7 @@ _FIELD_PATHS: Final = {
 
 
 def build_pod_template(
-    job: CheckpointedTrainingJob, *, number: int, unreachable_s: int, machines: QueuedMachines | None
+    job: CheckpointedTrainingJob, *, number: int | str, unreachable_s: int, machines: QueuedMachines | None
 ) -> dict[str, Any]:
     """Build the pod template of the JobSet with that number. `machines` is the job's QueuedResource."""
     template, placement = copy.deepcopy(job.spec.template), job.spec.placement
@@ -79,7 +79,7 @@ def build_pod_template(
 
 
 def _trainer(
-    job: CheckpointedTrainingJob, container: dict[str, Any], *, number: int, grace_s: int
+    job: CheckpointedTrainingJob, container: dict[str, Any], *, number: int | str, grace_s: int
 ) -> dict[str, Any]:
     trainer = copy.deepcopy(container)
     termination_file = trainer.get("terminationMessagePath") or TERMINATION_FILE
@@ -105,7 +105,7 @@ def _trainer(
 
 
 def _identity(
-    job: CheckpointedTrainingJob, *, number: int, grace_s: int, termination_file: str
+    job: CheckpointedTrainingJob, *, number: int | str, grace_s: int, termination_file: str
 ) -> list[dict[str, Any]]:
     placement, name = job.spec.placement, job.metadata.name
     same = {

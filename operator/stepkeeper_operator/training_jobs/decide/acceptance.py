@@ -3,18 +3,22 @@
 Each message explains what to change.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeVar
 
 from stepkeeper.contract import CONTAINER_NAME, Identity
+from stepkeeper_operator.api.accelerators import count_chips
 from stepkeeper_operator.api.reading import describe_problems
 from stepkeeper_operator.api.v1alpha1.conditions import ConditionType, ConditionUpdate, find_condition
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
-from stepkeeper_operator.training_jobs.build.objects import config_map_name
+from stepkeeper_operator.facts.queued_resource import Slices
+from stepkeeper_operator.facts.rival import Rival
+from stepkeeper_operator.labels import QUEUE_LABEL
+from stepkeeper_operator.training_jobs.build.objects import KEPT_JOBSET, config_map_name
 from stepkeeper_operator.training_jobs.decision import (
     ApplyConfigMap,
     CreateJobSet,
@@ -25,9 +29,25 @@ from stepkeeper_operator.training_jobs.decision import (
 )
 from stepkeeper_operator.training_jobs.observed import REJECTION_RETRY_S, Observed, Rejection, View
 
-__all__ = ["NAME_TAKEN", "add_refusals", "check_acceptance", "is_refused", "judge_after_end"]
+__all__ = [
+    "NAME_TAKEN",
+    "add_refusals",
+    "check_acceptance",
+    "find_kept_jobset",
+    "is_refused",
+    "judge_after_end",
+]
 
-NAME_TAKEN: Final = frozenset({Reason.JOB_SET_NAME_TAKEN, Reason.CONFIG_MAP_NAME_TAKEN, Reason.ROOT_IN_USE})
+R = TypeVar("R", bound=Rival)
+
+NAME_TAKEN: Final = frozenset(
+    {
+        Reason.JOB_SET_NAME_TAKEN,
+        Reason.CONFIG_MAP_NAME_TAKEN,
+        Reason.ROOT_IN_USE,
+        Reason.QUEUED_RESOURCE_IN_USE,
+    }
+)
 """The reasons that can end without an edit of the job, for example by the deletion of an object."""
 
 _RESERVED_PREFIXES: Final = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/")
@@ -56,18 +76,25 @@ def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Condit
 
     An unknown field blocks nothing: after a rollback, an operator finds fields of newer CRDs in every job.
     """
-    problem: tuple[Reason, str] | None
-    if observed.unreadable:
+    problem = _find_conflict(job, observed)
+    if problem is None and observed.unreadable:
         # The API server accepted these parts because its CRD is older or newer than this operator.
-        problem = Reason.UNREADABLE_SPEC, describe_problems(observed.unreadable)
-    else:
-        problem = _find_template_problem(job) or _find_conflict(job, observed)
+        until = "the job restarts with the settings that were accepted last"
+        if find_kept_jobset(observed) is None:
+            until = "nothing new starts: no settings of this job were accepted before"
+        problem = Reason.UNREADABLE_SPEC, f"{describe_problems(observed.unreadable)}. Until then {until}"
+    problem = problem or _find_template_problem(job) or _find_misfit(job, observed)
     if problem is not None:
         reason, message = problem
         return ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=reason, message=message)
     unknown = job.spec.describe_unknown_fields()
     reason = Reason.UNKNOWN_FIELDS if unknown else Reason.SPEC_ACCEPTED
     return ConditionUpdate(type=ConditionType.ACCEPTED, status=True, reason=reason, message=unknown)
+
+
+def find_kept_jobset(observed: Observed) -> str | None:
+    """Find the JobSet of the last accepted spec. Older operators kept none."""
+    return None if observed.config_map is None else observed.config_map.data.get(KEPT_JOBSET)
 
 
 def _find_template_problem(job: CheckpointedTrainingJob) -> tuple[Reason, str] | None:
@@ -104,18 +131,53 @@ def _find_root_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tup
     """Find a job with a conflicting checkpoint root that takes precedence: it has started, or was created earlier."""
     if job.status.attempts:
         return None  # once this job has started, storage fences it where needed
-    age = (job.metadata.creation_timestamp or 0, job.metadata.uid)
-    active = [rival for rival in observed.root_rivals if not rival.inactive]
-    preceding = [rival for rival in active if rival.started or (rival.created_at, rival.uid) < age]
+    preceding = _list_preceding(job, observed.root_rivals)
     if not preceding:
         return None
-    rival = min(preceding, key=lambda each: (each.created_at, each.uid))
+    rival = preceding[0]
     text = (
         f"job {rival.namespace}/{rival.name} keeps its checkpoints in {rival.uri}: two jobs must not share a root, and "
         "no root may be inside another. Give this job another checkpoint.uri, or wait until that job has ended or is "
         "suspended or deleted"
     )
     return Reason.ROOT_IN_USE, text
+
+
+def _find_misfit(job: CheckpointedTrainingJob, observed: Observed) -> tuple[Reason, str] | None:
+    """Find why the slices of the job's QueuedResource can't run it, or that earlier jobs need them."""
+    tpu, machines = job.spec.placement.tpu, observed.machines
+    if tpu is None or machines is None or not machines.slices.accelerator:
+        return None
+    asked, slices = (
+        Slices(accelerator=tpu.accelerator, topology=tpu.topology, count=tpu.slices),
+        machines.slices,
+    )
+    has = f"QueuedResource {machines.name} has {slices}"
+    if not slices.can_run(asked):
+        text = (
+            f"spec.placement.tpu asks for {asked}, but {has}: a job runs on whole slices, or on a part of a slice that "
+            "is one host. Change accelerator, topology or slices, or name another QueuedResource"
+        )
+        return Reason.QUEUED_RESOURCE_MISMATCH, text
+    if job.status.attempts or job.spec.suspend or QUEUE_LABEL in job.metadata.labels:
+        return None  # it has its place already, needs none now, or Kueue decides
+    users = [user for user in _list_preceding(job, observed.machines_users) if slices.can_run(user.slices)]
+    n_chips = sum(slices.count_taken_chips(each) for each in (asked, *(user.slices for user in users)))
+    if not users or n_chips <= slices.count * count_chips(slices.topology):
+        return None
+    text = (
+        f"{has}, and job {', '.join(user.name for user in users)} takes precedence: this one starts when enough of it "
+        "is free. Wait until that job has ended, suspend it, or name another QueuedResource"
+    )
+    return Reason.QUEUED_RESOURCE_IN_USE, text
+
+
+def _list_preceding(job: CheckpointedTrainingJob, rivals: Iterable[R]) -> list[R]:
+    """List the active jobs that take precedence over one that has not started: they have, or they are older."""
+    age = (job.metadata.creation_timestamp or 0, job.metadata.uid)
+    active = [rival for rival in rivals if not rival.inactive]
+    preceding = (rival for rival in active if rival.started or (rival.created_at, rival.uid) < age)
+    return sorted(preceding, key=lambda each: (each.created_at, each.uid))
 
 
 def is_refused(status: TrainingJobStatus) -> bool:
@@ -145,7 +207,7 @@ def judge_after_end(view: View) -> tuple[ConditionUpdate, ...]:
     """Return condition Accepted of an ended job if it was False and may change, or a write is refused now."""
     before = find_condition(view.job.status.conditions, ConditionType.ACCEPTED)
     was_unread = before is not None and before.reason == Reason.UNREADABLE_SPEC
-    if view.observed.rejections or was_unread or is_refused(view.job.status):
+    if view.observed.rejections or view.observed.unreadable or was_unread or is_refused(view.job.status):
         return (add_refusals(check_acceptance(view.job, view.observed), view),)
     return ()
 

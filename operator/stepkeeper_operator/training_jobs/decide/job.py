@@ -3,12 +3,14 @@
 from dataclasses import replace
 from typing import Final
 
+from stepkeeper.contract import CA_FILE_NAME
 from stepkeeper_operator.api.v1alpha1.conditions import (
     Condition,
     ConditionType,
     ConditionUpdate,
     merge_conditions,
 )
+from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     CheckpointStatus,
@@ -20,8 +22,14 @@ from stepkeeper_operator.facts.jobset import JobSet
 from stepkeeper_operator.kinds.decision import compute_write_wait_s, find_soonest
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.training_jobs.attempts.following import update_history
-from stepkeeper_operator.training_jobs.build.objects import build_config_map
-from stepkeeper_operator.training_jobs.decide.acceptance import NAME_TAKEN, check_acceptance, judge_after_end
+from stepkeeper_operator.training_jobs.build.jobset import keep_jobset
+from stepkeeper_operator.training_jobs.build.objects import KEPT_JOBSET, build_config_map
+from stepkeeper_operator.training_jobs.decide.acceptance import (
+    NAME_TAKEN,
+    check_acceptance,
+    find_kept_jobset,
+    judge_after_end,
+)
 from stepkeeper_operator.training_jobs.decide.conditions import derive_conditions, derive_phase
 from stepkeeper_operator.training_jobs.decide.events import derive_events
 from stepkeeper_operator.training_jobs.decide.grace import derive_grace
@@ -65,7 +73,9 @@ def decide_job(
     accepted = check_acceptance(job, observed)
     if not accepted.status:
         # Its running pods continue, but a JobSet of another owner is not touched.
-        view = replace(view, observed=replace(observed, accepted=False, jobset=_find_own_jobset(view)))
+        kept = find_kept_jobset(observed) if accepted.reason == Reason.UNREADABLE_SPEC else None
+        own = _find_own_jobset(view)
+        view = replace(view, observed=replace(observed, accepted=False, kept_jobset=kept, jobset=own))
     return _decide_unfinished(view, accepted)
 
 
@@ -87,7 +97,7 @@ def _decide_unfinished(view: View, accepted: ConditionUpdate) -> Decision:
     checkpoint, request_s = update_request(view, checkpoint, plan.history)
     checkpoint = show_autocheckpoint(checkpoint, view.machines)
     lost, lost_s = find_lost_pods(view)
-    config = () if ends or not view.observed.accepted else _plan_config_map(view)
+    config = () if ends or not view.observed.may_start else _plan_config_map(view)
     ending = stop_jobset(jobset, queued=view.observed.is_queued) if ends else ()
     recheck_s = None if ends or jobset is None else compute_recheck_s(view.job, jobset, now=view.now)
     missing_s = compute_missing_s(view, plan.history)
@@ -95,7 +105,8 @@ def _decide_unfinished(view: View, accepted: ConditionUpdate) -> Decision:
     pods_s = missing_s if missing_s is not None and missing_s > 0 else None
     # A watch delivers an edit of the spec, but not that a name has become free.
     name_s = _NAME_RECHECK_S if accepted.reason in NAME_TAKEN else None
-    waits_s = (plan.look_again_s, look_s, lost_s, recheck_s, pods_s, request_s, name_s, stuck_s)
+    probes_s = view.observed.probes_look_s
+    waits_s = (plan.look_again_s, look_s, lost_s, recheck_s, pods_s, request_s, name_s, stuck_s, probes_s)
     draft = Decision(
         status=_compose_status(view, plan, conditions, checkpoint, progress=progress),
         actions=(*config, *plan.actions, *lost, *ending),
@@ -124,6 +135,8 @@ def _compose_status(
         job_set=plan.job_set,
         queued_resource_name=placement.queued_resource_name,
     )
+    if view.observed.unreadable and view.job.status.resources is not None:  # `placement` may be a stand-in
+        resources = view.job.status.resources.model_copy(update={"job_set": plan.job_set})
     return TrainingJobStatus(
         observed_generation=view.job.metadata.generation,
         phase=derive_phase(conditions, view.jobset, plan.history),
@@ -141,10 +154,16 @@ def _compose_status(
 def _plan_config_map(view: View) -> tuple[ApplyConfigMap, ...]:
     if view.observed.leftover is not None:
         return ()  # it may be a ConfigMap of another owner; no pod is created before it is gone
-    manifest = build_config_map(view.job, view.settings, view.observed.ca_pem)
-    if view.observed.config_map is not None and view.observed.config_map.data == manifest["data"]:
-        return ()
-    return (ApplyConfigMap(manifest=manifest),)
+    observed = view.observed
+    known = {} if observed.config_map is None else observed.config_map.data
+    jobset = known.get(KEPT_JOBSET)
+    if observed.accepted and not (view.is_on_queued_resource and view.machines is None):
+        unreachable_s = view.settings.unreachable_toleration_s
+        jobset = keep_jobset(view.job, unreachable_s=unreachable_s, machines=view.machines)
+    manifest = build_config_map(view.job, view.settings, observed.ca_pem, jobset=jobset)
+    if not observed.accepted:
+        manifest["data"] = {**known, CA_FILE_NAME: observed.ca_pem}
+    return () if known == manifest["data"] else (ApplyConfigMap(manifest=manifest),)
 
 
 def _find_own_jobset(view: View) -> JobSet | None:

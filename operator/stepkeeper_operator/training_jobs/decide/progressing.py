@@ -1,7 +1,7 @@
 """Derive condition Progressing: whether the training makes steps or commits, and advice if it does not.
 
 A training is stalled if it has made neither for longer than a limit. Its pods are not ended: a hang, an evaluation and
-an export look the same. Signs are the times since which the limit counts.
+an export look the same. Signs are the times since which the limit counts. The status has those of earlier operators.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from stepkeeper_operator.api.v1alpha1.conditions import (
 from stepkeeper_operator.api.v1alpha1.reasons import Reason
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ProgressStatus, TrainingJobStatus
-from stepkeeper_operator.cache.reports import LastReport
+from stepkeeper_operator.cache.reports import LastReport, has_advanced
 from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_current_report, find_done
@@ -61,10 +61,10 @@ def derive_progressing(
     n_hosts = view.n_hosts
     limit_s = _find_limit_s(view.job, report, progress, n_done=n_done, n_hosts=n_hosts)
     left_s = None
-    if limit_s is not None:
-        # An operator that has just started has not seen earlier reports.
-        signs = [view.observed.operator_started_at, attempt.start, *(pod.finished_at or 0.0 for pod in done)]
-        left_s = max(*signs, *_list_signs(last)) + limit_s - view.now
+    # The first report to an operator that has just started shows whether steps were made before.
+    if limit_s is not None and received is not None:
+        signs = [attempt.start, *(pod.finished_at or 0.0 for pod in done), *_list_signs(last)]
+        left_s = max(*signs, *_list_recorded_signs(view, progress)) + limit_s - view.now
         if left_s <= 0:
             reason = Reason.PARTIALLY_FINISHED if n_done else Reason.STALLED
             prefix = _describe_done(n_hosts, n_done, done) if n_done else ""
@@ -116,6 +116,14 @@ def _list_signs(report: LastReport | None) -> list[float]:
     return [0.0, *(time for time in times if time is not None)]
 
 
+def _list_recorded_signs(view: View, progress: ProgressStatus | None) -> list[float]:
+    """List the times of the last step and commits in the status."""
+    checkpoint = view.job.status.checkpoint
+    commits = () if checkpoint is None else checkpoint.recent
+    times = [None if progress is None else progress.last_progress_time, *(each.time for each in commits)]
+    return [0.0, *(min(time, view.now) for time in times if time is not None)]
+
+
 def _is_still_stalled(
     job: CheckpointedTrainingJob, before: Condition | None, report: LastReport | None, n_done: int
 ) -> bool:
@@ -130,8 +138,8 @@ def _is_still_stalled(
         return False
     # The first report to a new operator shows no change of the step: compare its step with the status.
     progress = job.status.progress
-    same_step = report.report.step == (None if progress is None else progress.step)
-    return same_step and max(_list_signs(report)) <= before.last_transition_time
+    advanced = has_advanced(report.report.step, None if progress is None else progress.step)
+    return not advanced and max(_list_signs(report)) <= before.last_transition_time
 
 
 def _judge_by_reports(

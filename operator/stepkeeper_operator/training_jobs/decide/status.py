@@ -18,7 +18,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     ProgressStatus,
     RestoredStatus,
 )
-from stepkeeper_operator.cache.reports import LastReport
+from stepkeeper_operator.cache.reports import LastReport, has_advanced
 from stepkeeper_operator.facts.queued_resource import QueuedMachines
 from stepkeeper_operator.training_jobs.attempts.attempt_pods import find_current_report, is_of_start
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
@@ -88,27 +88,52 @@ def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
     if before is not None and not history.is_attempt_of(view.job.status):
         before = before.model_copy(update={"longest_step_millis": None})
     if observed.report is None:
-        return before
+        return _show_last_step(view.job, before, history)
     # A field that the report lacks keeps its value.
     report, before = observed.report.report, before or ProgressStatus()
     current, longest_ms = find_current_report(observed, history), before.longest_step_millis
     if current is not None and current.longest_step_s is not None:
         longest_ms = max(longest_ms or 0, math.ceil(current.longest_step_s * 1000))
-    step = before.step if report.step is None else report.step
-    moved = report.step is not None and report.step != before.step
-    total = view.job.spec.total_steps
-    left = None if step is None or total is None else max(0, total - step)
-    step_ms = report.step_millis or before.step_millis
-    return ProgressStatus(
-        step=step,
-        percent=None if step is None or not total else min(100, 100 * step // total),
-        eta_seconds=None if left is None or step_ms is None else min(_MAX_ETA_S, left * step_ms // 1000),
-        step_millis=step_ms,
-        last_progress_time=int(observed.report.received_at) if moved else before.last_progress_time,
+    step, moved_at = before.step, before.last_progress_time
+    if has_advanced(report.step, before.step):
+        # The status is written less often than reports arrive: the newest one may show no change.
+        moved_at = int((current and current.moved_at) or observed.report.received_at)
+        step = report.step
+    elif current is not None and report.step is not None:
+        # The attempt has resumed there. Of the attempt before, the status may show a later step than its last report.
+        step = report.step
+    reported = ProgressStatus(
+        step_millis=report.step_millis or before.step_millis,
         longest_step_millis=longest_ms,
         slowest_rank=report.ranks.slowest if report.ranks is not None else before.slowest_rank,
         metrics=_convert_metrics(report.metrics) or before.metrics,
     )
+    return _show_last_step(view.job, _show_step(view.job, reported, step, moved_at), history)
+
+
+def _show_last_step(
+    job: CheckpointedTrainingJob, progress: ProgressStatus | None, history: JobHistory
+) -> ProgressStatus | None:
+    """Show the last step of an ended attempt, which its pods may name only after the last report."""
+    last, known = history.last_attempt, progress or ProgressStatus()
+    if last is None or last.end is None or not has_advanced(last.to_step, known.step):
+        return progress
+    return _show_step(job, known, last.to_step, last.end)
+
+
+def _show_step(
+    job: CheckpointedTrainingJob, progress: ProgressStatus, step: int | None, moved_at: int | None
+) -> ProgressStatus:
+    """Return the progress at `step`, with the share and the time that remain of `totalSteps`."""
+    total, step_ms = job.spec.total_steps, progress.step_millis
+    left = None if step is None or total is None else max(0, total - step)
+    update = {
+        "step": step,
+        "percent": None if step is None or not total else min(100, 100 * step // total),
+        "eta_seconds": None if left is None or step_ms is None else min(_MAX_ETA_S, left * step_ms // 1000),
+        "last_progress_time": moved_at,
+    }
+    return progress.model_copy(update=update)
 
 
 def _mirror_report(status: CheckpointStatus, last: LastReport, *, current: bool) -> CheckpointStatus:

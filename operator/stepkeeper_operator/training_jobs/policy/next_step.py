@@ -1,7 +1,7 @@
 """Plan the next action on the JobSet: create, keep, suspend or replace it, or end the job."""
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from stepkeeper.contract import AttemptKind, Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import JobSetRef
@@ -13,6 +13,7 @@ from stepkeeper_operator.training_jobs.build.jobset import (
     build_jobset,
     machines_hash,
     queue_labels,
+    restore_jobset,
     template_hash,
 )
 from stepkeeper_operator.training_jobs.decision import CreateJobSet, DeleteJobSet
@@ -130,7 +131,7 @@ def _plan_while_alive(view: View, jobset: JobSet, plan: Plan) -> Plan:
 def _suspend_or_resume(view: View, jobset: JobSet, plan: Plan, *, waits: bool) -> Plan:
     suspend = waits or plan.waiting is not None or should_suspend(view, plan.history)
     # A job that is not accepted starts nothing, but a restart that only waited for its back-off continues.
-    may_resume = view.observed.accepted or plan.history.next_start_time is not None
+    may_resume = view.observed.may_start or plan.history.next_start_time is not None
     return replace(plan, actions=set_suspend(jobset, suspend=suspend)) if suspend or may_resume else plan
 
 
@@ -152,14 +153,21 @@ def plan_without_jobset(view: View, history: JobHistory) -> Plan:
     if delay := find_delay(view, history, wait_s=wait_s):
         reason, look_again_s = delay
         return replace(plan, waiting=reason, look_again_s=look_again_s)
-    manifest = build_jobset(
+    creation = CreateJobSet(manifest=_build_next(view, history))
+    return replace(plan, actions=(creation,), waiting="its JobSet is being created")
+
+
+def _build_next(view: View, history: JobHistory) -> dict[str, Any]:
+    number, failures_left = history.operator.job_sets - 1, _count_failures_left(view, history)
+    if (kept := view.observed.kept_jobset) is not None:
+        return restore_jobset(kept, number=number, failures_left=failures_left)
+    return build_jobset(
         view.job,
-        number=history.operator.job_sets - 1,
-        failures_left=_count_failures_left(view, history),
+        number=number,
+        failures_left=failures_left,
         unreachable_s=view.settings.unreachable_toleration_s,
         machines=view.machines,
     )
-    return replace(plan, actions=(CreateJobSet(manifest=manifest),), waiting="its JobSet is being created")
 
 
 def _number_was_used(view: View, history: JobHistory) -> bool:

@@ -59,8 +59,8 @@ def set_suspend(jobset: JobSet, *, suspend: bool) -> tuple[Action, ...]:
 def find_delay(view: View, history: JobHistory, *, wait_s: float) -> tuple[str, float | None] | None:
     """Find what the next JobSet waits for, and after how many seconds to look again."""
     observed = view.observed
-    if not observed.accepted or should_suspend(view, history):
-        return "the job is suspended" if observed.accepted else _NOT_ACCEPTED, None
+    if not observed.may_start or should_suspend(view, history):
+        return "the job is suspended" if observed.may_start else _NOT_ACCEPTED, None
     if wait := find_wait(view):
         return wait.message, None
     if wait_s > 0:

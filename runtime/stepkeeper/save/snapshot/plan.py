@@ -1,7 +1,7 @@
 """Plan what this rank writes of a state, and where it lies in the region, from the state's structure alone."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -17,7 +17,9 @@ from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.saving.assignment import RankShare, TensorWrite, plan_save
-from stepkeeper_planners.saving.fingerprints import digest_layouts, is_integer_tensor_on_host
+from stepkeeper_planners.saving.copies import HeldCopies, find_copies
+from stepkeeper_planners.saving.differing_copies import find_buffers, keep_first_copies
+from stepkeeper_planners.saving.fingerprints import digest_layouts
 from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.tree import FlatState
 
@@ -62,8 +64,8 @@ class SnapshotPlan:
     ordinary_tensors: frozenset[str]
     """Tensors that are copied as they are: on the CPU, whole, of torch's own classes."""
 
-    integer_tensors: tuple[str, ...]
-    """Names of the tensors that the ranks compare by content."""
+    copies: tuple[HeldCopies, ...]
+    """What this rank and others hold copies of, and compare."""
 
     @property
     def orders(self) -> tuple[TensorOrder, ...]:
@@ -109,11 +111,17 @@ class SnapshotPlan:
         }
 
 
-def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ranks) -> SnapshotPlan:
+def plan_snapshot(
+    flat: FlatState,
+    value_bytes: Mapping[str, int],
+    *,
+    ranks: Ranks,
+    first: Collection[str] = (),
+) -> SnapshotPlan:
     """Plan what this rank writes of a state. No computation may be pending on it.
 
-    `value_bytes` has the size that each value counts as. Raises UnsupportedShardingError if a tensor's
-    placement can't be described, or a rank knows only part of it.
+    `value_bytes` has the size that each value counts as. For `first` see `keep_first_copies`. Raises
+    UnsupportedShardingError if a tensor's placement can't be described, or a rank knows only part of it.
     """
     clones = device_pieces.plan_clones(flat.tensors)
     others = (
@@ -125,6 +133,8 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
         device_pieces.describe_clone(fqn, flat.tensors[fqn], clone, ranks) for fqn, clone in clones.items()
     )
     _check_known_whole(layouts, ranks)
+    if ranks.world_size > 1:
+        layouts = keep_first_copies(layouts, first, find_buffers(flat))
     plan = plan_save(layouts, value_bytes, ranks)
     orders, tensor_bytes = _place_tensors(plan)
     shardings = collect_shardings(flat.tensors)
@@ -149,9 +159,7 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
         ordinary_tensors=frozenset(
             fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)
         ),
-        integer_tensors=tuple(
-            fqn for fqn, tensor in flat.tensors.items() if is_integer_tensor_on_host(tensor)
-        ),
+        copies=find_copies(layouts, ranks.rank, flat.tensors),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from stepkeeper.checkpoint.orders import TensorOrder, ValueOrder
 from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import SaveError
+from stepkeeper.save.first_comparison import FirstComparison
 from stepkeeper.save.given_state import check_not_empty
 from stepkeeper.save.snapshot import device, device_pieces
 from stepkeeper.save.snapshot.copying import copy_host_tensors, copy_tensors
@@ -21,10 +22,11 @@ from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
-from stepkeeper_planners.saving.fingerprints import digest_integer_tensor, digest_names, digest_value
+from stepkeeper_planners.saving.copies import CopyDigests
+from stepkeeper_planners.saving.fingerprints import digest_names, digest_value
 from stepkeeper_planners.state.per_rank import stored_name
 from stepkeeper_planners.state.structure import LookUpResult, StructureCache
-from stepkeeper_planners.state.tree import FlatState
+from stepkeeper_planners.state.tree import FlatState, Modules
 from stepkeeper_planners.state.values import encode_value
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ class Snapshot:
     copies: device.DeviceCopies
     """The object that made the copies, and counts them."""
 
+    copy_digests: CopyDigests = field(default_factory=lambda: CopyDigests(()))
+    """The digests of what this rank and others hold copies of."""
+
     moved_bytes: int = 0
     """Number of bytes that have come from the devices so far."""
 
@@ -70,12 +75,13 @@ class Snapshot:
         return device.sum_device_bytes(self.plan.clones, self.copied)
 
     def move_copies(self, region: Region) -> None:
-        """Move all device copies into the region, and drop each as soon as it has arrived.
+        """Move all device copies into the region, and drop each as soon as it has arrived. Read the digests too.
 
         A background thread calls this. It holds the GIL while a piece moves, but not while it waits for a
         copy.
         """
         if not self.copied:
+            self.copy_digests.await_devices()
             return
         batches: list[list[DevicePiece]] = []
         try:
@@ -93,6 +99,7 @@ class Snapshot:
                 )
                 self.moved_bytes += batch_bytes
             filler.check_complete()
+            self.copy_digests.await_devices()
         except RuntimeError as error:
             self.copies.handle_refusal(error, self.plan.clones, self.copied)
             raise
@@ -116,20 +123,24 @@ class SnapshotTaker:
         ranks: Ranks,
         *,
         device_budget_bytes: int | None = None,
+        all_first: bool = False,
         waits: Waits | None = None,
         limits: TimeLimits | None = None,
     ) -> None:
         self._ranks = ranks
         # A rank alone writes all values, however large they are.
         large_value_bytes = None if ranks.world_size == 1 else LARGE_VALUE_BYTES
+        self._first: Final = {""} if all_first else set[str]()
+        """The modules, optimizers and entries of the state that the first rank writes: their copies have differed."""
+
         self._structures: Final[StructureCache[SnapshotPlan]] = StructureCache(
-            partial(plan_snapshot, ranks=ranks), large_value_bytes=large_value_bytes
+            partial(plan_snapshot, ranks=ranks, first=self._first), large_value_bytes=large_value_bytes
         )
         self._copies = device.DeviceCopies(device_budget_bytes, waits, limits)
 
-    def prepare(self, state: Mapping[str, object], region: Region) -> int:
+    def prepare(self, state: Mapping[str, object], region: Region, modules: Modules = ()) -> int:
         """Plan a snapshot of `state`, compile its programs, reserve the region, and return how many bytes it takes."""
-        found = self._look_up(state)
+        found = self._look_up(state, modules)
         flat, plan = found.flat, found.derived
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
             made, no_room = self._copies.make_copies(
@@ -138,6 +149,7 @@ class SnapshotTaker:
             if made:  # only for their programs
                 self._copies.release_copies()
             device_pieces.compile_moves(flat.tensors, plan.clones, no_room)
+            CopyDigests(plan.copies).start_on_devices(flat.tensors)
         size_bytes = place_values(plan, self._encode_values(flat, plan))[1]
         region.reserve(size_bytes)
         region.view_orders(plan.orders)
@@ -150,13 +162,14 @@ class SnapshotTaker:
         *,
         timeout_s: float | None = None,
         on_tensors: Callable[[Mapping[str, torch.Tensor]], None] | None = None,
+        compare: FirstComparison | None = None,
     ) -> Snapshot:
         """Take a snapshot of `state`, which may change afterwards without affecting the snapshot.
 
         XLA tensors are copied on their devices, and this waits only for the dispatch. Tensors that the
         devices have no room for are moved into the region, and CPU tensors are copied there. Pending
         computations are started first, by the same program that the loop's own `torch_xla.sync()` would
-        start.
+        start. If `compare` finds that copies differ, the first rank writes them, now and from now on.
 
         Raises ValueError if `state` is empty, UnsupportedValueError and UnsupportedShardingError by name,
         TimeoutError if copies of an earlier snapshot leave no room for `timeout_s`, SaveError if the devices
@@ -165,11 +178,26 @@ class SnapshotTaker:
         with without_collections():
             found = self._look_up(state)
         flat, plan = found.flat, found.derived
+        if compare is not None and (compare.reads_devices or not any(c.on_devices for c in plan.copies)):
+            plan = self._compare(flat, plan, compare)
+        digests = CopyDigests(plan.copies)
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
-            snapshot = self._copy_state(flat, plan, region, timeout_s)
+            snapshot = digests.read(flat.tensors, partial(self._copy_state, flat, plan, region, timeout_s))
+        snapshot.copy_digests = digests
         if on_tensors is not None:
             on_tensors(flat.tensors)
         return snapshot
+
+    def _compare(self, flat: FlatState, plan: SnapshotPlan, compare: FirstComparison) -> SnapshotPlan:
+        while True:
+            digests = CopyDigests(plan.copies)
+            with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
+                digests.read(flat.tensors, digests.await_devices)
+            verdict = compare(digests, _prepare_digest(flat, plan, self._ranks), flat)
+            if verdict is None:
+                return plan
+            self._first.update(verdict.first)
+            plan = self._structures.derive_again(flat)
 
     def _copy_state(
         self, flat: FlatState, plan: SnapshotPlan, region: Region, timeout_s: float | None
@@ -198,8 +226,8 @@ class SnapshotTaker:
                 self._copies.release_copies()
             raise
 
-    def _look_up(self, state: Mapping[str, object]) -> LookUpResult[SnapshotPlan]:
-        found = self._structures.look_up(state)
+    def _look_up(self, state: Mapping[str, object], modules: Modules = ()) -> LookUpResult[SnapshotPlan]:
+        found = self._structures.look_up(state, modules)
         check_not_empty(found.flat.tensors, found.flat.values, found.flat.per_rank)
         return found
 
@@ -219,15 +247,12 @@ class SnapshotTaker:
 def _prepare_digest(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> Callable[[], dict[str, bytes]]:
     if ranks.world_size == 1:
         return dict
-    numbers = {fqn: digest_integer_tensor(flat.tensors[fqn]) for fqn in plan.integer_tensors}
     values = {fqn: digest_value(fqn, value) for fqn, value in flat.values.items()}
-    contents = {fqn: digest for fqn, digest in numbers.items() if digest is not None}
     aliases, per_rank = dict(flat.aliases), tuple(flat.per_rank)
     return lambda: digest_names(
         plan.layouts,
         layout_digests=plan.layout_digests,
         values=values,
-        contents=contents,
         aliases=aliases,
         per_rank_keys=per_rank,
     )
