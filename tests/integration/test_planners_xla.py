@@ -61,7 +61,7 @@ def test_plain_tensors_never_load_torch_xla() -> None:
     code = (
         "import sys, torch\n"
         "from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner, adapters\n"
-        "adapters.materialize({'t': torch.ones(1)})\n"
+        "adapters.materialize([torch.ones(1)])\n"
         "assert 'torch_xla' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,7 +1,7 @@
 """Handle the kinds of tensors alike: describe where their parts lie, read them and fill them."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter, eq
 from typing import Final, Protocol, cast
@@ -38,6 +38,30 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks, sharding: str | None 
 
         return xla.describe(fqn, tensor, ranks, sharding)
     return _adapter(tensor, fqn).describe(fqn, tensor, ranks)
+
+
+def describe_all(
+    tensors: Mapping[str, torch.Tensor], ranks: Ranks, shardings: Mapping[str, str] | None = None
+) -> list[TensorLayout]:
+    """Describe these tensors, in order, as `describe` does. `shardings` are by name.
+
+    Thousands of ordinary tensors have few different forms: each form is checked and described once.
+    """
+    alike: dict[object, TensorLayout] = {}
+    layouts: list[TensorLayout] = []
+    for fqn, tensor in tensors.items():
+        form = structure(tensor) if is_ordinary(tensor) else None
+        like = alike.get(form)
+        if like is None:
+            like = describe(fqn, tensor, ranks, (shardings or {}).get(fqn))
+            if form is not None:
+                alike[form] = like
+            layouts.append(like)
+        else:
+            layouts.append(
+                TensorLayout(fqn=fqn, dtype=like.dtype, global_shape=like.global_shape, chunks=like.chunks)
+            )
+    return layouts
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -125,12 +149,12 @@ def have_forms(tensors: Sequence[torch.Tensor], forms: Sequence[object]) -> bool
     return _ORDINARY.issuperset(map(type, tensors)) and all(map(eq, map(_form, tensors), forms))
 
 
-def materialize(tensors: Mapping[str, torch.Tensor]) -> None:
+def materialize(tensors: Iterable[torch.Tensor]) -> None:
     """Start all pending XLA work if any of these tensors has a computation pending; do nothing without XLA tensors."""
     if "torch_xla" in sys.modules:
         from stepkeeper_planners.adapters import xla
 
-        xla.materialize(tensors.values())
+        xla.materialize(tensors)
 
 
 def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

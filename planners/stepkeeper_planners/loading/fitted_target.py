@@ -19,7 +19,7 @@ from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.stored_state import StoredState
 from stepkeeper_planners.state.named_optimizer import NamedState, find_named_states
 from stepkeeper_planners.state.optimizer_groups import GroupOptions, StoredGroup, explain_sizes
-from stepkeeper_planners.state.tree import flatten_resolved, join_path, list_leaves
+from stepkeeper_planners.state.tree import flatten_resolved, iterate_named_leaves, join_path
 
 __all__ = ["FittedTarget"]
 
@@ -58,7 +58,10 @@ class FittedTarget(LoadTarget):
         self._optimizers: Final = [
             each
             for each in fitted
-            if any(self.rules.selects(join_path((*each.path, name))) for name, _ in list_leaves(each.state))
+            if any(
+                self.rules.selects(join_path((*each.path, name)))
+                for name, _ in iterate_named_leaves(each.state)
+            )
         ]
         self.of_groups = frozenset(name for each in self._optimizers for name in each.requested)
         if self._optimizers:
@@ -74,7 +77,7 @@ class FittedTarget(LoadTarget):
         names = [self.rules.name_in_state(name) for name in requested if name not in self.of_groups]
         for each in self._optimizers:
             # Any stored entry of the groups may determine any option.
-            options = list_leaves(each.state["param_groups"]) if each.requested else ()
+            options = iterate_named_leaves(each.state["param_groups"]) if each.requested else ()
             names += filter(self.rules.selects, (f"{each.below}.{option}" for option, _ in options))
         return frozenset(self._aliases.get(name, name) for name in names)
 
@@ -124,7 +127,9 @@ class _Optimizer:
         own = {name: entry for name, entry in present["state"].items() if name in parameters}
         named = present.with_content({**present, "state": own})
         for by, state in (("numbers", named.with_numbers()), ("names", named)):
-            if any(join_path((*path, "state", name)) in names for name, _ in list_leaves(state["state"])):
+            if any(
+                join_path((*path, "state", name)) in names for name, _ in iterate_named_leaves(state["state"])
+            ):
                 self.stored_by = by
         self.state = present.with_numbers() if self.stored_by == "numbers" else present
         self.below: Final = join_path((*path, "param_groups"))
@@ -164,7 +169,9 @@ class _Optimizer:
             leaf = read[name] if memory is None else memory
             if name == self.below:
                 listed = leaf if isinstance(leaf, list) else []
-                by_group |= {str(number): dict(list_leaves(group)) for number, group in enumerate(listed)}
+                by_group |= {
+                    str(number): dict(iterate_named_leaves(group)) for number, group in enumerate(listed)
+                }
                 continue
             group, option = self._split(name.removeprefix(f"{self.below}."))
             by_group.setdefault(group, {"params": [group]} if self.is_flat else {})[option] = leaf

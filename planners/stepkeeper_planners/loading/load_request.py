@@ -76,11 +76,9 @@ def build_load_request(
         UnsupportedShardingError: a tensor's placement doesn't determine which device holds what.
         DuplicateNameError: two keys of a dict have one name.
     """
-    placed, flat = shardings or {}, target.flat
+    flat = target.flat
     return LoadRequest(
-        layouts=[
-            adapters.describe(fqn, tensor, ranks, placed.get(fqn)) for fqn, tensor in flat.tensors.items()
-        ],
+        layouts=adapters.describe_all(flat.tensors, ranks, shardings),
         values={fqn: flat.paths[fqn] for fqn in flat.values},
         aliases=flat.aliases,
         per_rank=flat.resizers,

@@ -6,6 +6,7 @@ import torch
 
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.errors import LayoutError, PerRankError
+from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.loading.differences import Differences, list_with_state
 from stepkeeper_planners.loading.load_request import LoadRequest, Path
@@ -60,6 +61,8 @@ class _Comparison:
         self._pieces: list[PieceRead] = []
         self._tied_copies: list[PieceRead] = []
         self._values: list[ValueRead] = []
+        self._local_boxes: dict[int, Mapping[int, Box]] = {}
+        """This rank's boxes, by the identity of the chunks of a layout."""
 
     def run(self) -> tuple[StateReads, Differences]:
         names = {layout.fqn: [layout.fqn] for layout in self._request.layouts}
@@ -160,14 +163,22 @@ class _Comparison:
             )
             return
         try:
-            self._pieces.extend(plan_tensor_reads(layout, found, self._ranks, name))
+            local = self._list_local_boxes(layout)
+            self._pieces.extend(plan_tensor_reads(layout.fqn, local, found, name))
             for other in others:
                 if not found.is_same_as(self._stored.tensors[other]):
                     self._tied_copies.extend(
-                        plan_tensor_reads(layout, self._stored.tensors[other], self._ranks, other)
+                        plan_tensor_reads(layout.fqn, local, self._stored.tensors[other], other)
                     )
         except LayoutError as error:
             self._mismatched[name] = f"the checkpoint is damaged: {error}"
+
+    def _list_local_boxes(self, layout: TensorLayout) -> Mapping[int, Box]:
+        """Return this rank's boxes of a tensor. Many tensors share the chunks of their layouts."""
+        key = id(layout.chunks)
+        if key not in self._local_boxes:
+            self._local_boxes[key] = layout.local_boxes(self._ranks.rank)
+        return self._local_boxes[key]
 
     def _report_missing_tensor(self, names: Sequence[str]) -> None:
         for name in names:

@@ -1,23 +1,21 @@
 """Plan which parts of a tensor's stored chunks this rank reads, for any layout then and now."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_disjoint
-from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.loading.stored_state import StoredTensor
 
 _FEW: Final = 32
 """The number of boxes up to which they are compared one by one, without arrays."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PieceRead:
+class PieceRead(NamedTuple):
     """One read: the elements `wanted_box` (global offsets) of a stored chunk, into the local shard `local_index`."""
 
     fqn: str
@@ -49,32 +47,29 @@ class ChunkRead:
 
 
 def plan_tensor_reads(
-    layout: TensorLayout, found: StoredTensor, ranks: Ranks, stored_fqn: str
+    fqn: str, local: Mapping[int, Box], found: StoredTensor, stored_fqn: str
 ) -> tuple[PieceRead, ...]:
     """Plan to read every element of every local box once, from the tensor `found` under the name `stored_fqn`.
 
-    Copies of a box on this rank are read once too. Raises LayoutError if the stored chunks overlap, or lack
-    elements, in what this rank holds.
+    `local` has this rank's boxes, as `TensorLayout.local_boxes` returns them: copies of a box on this rank are read
+    once too. Raises LayoutError if the stored chunks overlap, or lack elements, in what this rank holds.
     """
-    local = layout.local_boxes(ranks.rank)
     boxes = tuple(local.values())
-    # Most tensors are one chunk that is wanted whole: nothing has to be intersected or checked.
-    is_simple = len(boxes) == 1 and boxes == found.boxes and boxes[0].volume > 0
-    found_parts = [[(0, boxes[0])]] if is_simple else find_intersections(boxes, found.boxes)
+    if len(boxes) == 1 and boxes == found.boxes and boxes[0].volume > 0:
+        # Most tensors are one chunk that is wanted whole: nothing has to be intersected or checked.
+        return (PieceRead(fqn, stored_fqn, 0, boxes[0], boxes[0], *local),)
     pieces = tuple(
         PieceRead(
-            fqn=layout.fqn,
+            fqn=fqn,
             stored_fqn=stored_fqn,
             stored_index=number,
             stored_box=found.boxes[number],
             wanted_box=common,
             local_index=local_index,
         )
-        for local_index, parts in zip(local, found_parts, strict=True)
+        for local_index, parts in zip(local, find_intersections(boxes, found.boxes), strict=True)
         for number, common in parts
     )
-    if is_simple:
-        return pieces
     # Local boxes are disjoint, so parts of them overlap only where stored chunks do.
     check_disjoint(stored_fqn, [piece.wanted_box for piece in pieces])
     wanted = sum(box.volume for box in boxes)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from typing_extensions import override
@@ -16,8 +16,7 @@ from stepkeeper_planners.state.tree import Path
 __all__ = ["StoredState", "StoredTensor", "collect_stored_state", "read_key_paths"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor in a checkpoint, and the boxes of its chunks."""
 
     dtype: str

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_layout
-from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
+from stepkeeper_planners.geometry.layout import Ranks, TensorLayout, one_copy_per_rank
 from stepkeeper_planners.geometry.mesh_slices import keep_one_slice
 from stepkeeper_planners.saving.cutting import level_shares
 from stepkeeper_planners.saving.distribution import (
@@ -54,9 +55,12 @@ _EVEN_ENOUGH: Final = 50
 """Loads count as even if `_unevenness` is at most `heaviest` divided by this. Chunks stay whole if that is so."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorWrite:
-    """A box of a tensor that one rank writes, and the local shard that holds it."""
+class TensorWrite(NamedTuple):
+    """A box of a tensor that one rank writes, and the local shard that holds it.
+
+    Like other values that a plan makes for each of many thousand tensors, this is a NamedTuple: a frozen dataclass
+    takes three times as long to make.
+    """
 
     fqn: str
     dtype: str
@@ -125,6 +129,15 @@ def plan_save(layouts: Sequence[TensorLayout], value_bytes: Mapping[str, int], r
 
     Ranks: every rank must pass the same layouts, values and sizes; then no two plans write the same element.
     """
+    alone = one_copy_per_rank(1)
+    if ranks.world_size == 1 and all(
+        len(layout.chunks) == 1 and layout.chunks[0].owners == alone for layout in layouts
+    ):
+        # There is nothing to divide. A single process may have tens of thousands of tensors, of few shapes.
+        for layout in {(id(layout.chunks), layout.global_shape): layout for layout in layouts}.values():
+            check_layout(layout)
+        tensors = tuple(map(_write_whole, sorted(layouts, key=attrgetter("fqn"))))
+        return RankShare(tensors=tensors, values=tuple(sorted(value_bytes)))
     assignment = assign(layouts, ranks.world_size, value_bytes=value_bytes)
     writers = assignment.value_writers
     return RankShare(
@@ -209,6 +222,18 @@ def _divide(
     cut = tuple(cut_to_shares(tasks, dict(zip(shared, shares, strict=True)), holders, grain_bytes))
     # Cutting can also make it less even, since pieces have a minimum size.
     return min(whole, cut, key=lambda pieces: _unevenness(sum_loads(pieces, value_loads), heaviest, even))
+
+
+def _write_whole(layout: TensorLayout) -> TensorWrite:
+    box = layout.chunks[0].box
+    return TensorWrite(
+        fqn=layout.fqn,
+        dtype=layout.dtype,
+        global_shape=layout.global_shape,
+        box=box,
+        local_index=0,
+        shard_box=box,
+    )
 
 
 def _make_write(piece: Piece) -> TensorWrite:

@@ -72,7 +72,7 @@ class PlannedState:
         self._first: Final[set[str]] = set()
         """The entries of the state that the first rank that holds them writes."""
 
-        layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in tensors.items()]
+        layouts = adapters.describe_all(tensors, ranks)
         self._layouts = {layout.fqn: layout for layout in layouts}
         self._digests: Final = self._digest(layouts)
         own = {stored_name(name, ranks): value for name, value in flat.per_rank.items()}

@@ -86,7 +86,7 @@ class SPMDSavePlanner(SavePlanner):
         self._metadata = GlobalMetadata({})
         self._flat = flatten_state(state_dict)
         tensors = self._flat.tensors
-        adapters.materialize(tensors)
+        adapters.materialize(tensors.values())
         named = {**tensors, **{name: tensors[first] for name, first in self._flat.aliases.items()}}
         self.mappings = dict(self._flat.paths)
         self.sharded_state_dict = adapters.select_sharded(named)

@@ -44,7 +44,7 @@ def finish_load(state: Mapping[str, object], flat: FlatState, values: Mapping[st
             for name, tensor in copied.items():
                 tensor.copy_(values[name])
         set_generators = _fill_others(state, flat, others)
-        adapters.materialize(tensors)
+        adapters.materialize(tensors.values())
         adapters.start_pending(tuple(tensors.values()))
     for set_them in set_generators:
         # After all programs: on XLA, each advances the generator.

@@ -16,7 +16,7 @@ from stepkeeper_planners.state.named_optimizer import ADDED, NamedState
 from stepkeeper_planners.state.optimizer_tensors import has_torchs_load
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.scalars import has_plain_leaves_only, has_scalars_only
-from stepkeeper_planners.state.tree import Path, join_path, list_leaves
+from stepkeeper_planners.state.tree import Path, iterate_named_leaves, join_path
 from stepkeeper_planners.state.values import encode_value
 from stepkeeper_planners.state.whole import Whole
 
@@ -94,7 +94,7 @@ class GroupOptions:
         self, below: str, group: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]
     ) -> None:
         added: dict[str, object] = {}
-        own = dict(list_leaves(group))
+        own = dict(iterate_named_leaves(group))
         for option in dict.fromkeys((*own, *chain(*sources))):
             name, found = f"{below}.{option}", [each[option] for each in sources if option in each]
             if option.partition(".")[0] in _NOT_OPTIONS or not self.selects(name):

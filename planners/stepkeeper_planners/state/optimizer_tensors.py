@@ -14,6 +14,8 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from stepkeeper_planners.state.scalars import has_plain_leaves_only
+
 __all__ = ["has_torchs_load", "keep_filled_tensors"]
 
 _PLACING = ("capturable", "fused")
@@ -58,6 +60,13 @@ def has_torchs_load(optimizer: Optimizer) -> bool:
 
 def _with_kept_tensors(before: Any, after: Any, kept: set[int]) -> Any:
     """Return a parameter's state after the load, with the tensors in `kept` from before it."""
+    if (
+        type(before) is type(after) is dict
+        and before.keys() == after.keys()
+        and has_plain_leaves_only((*before.values(), *after.values()))
+    ):
+        # Most states: thousands of small dicts.
+        return {key: before[key] if id(before[key]) in kept else value for key, value in after.items()}
     old, old_spec = tree_flatten(before)
     new, new_spec = tree_flatten(after)
     if old_spec != new_spec:

@@ -21,7 +21,7 @@ from stepkeeper_planners.state.tree import (
     find_tied,
     flatten_resolved,
     is_leaf,
-    list_leaves,
+    iterate_named_leaves,
     resolve_state,
 )
 from stepkeeper_planners.state.values import estimate_value_bytes
@@ -105,8 +105,7 @@ class _Contents:
 
     def materialize(self) -> None:
         """Run the pending computations of tensors: before that, even the placement of some is unknown."""
-        tensors = (leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
-        adapters.materialize({str(index): tensor for index, tensor in enumerate(tensors)})
+        adapters.materialize(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
 
     def _add(self, node: Any) -> None:
         if isinstance(node, Mapping):
@@ -137,14 +136,15 @@ class _Structure:
         self._forms: Final = contents.forms
         self._kinds = contents.kinds
         # Names of PerRank entries are in no path.
-        names = [name for name, _ in list_leaves(flat.tree)] if flat.per_rank else flat.paths
+        names = [name for name, _ in iterate_named_leaves(flat.tree)] if flat.per_rank else flat.paths
         place = {name: index for index, name in enumerate(names)}
         self._pick_tensors: Final = _picker([place[name] for name in flat.paths if name not in flat.values])
         tensors = self._pick_tensors(contents.leaves)
         # None if a tensor isn't ordinary. Ordinary ones have no placement and no pending computations.
         self._ordinary: Final = adapters.ordinary_forms(tensors)
         self._placed: Final = None if self._ordinary is not None else list(map(adapters.structure, tensors))
-        self._tied: Final = find_tied(tensors, ordinary=self._ordinary is not None)
+        self._addresses: Final = _list_addresses(tensors) if self._ordinary is not None else []
+        self._tied: Final = {} if self._addresses else find_tied(tensors, ordinary=self._ordinary is not None)
         self._kept: Final = tuple(flat.tensors)
         self._pick_kept: Final = _picker([place[name] for name in flat.tensors])
         self._values: Final = [(name, place[name]) for name in flat.values]
@@ -169,10 +169,14 @@ class _Structure:
             contents.materialize()
             alike = list(map(adapters.structure, tensors)) == self._placed
         return (
-            alike
-            and find_tied(tensors, ordinary=self._ordinary is not None) == self._tied
-            and self._measure_values(contents.leaves) == self._sizes
+            alike and self._are_tied_alike(tensors) and self._measure_values(contents.leaves) == self._sizes
         )
+
+    def _are_tied_alike(self, tensors: Sequence[torch.Tensor]) -> bool:
+        # In most saves all tensors are where they were at the first, which is found faster.
+        if self._addresses and self._addresses == list(map(torch.Tensor.data_ptr, tensors)):
+            return True
+        return find_tied(tensors, ordinary=self._ordinary is not None) == self._tied
 
     def flatten(self, tree: Any, modules: Modules, leaves: Sequence[Any]) -> FlatState:
         """Flatten a state that fits."""
@@ -208,6 +212,12 @@ class _Structure:
         sizes = (estimate_value_bytes(_value_of(leaves[index])) for _, index in self._values)
         # A value that grows from save to save is another one only each time that it has doubled.
         return [1 << (size - 1).bit_length() if size >= limit else 0 for size in sizes]
+
+
+def _list_addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """List where tensors on the CPU begin; nothing if two begin at one place, and might be tied."""
+    addresses = list(map(torch.Tensor.data_ptr, tensors))
+    return addresses if len(set(addresses)) == len(addresses) else []
 
 
 def _picker(indexes: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

@@ -103,9 +103,14 @@ def flatten_resolved(tree: Any, modules: Modules = ()) -> FlatState:
         names.append(fqn)
         tensors.append(leaf)
     ordinary = all(is_ordinary(tensor) and tensor.layout is torch.strided for tensor in tensors)
+    found = find_tied(tensors, ordinary=ordinary)
+    if not found:
+        flat.tensors.update(zip(names, tensors, strict=True))
     # By the index of each tensor's first leaf: the names of all its leaves, with their indexes.
-    tied: dict[int, dict[str, int]] = {index: {name: index} for index, name in enumerate(names)}
-    for index, earlier in find_tied(tensors, ordinary=ordinary).items():
+    tied: dict[int, dict[str, int]] = {
+        index: {name: index} for index, name in enumerate(names if found else ())
+    }
+    for index, earlier in found.items():
         tied[earlier] |= tied.pop(index)
     for named in tied.values():
         first = min(named)
@@ -137,9 +142,9 @@ def find_tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, i
     return tied
 
 
-def list_leaves(tree: Any) -> list[tuple[str, object]]:
-    """List the leaves of the tree that `resolve_state` returned, in its order, with their names."""
-    return [(join_path(path), leaf) for path, leaf in _iterate_leaves(tree, ())]
+def iterate_named_leaves(tree: Any) -> Iterator[tuple[str, object]]:
+    """Yield the leaves of the tree that `resolve_state` returned, in its order, with their names."""
+    return ((join_path(path), leaf) for path, leaf in _iterate_leaves(tree, ()))
 
 
 def join_path(path: Path) -> str:

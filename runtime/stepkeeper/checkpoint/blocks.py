@@ -95,7 +95,8 @@ class BlockTable:
                 for chunk in chunks.pop(tensor.fqn, ()):
                     start = chunk.offset_bytes + chunk.data_offset_bytes
                     n_bytes = chunk.length_bytes - chunk.data_offset_bytes
-                    order.update(dict.fromkeys(self.find_blocks(chunk.path, start, n_bytes)))
+                    for number in self.find_blocks(chunk.path, start, n_bytes):
+                        order[number] = None
         # The blocks that hold no tensor's elements come last.
         order.update(dict.fromkeys(range(len(self.blocks))))
         return list(order)

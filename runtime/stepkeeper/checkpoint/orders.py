@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from stepkeeper.checkpoint.manifest import Shardings, checkpoint_folder
 
@@ -14,8 +14,7 @@ __all__ = ["SaveOrder", "Structure", "TensorOrder", "ValueOrder"]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorOrder:
+class TensorOrder(NamedTuple):
     """A box of a tensor to write: row-major elements from byte `start` on in the rank's data."""
 
     fqn: str

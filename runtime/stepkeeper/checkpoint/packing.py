@@ -1,7 +1,7 @@
 """Pack a rank's share of a save into objects of equal size, so that parallel uploads end together. Pure."""
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
@@ -134,8 +134,7 @@ def _cut_tensor(order: TensorOrder | ValueOrder, room_bytes: int) -> tuple[Tenso
 def _take_rows(order: TensorOrder, axis: int, first: int, end: int) -> TensorOrder:
     """Take rows of the first axis that has more than one. They are contiguous in memory."""
     row_bytes = size_in_bytes(order.dtype, order.sizes) // order.sizes[axis]
-    return replace(
-        order,
+    return order._replace(
         offsets=(*order.offsets[:axis], order.offsets[axis] + first, *order.offsets[axis + 1 :]),
         sizes=(*order.sizes[:axis], end - first, *order.sizes[axis + 1 :]),
         start=order.start + first * row_bytes,

@@ -3,9 +3,7 @@
 Reports go over HTTPS, with the pod's token and without the environment's proxies.
 """
 
-import http.client
 import random
-import ssl
 import sys
 import threading
 import time
@@ -247,6 +245,10 @@ def _back_off_s(failures: int) -> float:
 
 def _post_report(target: ReportTarget, body: bytes) -> Directive:
     """Send a report, and return the operator's answer. Raises _EndpointError unless its status is 200."""
+    # A companion without an endpoint starts sooner without these: a restore waits for it.
+    import http.client
+    import ssl
+
     parts = urlsplit(target.url)
     if parts.scheme != "https" or parts.hostname is None:
         raise _EndpointError(f"the endpoint's url {target.url!r} is not https://host[:port]/path")

@@ -42,7 +42,8 @@ def stored_tensor(tensor: TensorRecord) -> StoredTensor:
 @lru_cache(maxsize=1024)
 def _box(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Box:
     """Return a box, which thousands of tensors of one shape share."""
-    return Box(offsets=offsets, sizes=sizes)
+    box = Box(offsets=offsets, sizes=sizes)
+    return box if any(offsets) else Box.whole(sizes)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -292,7 +293,9 @@ class Places:
         """Add a tensor to those of the blocks that hold bytes of it."""
         start = chunk.offset_bytes + chunk.data_offset_bytes
         for number in table.find_blocks(chunk.path, start, tensor.nbytes):
-            self.wholes.setdefault(number, WholeTensors()).add(tensor, start, table.blocks[number])
+            if number not in self.wholes:
+                self.wholes[number] = WholeTensors()
+            self.wholes[number].add(tensor, start, table.blocks[number])
 
     def add_piece(self, piece: Piece, table: BlockTable) -> None:
         """Add a piece to the blocks that hold bytes of it."""

@@ -151,6 +151,23 @@ def test_a_tensor_in_another_order_of_memory_has_the_same_digest() -> None:
         assert digest_of(large) == digest_of(large.mT.contiguous().mT), shape
 
 
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("shape", [(), (6,), (4, 3), (2, 3, 2, 2)])
+def test_small_tensors_have_one_digest_however_a_rank_holds_them(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    alike = [numbers(math.prod(shape), dtype).reshape(shape) for _ in range(3)]
+    digest = digest_of(*alike)
+    channels_last = [
+        each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for each in alike
+    ]
+    assert digest_of(*channels_last) == digest
+    alike[1].held = "otherwise"  # type: ignore[attr-defined]  # so it isn't an ordinary tensor
+    assert digest_of(*alike) == digest
+    alike[2].view(-1).view(torch.uint8)[-1] ^= 1
+    assert digest_of(*alike) != digest
+
+
 def test_of_a_tensor_in_another_order_of_memory_little_is_copied() -> None:
     tensor = torch.ones(3000, 2000).T
     found = find_copies([whole_tensor("t", "float32", tensor.shape, BOTH)], 0, {"t": tensor})

@@ -9,14 +9,19 @@ import pytest
 import torch
 from torch.distributed.checkpoint.planner import SavePlan
 
-from stepkeeper_planners import SPMDSavePlanner
-from stepkeeper_planners.errors import LayoutError, ReleasesDifferError, WrongRanksError
+from stepkeeper_planners import SPMDSavePlanner, adapters
+from stepkeeper_planners.errors import (
+    LayoutError,
+    ReleasesDifferError,
+    UnsupportedShardingError,
+    WrongRanksError,
+)
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
 from stepkeeper_planners.loading.differences import Differences, Findings, intersect_unexpected
 from stepkeeper_planners.saving import planner as save_module
 from stepkeeper_planners.saving import proposals
-from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION, assign
+from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION, assign, plan_save
 from stepkeeper_planners.saving.fingerprints import digest_names, digest_value
 from stepkeeper_planners.saving.merged_state import (
     MergedState,
@@ -214,3 +219,38 @@ def test_who_writes_what_is_as_it_was_in_this_version() -> None:
 def test_ranks_that_speak_of_different_tensors_are_named() -> None:
     with pytest.raises(LayoutError, match=r"w: its global_shape is \(4, 2\) on rank 0, \(6, 2\) on rank 3"):
         join_layouts({3: rows("w", (4, 2, (3,)), n_rows=6), 0: rows("w", (0, 4, (0,)))})
+
+
+def test_a_rank_alone_writes_what_the_division_among_ranks_gives_it() -> None:
+    ranks = Ranks(rank=0, world_size=1)
+    whole = [
+        whole_tensor(name, "float32", shape, ranks) for name, shape in (("b", (3, 4)), ("a", ()), ("c", (0,)))
+    ]
+    for layouts in (whole, [*whole, rows("d", (2, 2, (0,)), (0, 2, (0,)))]):
+        plan = plan_save(layouts, {"y": 1, "x": 9999}, ranks)
+        assert plan.tensors == assign(layouts, 1).list_writes(0)
+        assert plan.values == ("x", "y")
+    gap = [*whole, rows("d", (0, 2, (0,)))]
+    with pytest.raises(LayoutError, match="d: the chunks"):
+        plan_save(gap, {}, ranks)
+
+
+def test_tensors_of_one_form_are_described_as_each_is_by_itself() -> None:
+    marked = torch.ones(2, 3)
+    marked.note = "attributes make a tensor unusual"  # type: ignore[attr-defined]
+    tensors = {
+        "a": torch.ones(2, 3),
+        "b": torch.zeros(2, 3),
+        "c": torch.nn.Parameter(torch.ones(2, 3)),
+        "d": torch.ones(2, 3, dtype=torch.int64),
+        "e": torch.ones(3, 2).T,
+        "f": torch.ones(()),
+        "g": marked,
+    }
+    ranks = Ranks(rank=1, world_size=3)
+    assert adapters.describe_all(tensors, ranks) == [
+        adapters.describe(fqn, tensor, ranks) for fqn, tensor in tensors.items()
+    ]
+    tensors |= {"h": torch.quantize_per_tensor(torch.ones(2, 3), 1.0, 0, torch.qint8)}
+    with pytest.raises(UnsupportedShardingError, match="h: a quantized tensor"):
+        adapters.describe_all(tensors, ranks)

@@ -195,8 +195,8 @@ REQUEST = WriteRequest(
 @pytest.mark.parametrize(
     "other",
     [
-        replace(STRUCTURE, tensors=(replace(ROWS[0], start=8), ROWS[1])),
-        replace(STRUCTURE, tensors=(replace(ROWS[0], fqn="w"), ROWS[1])),
+        replace(STRUCTURE, tensors=(ROWS[0]._replace(start=8), ROWS[1])),
+        replace(STRUCTURE, tensors=(ROWS[0]._replace(fqn="w"), ROWS[1])),
         replace(STRUCTURE, aliases={}),
         replace(STRUCTURE, key_paths='{"s": ["a", 1, "s"]}'),
     ],

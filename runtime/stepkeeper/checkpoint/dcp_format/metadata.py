@@ -50,7 +50,9 @@ def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
                 )
             chunks.extend(tensor.chunks)
     tensors = {
-        fqn: TensorRecord(
+        fqn: first
+        if len(chunks) == 1 == len(first.chunks)
+        else TensorRecord(
             fqn=fqn,
             dtype=first.dtype,
             global_shape=first.global_shape,
@@ -154,11 +156,11 @@ def _encode_size(numbers: tuple[int, ...]) -> Call:
 
 def _check_covered(tensor: TensorRecord) -> None:
     """Check that every element is in exactly one chunk."""
-    n_dims = len(tensor.global_shape)
+    n_dims, chunks = len(tensor.global_shape), tensor.chunks
     # One chunk that is the whole tensor needs no further look.
-    if [(chunk.offsets, chunk.sizes) for chunk in tensor.chunks] == [((0,) * n_dims, tensor.global_shape)]:
+    if len(chunks) == 1 and chunks[0].sizes == tensor.global_shape and chunks[0].offsets == (0,) * n_dims:
         return
-    for chunk in tensor.chunks:
+    for chunk in chunks:
         if not len(chunk.offsets) == len(chunk.sizes) == n_dims or not all(
             start >= 0 and size >= 0 and start + size <= whole
             for start, size, whole in zip(chunk.offsets, chunk.sizes, tensor.global_shape, strict=True)

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, final
 
@@ -128,7 +128,7 @@ class ForeignContent:
         )
         self.stored = StoredState(
             # Without `data`, which would prove that two names are two tensors: one may have been stored twice.
-            tensors={fqn: replace(stored_tensor(tensor), data=None) for fqn, tensor in tensors.items()},
+            tensors={fqn: stored_tensor(tensor)._replace(data=None) for fqn, tensor in tensors.items()},
             values=tuple(values),
             further=find_flat_names(metadata.planner_data, metadata.state_dict_metadata),
             read_paths=lambda: read_key_paths(metadata),

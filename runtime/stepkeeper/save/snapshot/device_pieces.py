@@ -3,12 +3,13 @@
 torch_xla is imported only where tensors of it exist.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
+from stepkeeper_planners.saving.assignment import TensorWrite
 
 if TYPE_CHECKING:
     # At run time it would import torch_xla.
@@ -41,14 +42,15 @@ def describe_clone(fqn: str, tensor: torch.Tensor, clone: "ClonePlan", ranks: Ra
     return xla_pieces.describe_clone(fqn, tensor, clone, ranks)
 
 
-def select_copied(clones: Mapping[str, "ClonePlan"], needed: Container[str]) -> list[str]:
-    """Select the XLA tensors that are copied on the devices: those that this rank writes, `needed`."""
+def select_copied(clones: Mapping[str, "ClonePlan"], writes: Sequence[TensorWrite]) -> list[str]:
+    """Select the XLA tensors that are copied on the devices: those that this rank writes."""
     if not clones:
         return []
     from stepkeeper_planners.adapters import xla_pieces
 
     # A program that runs on the devices of several processes must be the same in all of them.
     everything = xla_pieces.is_multi_process_program()
+    needed = {write.fqn for write in writes}
     return [fqn for fqn in clones if everything or fqn in needed]
 
 

@@ -102,6 +102,8 @@ class SnapshotPlan:
     def partial_writes(self) -> dict[str, TensorWrites]:
         """Writes, by tensor, of the tensors that are neither in `whole_tensors` nor copied on devices."""
         whole = {fqn for _, fqn in self.whole_tensors}
+        if not self.clones and len(whole) == len(self.writes):
+            return {}
         return {
             fqn: mine
             for fqn, mine in self.writes_by_fqn.items()
@@ -122,13 +124,14 @@ def plan_snapshot(
     UnsupportedShardingError if a tensor's placement can't be described, or a rank knows only part of it.
     """
     clones = device_pieces.plan_clones(flat.tensors)
-    layouts = [
-        # Copies on devices lie differently from their tensors.
-        device_pieces.describe_clone(fqn, tensor, clones[fqn], ranks)
-        if fqn in clones
-        else adapters.describe(fqn, tensor, ranks)
-        for fqn, tensor in flat.tensors.items()
-    ]
+    others = (
+        {fqn: each for fqn, each in flat.tensors.items() if fqn not in clones} if clones else flat.tensors
+    )
+    layouts = adapters.describe_all(others, ranks)
+    # Copies on devices lie differently from their tensors.
+    layouts += (
+        device_pieces.describe_clone(fqn, flat.tensors[fqn], clone, ranks) for fqn, clone in clones.items()
+    )
     _check_known_whole(layouts, ranks)
     if ranks.world_size > 1:
         layouts = keep_first_copies(layouts, first, find_buffers(flat))

@@ -8,6 +8,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 from typing import Final
@@ -88,13 +89,20 @@ class Region:
 
     def view_tensor(self, offset: int, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:
         """Return the view of the elements at `offset` as a tensor of this dtype and shape."""
-        return _view(self._bytes.view(dtype), offset, sizes)
+        whole, shape = self._bytes.view(dtype), tuple(sizes)
+        return whole.as_strided(shape, _strides(shape), offset // whole.itemsize)
 
     def view_orders(self, orders: Sequence[TensorOrder]) -> list[torch.Tensor]:
         """Return a view of the region for each order. A call with the same orders again costs nothing."""
         if self._views[0] is not orders:
             whole = {name: self._bytes.view(dtype_of(name)) for name in {order.dtype for order in orders}}
-            there = [_view(whole[order.dtype], order.start, order.sizes) for order in orders]
+            there = []
+            for order in orders:
+                # One call for each: there may be thousands.
+                part = whole[order.dtype]
+                there.append(
+                    part.as_strided(order.sizes, _strides(order.sizes), order.start // part.itemsize)
+                )
             self._views = (orders, there)
         return self._views[1]
 
@@ -117,7 +125,6 @@ class Region:
         self.close()
 
 
-def _view(whole: torch.Tensor, offset: int, sizes: Sequence[int]) -> torch.Tensor:
-    """View a part of the region, which is given as elements of the part's dtype. One call: there may be thousands."""
-    strides = accumulate(reversed(sizes[1:]), mul, initial=1) if sizes else ()
-    return whole.as_strided(tuple(sizes), tuple(strides)[::-1], offset // whole.itemsize)
+@lru_cache(maxsize=1024)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1] if shape else ()

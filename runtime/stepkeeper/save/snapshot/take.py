@@ -144,7 +144,7 @@ class SnapshotTaker:
         flat, plan = found.flat, found.derived
         with keep_shardings_open(flat.tensors[fqn] for fqn in plan.left_open):
             made, no_room = self._copies.make_copies(
-                flat.tensors, plan.clones, device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
+                flat.tensors, plan.clones, device_pieces.select_copied(plan.clones, plan.writes)
             )
             if made:  # only for their programs
                 self._copies.release_copies()
@@ -203,7 +203,7 @@ class SnapshotTaker:
         self, flat: FlatState, plan: SnapshotPlan, region: Region, timeout_s: float | None
     ) -> Snapshot:
         blobs = self._encode_values(flat, plan)
-        to_copy = device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
+        to_copy = device_pieces.select_copied(plan.clones, plan.writes)
         pieces, no_room = self._copies.make_copies(flat.tensors, plan.clones, to_copy, timeout_s=timeout_s)
         try:
             values, size_bytes = place_values(plan, blobs)
