@@ -15,6 +15,7 @@ ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _BLOCK: Final = 2048
 """The number of tensors that are compared at once. For the second pass they are in the processor's cache."""
 
+_INDEXES: Final = list(range(_BLOCK))
 _attributes: Final = attrgetter("__dict__")
 _form: Final = attrgetter("dtype", "layout", "shape", "is_cpu")
 
@@ -44,13 +45,15 @@ class OrdinaryForms:
         are_there = bool(self._addresses)
         for number, guards in enumerate(self._guards):
             span = slice(number * _BLOCK, (number + 1) * _BLOCK)
-            block = tensors[span]
+            block = list(tensors[span])
             # The guards also fail for tensors that differ in what doesn't count, such as `requires_grad`.
             if any(map(_attributes, block)) or not (
                 guards.check(*block) or _have_forms(block, self._forms[span])
             ):
                 return False, False
-            are_there = are_there and list(map(torch.Tensor.data_ptr, block)) == self._addresses[span]
+            are_there = are_there and torch._C._tensors_data_ptrs_at_indices_equal(  # noqa: SLF001 — as above: in C
+                block, self._addresses[span], _INDEXES[: len(block)]
+            )
         return True, are_there
 
 

@@ -6,7 +6,6 @@ a few passes in C here, not in a few lines of Python.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -18,10 +17,12 @@ from stepkeeper_planners.state.scalars import PLAIN_LEAVES
 from stepkeeper_planners.state.tree import (
     FlatState,
     Modules,
+    NamedTensors,
     find_tied,
     flatten_resolved,
     is_leaf,
     iterate_named_leaves,
+    pick_at,
     resolve_state,
 )
 from stepkeeper_planners.state.values import estimate_value_bytes
@@ -146,14 +147,14 @@ class _Structure:
         # Names of PerRank entries are in no path.
         names = [name for name, _ in iterate_named_leaves(flat.tree)] if flat.per_rank else flat.paths
         place = {name: index for index, name in enumerate(names)}
-        self._pick_tensors: Final = _picker([place[name] for name in flat.paths if name not in flat.values])
+        self._pick_tensors: Final = pick_at([place[name] for name in flat.paths if name not in flat.values])
         tensors = self._pick_tensors(contents.leaves)
         # None if a tensor isn't ordinary. Ordinary ones have no placement and no pending computations.
         self._ordinary: Final = adapters.ordinary_forms(tensors)
         self._placed: Final = None if self._ordinary is not None else list(map(adapters.structure, tensors))
         self._tied: Final = find_tied(tensors, ordinary=self._ordinary is not None)
-        self._kept: Final = tuple(flat.tensors)
-        self._pick_kept: Final = _picker([place[name] for name in flat.tensors])
+        self._kept: Final = {name: index for index, name in enumerate(flat.tensors)}
+        self._pick_kept: Final = pick_at([place[name] for name in flat.tensors])
         self._values: Final = [(name, place[name]) for name in flat.values]
         self._per_rank: Final = [(name, place[name]) for name in flat.per_rank]
         self._wholes: Final = flat.wholes
@@ -185,7 +186,7 @@ class _Structure:
         """Flatten a state that fits."""
         per_rank: list[tuple[str, PerRank]] = [(name, leaves[index]) for name, index in self._per_rank]
         return FlatState(
-            tensors=dict(zip(self._kept, self._pick_kept(leaves), strict=True)),
+            tensors=NamedTensors(self._kept, self._pick_kept(leaves)),
             values={name: _value_of(leaves[index]) for name, index in self._values},
             aliases=self._aliases,
             paths=self._paths,
@@ -215,13 +216,6 @@ class _Structure:
         sizes = (estimate_value_bytes(_value_of(leaves[index])) for _, index in self._values)
         # A value that grows from save to save is another one only each time that it has doubled.
         return [1 << (size - 1).bit_length() if size >= limit else 0 for size in sizes]
-
-
-def _picker(indexes: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Return a function that picks the items at these indexes, in one pass in C."""
-    if len(indexes) < 2:
-        return lambda items: [items[index] for index in indexes]
-    return itemgetter(*indexes)
 
 
 def _value_of(leaf: object) -> object:

@@ -13,6 +13,7 @@ import torch
 from stepkeeper.save.snapshot.plan import SnapshotPlan
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper_planners import adapters
+from stepkeeper_planners.state.tree import order_tensors
 
 __all__ = ["copy_host_tensors", "copy_tensors"]
 
@@ -30,8 +31,8 @@ _MOST_THREADS: Final = 8
 def copy_host_tensors(tensors: Mapping[str, torch.Tensor], plan: SnapshotPlan, region: Region) -> None:
     """Copy this rank's part of all tensors that are not copied on devices into the region."""
     places = region.view_orders(plan.orders)
-    sources = [tensors[fqn] for _, fqn in plan.whole_tensors]
-    destinations = [places[index] for index, _ in plan.whole_tensors]
+    sources = list(plan.pick_whole(order_tensors(tensors)))
+    destinations = [places[index] for index in plan.whole_tensors.values()]
     for fqn, mine in plan.partial_writes.items():
         memory = adapters.local_memory(tensors[fqn])
         # Without one memory for all of this rank's part, it has shards.
