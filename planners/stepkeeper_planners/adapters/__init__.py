@@ -46,7 +46,7 @@ def describe_all(
     alike: dict[object, TensorLayout] = {}
     layouts: list[TensorLayout] = []
     for fqn, tensor in tensors.items():
-        form = structure(tensor) if is_ordinary(tensor) else None
+        form = (tensor.dtype, tensor.layout, tensor.shape) if is_ordinary(tensor) else None
         like = alike.get(form)
         if like is None:
             like = describe(fqn, tensor, ranks, (shardings or {}).get(fqn))

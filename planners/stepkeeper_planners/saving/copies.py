@@ -52,13 +52,15 @@ _WITHOUT_NUMBERS: Final = {getattr(torch, "float4_e2m1fn_x2", None)}
 class _Task(NamedTuple):
     """A part of the reading, for one thread: elements of one chunk, or several small chunks of one dtype."""
 
-    pick: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]  # from all tensors of the state, in order
+    pick: Callable[
+        [Sequence[torch.Tensor]], Sequence[torch.Tensor]
+    ]  # from all tensors of the state, in order
     indexes: tuple[int, ...]  # each chunk's local index
     elements: slice | None  # of one chunk; None: all elements of all chunks
     n_bytes: int
     is_ordinary: bool
     is_on_host: bool
-    join: Callable[[Sequence[torch.Tensor]], torch.Tensor]  # the fastest function that joins them in order
+    join: Callable[..., torch.Tensor]  # the fastest function that joins them in order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

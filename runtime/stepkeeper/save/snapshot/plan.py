@@ -170,7 +170,7 @@ def plan_snapshot(
         ordinary_tensors=frozenset(
             fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)
         ),
-        copies=find_copies(layouts, ranks.rank, flat.tensors),
+        copies=() if ranks.world_size == 1 else find_copies(layouts, ranks.rank, flat.tensors),
     )
 
 
