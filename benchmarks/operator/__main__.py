@@ -5,15 +5,17 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.operator.api import Api, connect
+from benchmarks.operator.api import Api, Etcd, connect
 from benchmarks.operator.control_plane import ControlPlane, control_plane
 from benchmarks.operator.objects import N_HOSTS
 from benchmarks.operator.processes import (
@@ -35,6 +37,7 @@ GOAL_MB: Final = 300.0
 """The most that the operator may take with that many jobs."""
 
 _DOWN_S: Final = 10.0
+_COLD_START_LIMIT_S: Final = 120.0
 _SETTLE_S: Final = 3.0
 """Seconds for what is on its way at the end of a measurement."""
 
@@ -45,10 +48,14 @@ async def main() -> int:
     parser.add_argument("--jobs", type=int, nargs="+", default=[100, 300, 1_000, 3_000])
     parser.add_argument("--warm-s", type=float, default=75.0, help="each job commits once in a minute")
     parser.add_argument("--steady-s", type=float, default=60.0)
+    parser.add_argument("--operator-log", type=Path, help="a file that stays")
     parser.add_argument("--hold", action="store_true", help="after the last size, load on until Ctrl-C")
     parser.add_argument("--name", default=f"load-{os.getpid()}", help="of the control plane")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "operator.json")
     options = parser.parse_args()
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)  # and remove the control plane
     rows = []
     with control_plane(options.name) as plane, tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         async with connect(plane.url, plane.certificates) as api:
@@ -74,7 +81,7 @@ class Bench:
         self._folder = folder
         self._stack = stack
         self._options = options
-        self._world = World(api=api)
+        self._world = World(api=api, etcd=Etcd(api=replace(api, url=plane.etcd_url)))
         self._began = time.monotonic()
 
     async def begin(self) -> None:
@@ -87,6 +94,7 @@ class Bench:
         options, began = self._options, time.monotonic()
         reset_peak(self._operator.pid)
         grown = CpuClock(self._groups())
+        print(f"making {n_jobs} jobs", flush=True)
         await self._world.grow(n_jobs)
         row: dict[str, Any] = {"jobs": n_jobs, "pods": n_jobs * N_HOSTS, "nodes": len(self._world.nodes)}
         row["making"] = {"took_s": round(time.monotonic() - began, 1), "cores": grown.shares()}
@@ -98,6 +106,7 @@ class Bench:
             await asyncio.sleep(options.warm_s)
             others = {"reporter": [reporter.pid], "watcher": [watcher.pid]}
             row["steady"] = await self._measure_steady(others, sent, seen)
+            _print_row(row)
             row["cold start"] = await self._measure_cold_start(others, sent, seen)
             if options.hold and n_jobs == options.jobs[-1]:
                 print(f"held: the operator is process {self._operator.pid}", flush=True)
@@ -136,7 +145,7 @@ class Bench:
         self._start_operator()
         cores = CpuClock({**self._groups(), **others})
         found: dict[str, Any] = {}
-        while "all_right_s" not in found and time.monotonic() < up + 300:
+        while "all_right_s" not in found and time.monotonic() < up + _COLD_START_LIMIT_S:
             await asyncio.sleep(1)
             found = find_cold_start_s(read_lines(sent), read_lines(seen), down, up)
         now_mb, peak_mb = read_memory_mb(self._operator.pid)
@@ -146,7 +155,8 @@ class Bench:
         return {"operator": [self._operator.pid], "world": [os.getpid()], **self._plane.list_pids()}
 
     def _start_operator(self) -> None:
-        self._operator = start_operator(self._plane.operator_kubeconfig, self._plane.folder / "operator.log")
+        log = self._options.operator_log or self._plane.folder / "operator.log"
+        self._operator = start_operator(self._plane.operator_kubeconfig, log)
         self._stack.callback(self._operator.stop)
 
     def _start(self, stack: ExitStack, module: str, *arguments: str) -> tuple[Started, Path]:

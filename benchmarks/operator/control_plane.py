@@ -13,6 +13,7 @@ import yaml
 from benchmarks.operator.processes import ROOT
 
 from stepcluster import certificates, lifecycle
+from stepcluster.layout import ETCD_PORT
 from stepcluster.machine import run
 from stepcluster.parts import Parts
 from stepcluster.processes import PROGRAM_MARK, marked
@@ -30,6 +31,10 @@ class ControlPlane:
     @property
     def url(self) -> str:
         return self.parts.layout.api_url
+
+    @property
+    def etcd_url(self) -> str:
+        return f"http://{self.parts.layout.address}:{ETCD_PORT}"
 
     @property
     def certificates(self) -> Path:

@@ -1,6 +1,10 @@
-"""The objects of a job, as its user, the JobSet controller, the Job controller and kubelets make them."""
+"""The objects of a job, as its user, the JobSet controller, the Job controller and kubelets make them.
+
+All but the job itself are as the API server stores them.
+"""
 
 import time
+import uuid
 from typing import Any, Final
 
 from stepkeeper_operator.facts.raw import render_time
@@ -51,35 +55,42 @@ def batch_job(jobset: Raw) -> Raw:
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
-            "name": name,
+            **_stored(name),
             "namespace": NAMESPACE,
             "labels": {**template["metadata"]["labels"], **own},
             "annotations": own,
             "ownerReferences": [_owner(jobset)],
         },
         "spec": {**spec, "template": {"metadata": {"labels": labels, "annotations": own}, "spec": pod_spec}},
+        "status": {"active": N_HOSTS, "ready": N_HOSTS},
     }
 
 
 def pod(job: Raw, index: int) -> Raw:
+    """Make a running pod of the Job."""
     template, name = job["spec"]["template"], job["metadata"]["name"]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": f"{name}-{index}-{index + 10:05x}",
+            **_stored(f"{name}-{index}-{index + 10:05x}"),
             "namespace": NAMESPACE,
             "labels": {**template["metadata"]["labels"], COMPLETION_INDEX_LABEL: str(index)},
             "annotations": {**template["metadata"]["annotations"], COMPLETION_INDEX_LABEL: str(index)},
             "ownerReferences": [_owner(job)],
             "finalizers": ["batch.kubernetes.io/job-tracking"],
         },
-        "spec": {**template["spec"], "nodeName": node_name(job, index), "hostname": f"{name}-{index}"},
+        "spec": {
+            **template["spec"],
+            "nodeName": node_name(job, index),
+            "hostname": f"{name}-{index}",
+            "serviceAccountName": "default",
+        },
+        "status": _running_status(template["spec"]["containers"][0]["image"]),
     }
 
 
-def running_status(image: str) -> Raw:
-    """Make the status of a pod whose container runs."""
+def _running_status(image: str) -> Raw:
     now = render_time(time.time())
     kinds = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
     container = {
@@ -108,7 +119,7 @@ def node_name(job: Raw, index: int) -> str:
 
 
 def node(name: str) -> Raw:
-    """Make the node of one host, with as much in it as kubelets report."""
+    """Make the node of one host as its kubelet reports it now."""
     images = [
         {"names": [f"registry.example.com/team/image-{i}@sha256:{i:064x}"], "sizeBytes": 10**8 + i}
         for i in range(_N_IMAGES)
@@ -127,20 +138,19 @@ def node(name: str) -> Raw:
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": labels},
+        "metadata": {**_stored(name), "labels": labels},
         "spec": {"providerID": f"gce://project/us-east5-a/{name}"},
         "status": {
             "capacity": amounts,
             "allocatable": amounts,
-            "conditions": node_conditions(),
+            "conditions": _node_conditions(),
             "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}, {"type": "Hostname", "address": name}],
             "images": images,
         },
     }
 
 
-def node_conditions() -> list[Raw]:
-    """Make the conditions that a kubelet reports every five minutes if nothing changes."""
+def _node_conditions() -> list[Raw]:
     now = render_time(time.time())
     kinds = {"MemoryPressure": "False", "DiskPressure": "False", "PIDPressure": "False", "Ready": "True"}
     began = render_time(0)
@@ -155,6 +165,12 @@ def node_conditions() -> list[Raw]:
         }
         for kind, status in kinds.items()
     ]
+
+
+def _stored(name: str) -> Raw:
+    """Make the metadata that the API server adds."""
+    uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
+    return {"name": name, "uid": uid, "creationTimestamp": render_time(time.time()), "generation": 1}
 
 
 def _owner(raw: Raw) -> Raw:

@@ -3,18 +3,21 @@
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.operator import objects
-from benchmarks.operator.api import MERGE, STRATEGIC, Api
+from benchmarks.operator.api import Api, Etcd
 from benchmarks.operator.objects import N_HOSTS, NAMESPACE, Raw
 
 from stepkeeper.contract import token_audience
-from stepkeeper_operator.cluster.resources import BATCH_JOBS, JOBSETS, NODES, PODS, TRAINING_JOBS
+from stepkeeper_operator.cluster.resources import JOBSETS, TRAINING_JOBS
 
 _TOKEN_LIFE_S: Final = 6 * 3600
 _HEARTBEAT_S: Final = 300.0
 """Seconds between two status reports of a kubelet where nothing has changed."""
+
+_BEAT_S: Final = 0.25
+"""Seconds between two writes of the status of nodes that are due."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +25,7 @@ class World:
     """All jobs with their pods and nodes."""
 
     api: Api
+    etcd: Etcd
     reporters: list[Raw] = field(default_factory=list)
     """Name, uid and token of the first pod of each running job."""
 
@@ -41,7 +45,8 @@ class World:
         new = [f"job-{number:05}" for number in range(len(self.reporters), n_jobs)]
         async with asyncio.TaskGroup() as group:
             for name in new:
-                group.create_task(self._make(TRAINING_JOBS, objects.training_job(name)))
+                path = TRAINING_JOBS.path(NAMESPACE)
+                group.create_task(self.api.ask("POST", path, objects.training_job(name)))
             waited = set(new)
             async for event in self.api.watch(JOBSETS.path(), version):
                 name = event["object"]["metadata"]["name"]
@@ -54,38 +59,23 @@ class World:
     async def keep_beating(self) -> None:
         """Report the status of each node once per five minutes, evenly, until cancelled."""
         loop = asyncio.get_running_loop()
-        due, number = loop.time(), 0
+        begun, n_done = loop.time(), 0
         while True:
-            due += _HEARTBEAT_S / len(self.nodes)
-            await asyncio.sleep(due - loop.time())
-            path = NODES.path(None, self.nodes[number % len(self.nodes)], "status")
-            body = {"status": {"conditions": objects.node_conditions()}}
-            await self.api.ask("PATCH", path, body, content_type=STRATEGIC)
-            number += 1
-
-    async def _make(self, resource: Any, body: Raw) -> Raw:
-        namespace = None if resource.cluster_wide else NAMESPACE
-        return await self.api.ask("POST", resource.path(namespace), body)
+            await asyncio.sleep(_BEAT_S)
+            n_due = int((loop.time() - begun) * len(self.nodes) / _HEARTBEAT_S)
+            names = [self.nodes[number % len(self.nodes)] for number in range(n_done, n_due)]
+            await self.etcd.write([objects.node(name) for name in names])
+            n_done = n_due
 
     async def _run(self, jobset: Raw) -> None:
-        job = await self._make(BATCH_JOBS, objects.batch_job(jobset))
-        async with asyncio.TaskGroup() as group:
-            pods = [group.create_task(self._run_pod(job, index)) for index in range(N_HOSTS)]
-        active = {"status": {"active": N_HOSTS, "ready": N_HOSTS}}
-        path = BATCH_JOBS.path(NAMESPACE, job["metadata"]["name"], "status")
-        await self.api.ask("PATCH", path, active, content_type=MERGE)
+        job = objects.batch_job(jobset)
+        nodes = [objects.node(objects.node_name(job, index)) for index in range(N_HOSTS)]
+        pods = [objects.pod(job, index) for index in range(N_HOSTS)]
+        await self.etcd.write([job, *nodes, *pods])
+        self.nodes += [node["metadata"]["name"] for node in nodes]
         name, uid = jobset["metadata"]["name"], jobset["metadata"]["ownerReferences"][0]["uid"]
-        token = await self._make_token(pods[0].result(), token_audience(uid))
+        token = await self._make_token(pods[0], token_audience(uid))
         self.reporters.append({"name": name, "uid": uid, "token": token})
-
-    async def _run_pod(self, job: Raw, index: int) -> Raw:
-        node = objects.node_name(job, index)
-        await self._make(NODES, objects.node(node))
-        self.nodes.append(node)
-        pod = await self._make(PODS, objects.pod(job, index))
-        path = PODS.path(NAMESPACE, pod["metadata"]["name"], "status")
-        status = {"status": objects.running_status(pod["spec"]["containers"][0]["image"])}
-        return await self.api.ask("PATCH", path, status, content_type=STRATEGIC)
 
     async def _make_token(self, pod: Raw, audience: str) -> str:
         meta = pod["metadata"]
