@@ -105,6 +105,7 @@ class Bench:
             reporter, sent = self._start_reporter(stack)
             await asyncio.sleep(options.warm_s)
             others = {"reporter": [reporter.pid], "watcher": [watcher.pid]}
+            row["running"] = await self._world.count_running()
             row["steady"] = await self._measure_steady(others, sent, seen)
             _print_row(row)
             row["cold start"] = await self._measure_cold_start(others, sent, seen)

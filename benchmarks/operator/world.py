@@ -56,6 +56,11 @@ class World:
                 if not waited:
                     break
 
+    async def count_running(self) -> int:
+        """Count the jobs that are shown as running."""
+        jobs = (await self.api.ask("GET", TRAINING_JOBS.path()))["items"]
+        return sum((job.get("status") or {}).get("phase") == "Running" for job in jobs)
+
     async def keep_beating(self) -> None:
         """Report the status of each node once per five minutes, evenly, until cancelled."""
         loop = asyncio.get_running_loop()
