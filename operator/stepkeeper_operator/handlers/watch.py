@@ -54,6 +54,17 @@ def make_registry(
     return registry
 
 
+class _NoDiffs:
+    """Replace the storage for which kopf copies each object three times: no handler here looks at changes."""
+
+    def fetch(self, **_: Any) -> None:
+        """Return the object as it was handled last: never."""
+
+    def build(self, **_: Any) -> dict[str, Any]:
+        """Return what to compare of the object: nothing."""
+        return {}
+
+
 def make_kopf_settings(kinds: Iterable[WatchedKind]) -> Any:
     """Configure kopf to watch these kinds without writing to the cluster."""
     settings = kopf.OperatorSettings()
@@ -63,6 +74,7 @@ def make_kopf_settings(kinds: Iterable[WatchedKind]) -> Any:
     settings.watching.server_timeout = _SERVER_TIMEOUT_S
     settings.watching.client_timeout = _CLIENT_TIMEOUT_S
     settings.watching.connect_timeout = _CONNECT_TIMEOUT_S
+    settings.persistence.diffbase_storage = _NoDiffs()
     settings.watching.chunk_size = _CHUNK
     settings.queueing.idle_timeout = _IDLE_S
     settings.networking.request_timeout = 30
