@@ -150,7 +150,12 @@ class Bench:
             await asyncio.sleep(1)
             found = find_cold_start_s(read_lines(sent), read_lines(seen), down, up)
         now_mb, peak_mb = read_memory_mb(self._operator.pid)
-        return {**found, "operator_mb": round(now_mb), "operator_peak_mb": round(peak_mb), "cores": cores.shares()}
+        return {
+            **found,
+            "operator_mb": round(now_mb),
+            "operator_peak_mb": round(peak_mb),
+            "cores": cores.shares(),
+        }
 
     def _groups(self) -> dict[str, list[int]]:
         return {"operator": [self._operator.pid], "world": [os.getpid()], **self._plane.list_pids()}

@@ -68,7 +68,9 @@ class Etcd:
 def _key(raw: dict[str, Any]) -> str:
     folder = {"Job": "jobs", "Pod": "pods", "Node": "minions"}[raw["kind"]]
     meta = raw["metadata"]
-    return "/".join(["/registry", folder, *([meta["namespace"]] if "namespace" in meta else []), meta["name"]])
+    return "/".join(
+        ["/registry", folder, *([meta["namespace"]] if "namespace" in meta else []), meta["name"]]
+    )
 
 
 def _base64(text: str) -> str:

@@ -8,7 +8,12 @@ import uuid
 from typing import Any, Final
 
 from stepkeeper_operator.facts.raw import render_time
-from stepkeeper_operator.labels import COMPLETION_INDEX_LABEL, JOB_INDEX_LABEL, RESTART_ATTEMPT_LABEL, WORKER_JOB
+from stepkeeper_operator.labels import (
+    COMPLETION_INDEX_LABEL,
+    JOB_INDEX_LABEL,
+    RESTART_ATTEMPT_LABEL,
+    WORKER_JOB,
+)
 
 Raw = dict[str, Any]
 
@@ -21,7 +26,11 @@ _N_IMAGES: Final = 24
 
 
 def training_job(name: str) -> Raw:
-    trainer = {"name": "trainer", "image": "example.com/team/trainer:2026-11", "command": ["python", "train.py"]}
+    trainer = {
+        "name": "trainer",
+        "image": "example.com/team/trainer:2026-11",
+        "command": ["python", "train.py"],
+    }
     return {
         "apiVersion": "stepkeeper.dev/v1alpha1",
         "kind": "CheckpointedTrainingJob",
@@ -124,7 +133,13 @@ def node(name: str) -> Raw:
         {"names": [f"registry.example.com/team/image-{i}@sha256:{i:064x}"], "sizeBytes": 10**8 + i}
         for i in range(_N_IMAGES)
     ]
-    amounts = {"cpu": "208", "memory": "464Gi", "ephemeral-storage": "98Gi", "pods": "110", "google.com/tpu": "4"}
+    amounts = {
+        "cpu": "208",
+        "memory": "464Gi",
+        "ephemeral-storage": "98Gi",
+        "pods": "110",
+        "google.com/tpu": "4",
+    }
     labels = {
         "kubernetes.io/hostname": name,
         "kubernetes.io/arch": "amd64",
@@ -144,7 +159,10 @@ def node(name: str) -> Raw:
             "capacity": amounts,
             "allocatable": amounts,
             "conditions": _node_conditions(),
-            "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}, {"type": "Hostname", "address": name}],
+            "addresses": [
+                {"type": "InternalIP", "address": "10.0.0.1"},
+                {"type": "Hostname", "address": name},
+            ],
             "images": images,
         },
     }

@@ -74,7 +74,9 @@ def reset_peak(pid: int) -> None:
 
 def read_cpu_s(pids: Iterable[int]) -> float:
     """Return the processor seconds that these processes have used."""
-    fields = [Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split() for pid in pids]
+    fields = [
+        Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split() for pid in pids
+    ]
     return sum(int(each[11]) + int(each[12]) for each in fields) / _TICKS
 
 

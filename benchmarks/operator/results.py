@@ -21,7 +21,9 @@ def find_latencies(sent: Sequence[Line], seen: Sequence[Line], begin: float, end
     posts = [line for line in sent if line["kind"] == "report" and begin <= line["at"] < end]
     shown = _by_job(seen)
     commits, lost = list[float](), 0
-    first = {(line["job"], line["sequence"]): line["at"] for line in reversed(sent) if line["kind"] == "report"}
+    first = {
+        (line["job"], line["sequence"]): line["at"] for line in reversed(sent) if line["kind"] == "report"
+    }
     for line in sent:
         if line["kind"] != "commit":
             continue
@@ -58,9 +60,13 @@ def find_cold_start_s(sent: Sequence[Line], seen: Sequence[Line], down: float, u
     `all_right_s` is there only once all are shown.
     """
     answers = [line["at"] - up for line in sent if line["kind"] == "answer" and line["at"] > up]
-    missed = {line["job"]: line["sequence"] for line in sent if line["kind"] == "commit" and down <= line["at"] < up}
+    missed = {
+        line["job"]: line["sequence"] for line in sent if line["kind"] == "commit" and down <= line["at"] < up
+    }
     first = {
-        job: min((e["at"] - up for e in lines if e["at"] > up and e["sequence"] >= missed[job]), default=math.inf)
+        job: min(
+            (e["at"] - up for e in lines if e["at"] > up and e["sequence"] >= missed[job]), default=math.inf
+        )
         for job, lines in _by_job(seen).items()
         if job in missed
     }
@@ -83,5 +89,8 @@ def _by_job(seen: Iterable[Line]) -> dict[str, list[Line]]:
 def _quantiles(name: str, values: list[float]) -> dict[str, float | None]:
     ordered = sorted(values)
     shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-    chosen = {key: ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None for key, share in shares.items()}
+    chosen = {
+        key: ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+        for key, share in shares.items()
+    }
     return {f"{name}_{key}_s": None if value is None else round(value, 3) for key, value in chosen.items()}

@@ -231,6 +231,8 @@ class Operator:
             authenticator=authenticator,
             reports=self._reports,
             enqueue=self._queues.add,
+            # The next report comes an interval later, and the status is then due.
+            progress_delay_s=max(0, self._settings.progress_interval_s - self._settings.report_interval_s),
             acting=lambda: self._lease.held and self._synced.is_set(),
             metrics=self._metrics,
         )
