@@ -61,7 +61,7 @@ def start_operator(kubeconfig: Path, log: Path) -> Started:
 
 
 def read_memory_mb(pid: int) -> tuple[float, float]:
-    """Return the resident memory of a process, and its peak since the last `reset_peak`, in MB; zeros if it has ended."""
+    """Return the resident memory of a process and its peak since `reset_peak`, in MB; zeros if it has ended."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     values = {name: value for name, _, value in (line.partition(":") for line in lines)}
     now, peak = (int(values.get(name, "0").split()[0]) * 1024 / 1e6 for name in ("VmRSS", "VmHWM"))

@@ -10,6 +10,7 @@ import random
 import ssl
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -129,20 +130,23 @@ class Companion:
             writer.close()
 
 
-async def main(jobs_file: str, url: str, ca_file: str, log_file: str) -> None:
+def main(jobs_file: str, url: str, ca_file: str, log_file: str) -> None:
     """Report for the jobs in a file until the process is ended."""
     trust = ssl.create_default_context(cafile=ca_file)
     jobs = json.loads(Path(jobs_file).read_text(encoding="utf-8"))
-    began = time.monotonic() - jobs["age_s"]
+    # A later process continues the jobs' steps and commits.
+    began, sequence = time.monotonic() - jobs["age_s"], 1 + int(jobs["age_s"])
     with Path(log_file).open("w", encoding="utf-8", buffering=1) as log:
-        async with asyncio.TaskGroup() as group:
-            for job in jobs["jobs"]:
-                # Later processes continue the jobs' steps and commits.
-                companion = Companion(
-                    job=job, url=url, trust=trust, log=log, sequence=1 + int(jobs["age_s"]), began=began
-                )
-                group.create_task(companion.run())
+        companions = [
+            Companion(job=job, url=url, trust=trust, log=log, sequence=sequence, began=began)
+            for job in jobs["jobs"]
+        ]
+        asyncio.run(_run_all(companions))
+
+
+async def _run_all(companions: Iterable[Companion]) -> None:
+    await asyncio.gather(*(companion.run() for companion in companions))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

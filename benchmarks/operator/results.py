@@ -81,8 +81,7 @@ def find_cold_start_s(sent: Sequence[Line], seen: Sequence[Line], down: float, u
 def _by_job(seen: Iterable[Line]) -> dict[str, list[Line]]:
     found: defaultdict[str, list[Line]] = defaultdict(list)
     for line in seen:
-        if line:
-            found[line["job"]].append(line)
+        found[line["job"]].append(line)
     return found
 
 
@@ -93,4 +92,7 @@ def _quantiles(name: str, values: list[float]) -> dict[str, float | None]:
         key: ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
         for key, share in shares.items()
     }
-    return {f"{name}_{key}_s": None if value is None else round(value, 3) for key, value in chosen.items()}
+    shown = {
+        key: None if value is None or math.isinf(value) else round(value, 3) for key, value in chosen.items()
+    }
+    return {f"{name}_{key}_s": value for key, value in shown.items()}

@@ -67,8 +67,9 @@ class Operator:
         }
         names = [kind.resource.kind for kind in self._kinds if kind.reconciled]
         self._queues = KindQueues({name: n_workers[name] for name in names})
-        interval_s = settings.report_interval_s
-        self._reports = ReportCache(report_interval_s=interval_s)
+        self._reports = ReportCache(
+            report_interval_s=settings.report_interval_s, progress_interval_s=settings.progress_interval_s
+        )
         self._synced = asyncio.Event()
         """Set once every kind is in the cache."""
         self._relisted = asyncio.Event()
@@ -231,8 +232,6 @@ class Operator:
             authenticator=authenticator,
             reports=self._reports,
             enqueue=self._queues.add,
-            # The next report comes an interval later, and the status is then due.
-            progress_delay_s=max(0, self._settings.progress_interval_s - self._settings.report_interval_s),
             acting=lambda: self._lease.held and self._synced.is_set(),
             metrics=self._metrics,
         )

@@ -64,8 +64,7 @@ class Desk:
     app: web.Application
     client: TestClient[web.Request, web.Application]
     tokens: Tokens
-    enqueued: list[tuple[ObjectKey, float]] = field(default_factory=list)
-    """Each key with its delay in seconds."""
+    enqueued: list[ObjectKey] = field(default_factory=list)
     acting: bool = True
 
     def token(self, pod: str | None = None, uid: str | None = None) -> str:
@@ -84,15 +83,14 @@ async def desk() -> AsyncIterator[Desk]:
     await world.run_until_settled(rounds=4)
     made: list[Desk] = []
 
-    def enqueue(key: ObjectKey, delay_s: float) -> None:
-        made[0].enqueued.append((key, delay_s))
+    def enqueue(key: ObjectKey) -> None:
+        made[0].enqueued.append(key)
 
     tokens = Tokens(world)
     endpoint = ReportEndpoint(
         authenticator=ReportAuthenticator(world.cache, tokens),
         reports=world.reports,
         enqueue=enqueue,
-        progress_delay_s=50,
         acting=lambda: made[0].acting,
         metrics=Metrics(),
         clock=lambda: world.now,
@@ -114,7 +112,7 @@ async def test_a_report_of_a_running_pod_is_taken_and_answered_with_a_directive(
     last = desk.world.reports.get_report(desk.world.job.metadata.uid)
     assert last is not None
     assert (last.report.step, last.ordinal, last.received_at) == (42, (0, 0), desk.world.now)
-    assert desk.enqueued == [(job_key("default", "lm"), 0)]
+    assert desk.enqueued == [job_key("default", "lm")]
     request = SaveRequest(id="maintenance-7", attempt=1, maintenance_time=0, time=0, reason="maintenance")
     desk.world.reports.set_save_request(desk.world.job.metadata.uid, request)
     _, body = await desk.post(REPORT, token=desk.token())

@@ -43,17 +43,24 @@ class ReportCache:
     Nothing is stored: pods repeat a report until it is answered, and later ones name HEAD, the job's latest commit.
     """
 
-    def __init__(self, *, report_interval_s: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, *, report_interval_s: int, progress_interval_s: int = 0, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Take the seconds between two reports of a job, and between two that are due for nothing but progress."""
         self._report_interval_s = report_interval_s
+        self._progress_interval_s = progress_interval_s
         self._clock = clock
         self._last: dict[str, LastReport] = {}
+        self._due_at: dict[str, float] = {}
+        """When the last report of a job was due."""
+
         self._save_requests: dict[str, SaveRequest] = {}
         """The open requests. They may be lost: the next reconcile restores them from the status."""
 
     def add_report(self, job_uid: str, last: LastReport) -> bool:
         """Keep the report as the job's newest, and add its commits to those of earlier reports.
 
-        Return False if it differs from the last one by nothing but progress, which the status shows later.
+        Return True if it is due to be shown: if it has news, or progress alone for the first time in its interval.
         """
         known = self._last.get(job_uid)
         # Commits of another root are in another log, with sequences of its own.
@@ -66,13 +73,18 @@ class ReportCache:
         commits = tuple(merged[sequence] for sequence in sorted(merged)[-_KEPT_COMMITS:])
         self._last[job_uid] = replace(last, commits=commits)
         late_s = _LATE_INTERVALS * self._report_interval_s
-        return of_attempt is None or _has_news(of_attempt, last, late_s=late_s)
+        has_news = of_attempt is None or _has_news(of_attempt, last, late_s=late_s)
+        is_due = has_news or last.received_at - self._due_at[job_uid] >= self._progress_interval_s
+        if is_due:
+            self._due_at[job_uid] = last.received_at
+        return is_due
 
     def get_report(self, job_uid: str) -> LastReport | None:
         return self._last.get(job_uid)
 
     def forget_job(self, job_uid: str) -> None:
         self._last.pop(job_uid, None)
+        self._due_at.pop(job_uid, None)
         self._save_requests.pop(job_uid, None)
 
     def set_save_request(self, job_uid: str, request: SaveRequest | None) -> None:

@@ -30,15 +30,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportEndpoint:
-    """Accept the reports of pods. `acting` returns whether this operator holds the Lease.
-
-    A report of nothing but progress queues its job after `progress_delay_s`, any other one at once.
-    """
+    """Accept the reports of pods. `acting` returns whether this operator holds the Lease."""
 
     authenticator: ReportAuthenticator
     reports: ReportCache
-    enqueue: Callable[[ObjectKey, float], None]
-    progress_delay_s: float
+    enqueue: Callable[[ObjectKey], None]
     acting: Callable[[], bool]
     metrics: Metrics
     clock: Callable[[], float] = time.time
@@ -87,8 +83,8 @@ class ReportEndpoint:
             text = "left commits out of a report: they are not in spec.checkpoint.uri"
             _log.info(text, extra=key.log_fields)
         last = LastReport(report=checked, ordinal=attempt.ordinal, received_at=now, pod_uid=attempt.pod_uid)
-        has_news = self.reports.add_report(attempt.job_uid, last)
-        self.enqueue(key, 0.0 if has_news else self.progress_delay_s)
+        if self.reports.add_report(attempt.job_uid, last):
+            self.enqueue(key)
         return self.reports.get_directive(attempt.job_uid)
 
 
