@@ -106,11 +106,7 @@ class World(Reconciled):
         kinds = list_watched_kinds(cloud_tpu=queued_resources, kueue=True)
         self._kinds = {kind.resource.plural: kind for kind in kinds}
         self.cache = Cache(lambda: self.now)
-        self.reports = ReportCache(
-            report_interval_s=self.settings.report_interval_s,
-            progress_interval_s=self.settings.progress_interval_s,
-            clock=lambda: self.now,
-        )
+        self.reports = ReportCache(report_interval_s=self.settings.report_interval_s, clock=lambda: self.now)
         self.cluster.on_change = self._record_change
         self._delayed.clear()
         self._late.clear()
