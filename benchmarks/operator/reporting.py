@@ -85,10 +85,11 @@ class Companion:
         return self.latest
 
     def _report(self, commits: tuple[ReportedCommit, ...]) -> Report:
-        step, latest = self._step(), self.latest
-        head = latest and Head(
-            sequence=latest.sequence, step=latest.step, uri=latest.uri, size_bytes=latest.size_bytes
-        )
+        step, latest, head = self._step(), self.latest, None
+        if latest is not None:
+            head = Head(
+                sequence=latest.sequence, step=latest.step, uri=latest.uri, size_bytes=latest.size_bytes
+            )
         return Report(
             phase=ReportPhase.TRAINING,
             root="load-root",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import kopf
+from typing_extensions import override
 
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
@@ -54,15 +55,20 @@ def make_registry(
     return registry
 
 
-class _NoDiffs:
-    """Replace the storage for which kopf copies each object three times: no handler here looks at changes."""
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Keep kopf from copying each object three times to find changes: no handler here looks at them."""
 
-    def fetch(self, **_: Any) -> None:
-        """Return the object as it was handled last: never."""
-
-    def build(self, **_: Any) -> dict[str, Any]:
-        """Return what to compare of the object: nothing."""
+    @override
+    def build(self, *, body: Any, extra_fields: Any = None) -> Any:
         return {}
+
+    @override
+    def fetch(self, *, body: Any) -> None:
+        return None
+
+    @override
+    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
+        return None
 
 
 def make_kopf_settings(kinds: Iterable[WatchedKind]) -> Any:
