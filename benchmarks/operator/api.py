@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,6 @@ import aiohttp
 
 _N_REQUESTS: Final = 24
 """Requests in flight at once: the API server is kept busy, and its queue short."""
-
-_N_PER_WRITE: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +53,10 @@ class Etcd:
 
     api: Api
 
-    async def write(self, raws: Sequence[dict[str, Any]]) -> None:
-        """Write these Jobs, pods and nodes, some in each request."""
-        for begin in range(0, len(raws), _N_PER_WRITE):
-            puts = [
-                {"requestPut": {"key": _base64(_key(raw)), "value": _base64(json.dumps(raw))}}
-                for raw in raws[begin : begin + _N_PER_WRITE]
-            ]
-            await self.api.ask("POST", "/v3/kv/txn", {"success": puts})
+    async def write(self, raws: Iterable[dict[str, Any]]) -> None:
+        """Write these Jobs, pods and nodes, each in a revision of its own: watches continue after a revision."""
+        bodies = [{"key": _base64(_key(raw)), "value": _base64(json.dumps(raw))} for raw in raws]
+        await asyncio.gather(*(self.api.ask("POST", "/v3/kv/put", body) for body in bodies))
 
 
 def _key(raw: dict[str, Any]) -> str:
