@@ -25,10 +25,10 @@ _SERVER_TIMEOUT_S = 240
 _CLIENT_TIMEOUT_S = 270
 _CONNECT_TIMEOUT_S = 10
 
-_CHUNK = 500
+_CHUNK = 200
 """Objects of a list that are in memory at once."""
 
-_IDLE_S = 0.5
+_IDLE_S = 0.1
 """Seconds for which kopf keeps an object and its task in memory after an event."""
 
 
