@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Final, NamedTuple
 
 __all__ = ["NamedHang", "RankStacks", "Source", "find_main_frame", "list_ranks", "name_hang"]
@@ -77,15 +78,18 @@ _MAX_GROUPS: Final = 4
 
 _THREAD: Final = re.compile(r"^(Current thread|Thread) .*\(most recent call first\):")
 _FRAME: Final = re.compile(r'^\s+File "(.*)", line (\d+) in (.*)$')
-_OURS: Final = r"((site|dist)-packages|runtime)/stepkeeper/"
+_TORCH: Final = r"-packages/torch/|/torch/(?=_|(autograd|cuda|distributed|nn|optim|utils)/)"
+"""torch's files, wherever it is installed, and no /home/me/torch/train.py."""
+
+_OURS: Final = rf"(-packages/stepkeeper|{re.escape(str(Path(__file__).parents[1]))})/"
 _LIBRARY: Final = re.compile(
-    rf"(site|dist)-packages/(torch|torch_xla|stepkeeper_planners)/|{_OURS}|/python3[.\d]*/(?!(site|dist)-packages/)|^<"
+    rf"{_TORCH}|/(torch_xla|stepkeeper_planners)/|{_OURS}|/python3[.\d]*/(?!(site|dist)-packages/)|^<"
 )
 """Files whose frames, if they are innermost, only show what the code that called them waits for."""
 
-_DATA_FILES: Final = re.compile(r"-packages/torch/utils/data/")
-_STORE_FRAMES: Final = re.compile(r"-packages/torch/distributed/.* (.*store.*|.*rendezvous.*)$")
-_DEVICE_FILES: Final = re.compile(r"-packages/(torch/(distributed|autograd|cuda|nn/parallel)|torch_xla)/")
+_DATA_FILES: Final = re.compile(r"/torch/utils/data/")
+_STORE_FRAMES: Final = re.compile(r"/torch/distributed/.* (.*store.*|.*rendezvous.*)$")
+_DEVICE_FILES: Final = re.compile(r"/(torch/(distributed|autograd|cuda|nn/parallel)|torch_xla)/")
 _MANAGER_FILES: Final = re.compile(_OURS)
 _STORE_CALL: Final = re.compile(r"store\w*\.(get|wait|set|add|compare_set|multi_get)\(")
 _DEVICE_CALL: Final = re.compile(r"\.(item|cpu|tolist|synchronize)\(|\b(work|handle|req)\w*\.wait\(")

@@ -64,6 +64,12 @@ IN_DATASET: Final = stacks(
     f"{TORCH}/utils/data/dataloader.py 732 __next__",
     TRAIN,
 )
+ELSEWHERE: Final = stacks(
+    "/app/torch/data.py 10 __getitem__",
+    "/opt/packages/torch/utils/data/_utils/fetch.py 52 fetch",
+    "/opt/packages/torch/utils/data/dataloader.py 732 __next__",
+    TRAIN,
+)
 WITH_LOCK: Final = stacks("/app/train.py 51 call_c", TRAIN, source=Source.SIGNAL)
 REDUCES_WITH_LOCK: Final = RankStacks(text=IN_REDUCE.text, source=Source.SIGNAL, state="S")
 STOPPED: Final = RankStacks(text="", source=Source.NONE, state="T")
@@ -96,6 +102,13 @@ UNREAD: Final = RankStacks(text="", source=Source.NONE, state="R")
             "DataLoader",
             (0,),
             "rank 0 is waiting for data at /app/data.py:10 in __getitem__",
+        ),
+        (
+            [ELSEWHERE],
+            (),
+            "DataLoader",
+            (0,),
+            "rank 0 is waiting for data at /app/torch/data.py:10 in __getitem__",
         ),
         (
             [IN_STORE],
