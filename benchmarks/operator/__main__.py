@@ -9,9 +9,11 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,11 +24,12 @@ from benchmarks.operator.processes import (
     ROOT,
     URL,
     CpuClock,
+    Operator,
     Started,
+    read_cpu_s,
     read_memory_mb,
     reset_peak,
     start,
-    start_operator,
 )
 from benchmarks.operator.results import find_cold_start_s, find_latencies, read_lines
 from benchmarks.operator.world import World, cancel
@@ -87,13 +90,17 @@ class Bench:
     async def begin(self) -> None:
         """Make what all jobs need, and start the operator."""
         await self._world.prepare()
-        self._start_operator()
+        log = self._options.operator_log or self._plane.folder / "operator.log"
+        self._operator = Operator(self._plane.operator_kubeconfig, log)
+        self._stack.callback(self._operator.stop)
 
     async def measure(self, n_jobs: int) -> dict[str, Any]:
         """Make jobs until there are that many, and measure: their start, a steady minute, a cold start."""
         options, began = self._options, time.monotonic()
+        restarts = self._operator.restarts
+        kept = asyncio.create_task(self._keep_operator())
         reset_peak(self._operator.pid)
-        grown = CpuClock(self._groups())
+        grown = CpuClock(self._groups({}))
         print(f"making {n_jobs} jobs", flush=True)
         await self._world.grow(n_jobs)
         row: dict[str, Any] = {"jobs": n_jobs, "pods": n_jobs * N_HOSTS, "nodes": len(self._world.nodes)}
@@ -107,7 +114,9 @@ class Bench:
             others = {"reporter": [reporter.pid], "watcher": [watcher.pid]}
             row["running"] = await self._world.count_running()
             row["steady"] = await self._measure_steady(others, sent, seen)
+            row["restarts"] = self._operator.restarts - restarts
             _print_row(row)
+            await cancel(kept)
             row["cold start"] = await self._measure_cold_start(others, sent, seen)
             if options.hold and n_jobs == options.jobs[-1]:
                 print(f"held: the operator is process {self._operator.pid}", flush=True)
@@ -115,22 +124,27 @@ class Bench:
         await cancel(beats)
         return row
 
+    async def _keep_operator(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self._operator.restart_if_ended()
+
     async def _measure_steady(self, others: dict[str, list[int]], sent: Path, seen: Path) -> dict[str, Any]:
-        pid, begun, memory = self._operator.pid, time.monotonic(), []
-        reset_peak(pid)
-        cores, audit = CpuClock({**self._groups(), **others}), self._plane.open_audit()
+        begun, memory = time.monotonic(), []
+        reset_peak(self._operator.pid)
+        cores, audit = CpuClock(self._groups(others)), self._plane.open_audit()
         while time.monotonic() < begun + self._options.steady_s:
             await asyncio.sleep(1)
-            memory.append(read_memory_mb(pid)[0])
+            memory.append(read_memory_mb(self._operator.pid))
         shares, took_s = cores.shares(), time.monotonic() - begun
-        peak_mb = read_memory_mb(pid)[1]
+        peak_mb = max(peak for _, peak in memory)
         requests = self._plane.count_requests(audit, took_s)
         await asyncio.sleep(_SETTLE_S)
         latencies = find_latencies(read_lines(sent), read_lines(seen), begun, begun + took_s)
         return {
             "seconds": round(took_s, 1),
             **latencies,
-            "operator_mb": round(sum(memory) / len(memory)),
+            "operator_mb": round(sum(now for now, _ in memory) / len(memory)),
             "operator_peak_mb": round(peak_mb),
             "cores": shares,
             "requests_per_s": requests,
@@ -143,8 +157,8 @@ class Bench:
         self._operator.stop()
         await asyncio.sleep(max(0.0, _DOWN_S + down - time.monotonic()))
         up = time.monotonic()
-        self._start_operator()
-        cores = CpuClock({**self._groups(), **others})
+        self._operator.start()
+        cores = CpuClock(self._groups(others))
         found: dict[str, Any] = {}
         while "all_right_s" not in found and time.monotonic() < up + _COLD_START_LIMIT_S:
             await asyncio.sleep(1)
@@ -157,13 +171,10 @@ class Bench:
             "cores": cores.shares(),
         }
 
-    def _groups(self) -> dict[str, list[int]]:
-        return {"operator": [self._operator.pid], "world": [os.getpid()], **self._plane.list_pids()}
-
-    def _start_operator(self) -> None:
-        log = self._options.operator_log or self._plane.folder / "operator.log"
-        self._operator = start_operator(self._plane.operator_kubeconfig, log)
-        self._stack.callback(self._operator.stop)
+    def _groups(self, others: dict[str, list[int]]) -> dict[str, Callable[[], float]]:
+        pids = {"world": [os.getpid()], **self._plane.list_pids(), **others}
+        groups = {name: partial(read_cpu_s, each) for name, each in pids.items()}
+        return {"operator": self._operator.read_cpu_s, **groups}
 
     def _start(self, stack: ExitStack, module: str, *arguments: str) -> tuple[Started, Path]:
         lines = Path(tempfile.mkstemp(prefix=module, dir=self._folder)[1])

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,7 +46,40 @@ def start(arguments: Iterable[str], log: Path, environment: Mapping[str, str] | 
     return Started(process=process)
 
 
-def start_operator(kubeconfig: Path, log: Path) -> Started:
+class Operator:
+    """The operator's process, started again when it ends, as a Deployment does."""
+
+    def __init__(self, kubeconfig: Path, log: Path) -> None:
+        """Start it."""
+        self.restarts = 0
+        self._kubeconfig = kubeconfig
+        self._log = log
+        self._ended_cpu_s = 0.0
+        self._started = _start_operator(kubeconfig, log)
+
+    @property
+    def pid(self) -> int:
+        return self._started.pid
+
+    def restart_if_ended(self) -> None:
+        if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            self.stop()
+            self.start()
+            self.restarts += 1
+
+    def start(self) -> None:
+        self._started = _start_operator(self._kubeconfig, self._log)
+
+    def stop(self) -> None:
+        self._ended_cpu_s += read_cpu_s([self.pid])
+        self._started.stop()
+
+    def read_cpu_s(self) -> float:
+        """Return the processor seconds of all its processes."""
+        return self._ended_cpu_s + read_cpu_s([self.pid])
+
+
+def _start_operator(kubeconfig: Path, log: Path) -> Started:
     """Start the operator as its image does, with the chart's settings."""
     environment = {
         "KUBECONFIG": str(kubeconfig),
@@ -88,8 +121,9 @@ def read_idle_s() -> float:
 class CpuClock:
     """Measure the processor seconds that groups of processes use per second."""
 
-    def __init__(self, groups: Mapping[str, Iterable[int]]) -> None:
-        self._groups = {name: tuple(pids) for name, pids in groups.items()}
+    def __init__(self, groups: Mapping[str, Callable[[], float]]) -> None:
+        """Take what reads the processor seconds of each group."""
+        self._groups = groups
         self._before = self._read()
         self._began = time.monotonic()
 
@@ -99,4 +133,4 @@ class CpuClock:
         return {name: round((after - self._before[name]) / took_s, 3) for name, after in self._read().items()}
 
     def _read(self) -> dict[str, float]:
-        return {name: read_cpu_s(pids) for name, pids in self._groups.items()} | {"idle": read_idle_s()}
+        return {name: read() for name, read in self._groups.items()} | {"idle": read_idle_s()}
