@@ -3,20 +3,16 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter, eq
-from typing import Final, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from stepkeeper_planners.adapters import checkpointable, dtensor, plain
+from stepkeeper_planners.adapters.forms import ORDINARY, OrdinaryForms
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-
-_ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
-"""Torch's own classes. A CPU tensor of one of them, without attributes, is an ordinary one."""
-_form: Final = attrgetter("dtype", "layout", "shape", "is_cpu", "__dict__")
 
 
 class _Adapter(Protocol):
@@ -50,7 +46,7 @@ def describe_all(
     alike: dict[object, TensorLayout] = {}
     layouts: list[TensorLayout] = []
     for fqn, tensor in tensors.items():
-        form = structure(tensor) if is_ordinary(tensor) else None
+        form = (tensor.dtype, tensor.layout, tensor.shape) if is_ordinary(tensor) else None
         like = alike.get(form)
         if like is None:
             like = describe(fqn, tensor, ranks, (shardings or {}).get(fqn))
@@ -129,24 +125,14 @@ def structure(tensor: torch.Tensor) -> object:
 
 def is_ordinary(tensor: torch.Tensor) -> bool:
     """Return whether this is a CPU tensor of torch's own classes, without attributes. Fast: there may be thousands."""
-    return type(tensor) in _ORDINARY and tensor.is_cpu and not tensor.__dict__
+    return type(tensor) in ORDINARY and tensor.is_cpu and not tensor.__dict__
 
 
-def ordinary_forms(tensors: Sequence[torch.Tensor]) -> list[object] | None:
-    """Return the forms to pass to `have_forms`; None unless all tensors are ordinary and strided."""
+def ordinary_forms(tensors: Sequence[torch.Tensor]) -> OrdinaryForms | None:
+    """Return the forms of these tensors; None unless all are ordinary and strided."""
     if not all(is_ordinary(tensor) and tensor.layout is torch.strided for tensor in tensors):
         return None
-    known: dict[object, object] = {}
-    return [
-        # Thousands of tensors have few different forms.
-        known.setdefault(structure(tensor), (tensor.dtype, tensor.layout, tensor.shape, True, {}))
-        for tensor in tensors
-    ]
-
-
-def have_forms(tensors: Sequence[torch.Tensor], forms: Sequence[object]) -> bool:
-    """Return whether these are ordinary tensors with these forms, in order. Much cheaper than comparing `structure`."""
-    return _ORDINARY.issuperset(map(type, tensors)) and all(map(eq, map(_form, tensors), forms))
+    return OrdinaryForms(tensors)
 
 
 def materialize(tensors: Iterable[torch.Tensor]) -> None:
@@ -244,12 +230,15 @@ def host_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     return plain.host_memory(tensor) if adapter is plain else None
 
 
-def device_memory(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the memory of the only local shard if it is on a device that torch copies from by itself, else None."""
+def local_memory(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the memory of the only local shard if it is where torch copies from by itself, else None."""
     adapter = _adapter(tensor)
+    if adapter not in (plain, dtensor):
+        return None
     local = dtensor.to_local(tensor) if adapter is dtensor else tensor
-    is_on_host = local.is_cpu or not local.numel()
-    return None if is_on_host or adapter not in (plain, dtensor) else local.detach()
+    if not (local.is_cpu or local.numel()):
+        return None
+    return local.detach() if local.requires_grad else local
 
 
 def has_overlapping_elements(tensor: torch.Tensor) -> bool:

@@ -20,6 +20,7 @@ from xxhash import xxh3_128
 from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.geometry.layout import TensorLayout
+from stepkeeper_planners.state.tree import order_tensors, pick_at
 
 __all__ = ["CopyDigests", "HeldCopies", "find_copies", "sample_copy"]
 
@@ -51,13 +52,15 @@ _WITHOUT_NUMBERS: Final = {getattr(torch, "float4_e2m1fn_x2", None)}
 class _Task(NamedTuple):
     """A part of the reading, for one thread: elements of one chunk, or several small chunks of one dtype."""
 
-    names: tuple[str, ...]
+    pick: Callable[
+        [Sequence[torch.Tensor]], Sequence[torch.Tensor]
+    ]  # from all tensors of the state, in order
     indexes: tuple[int, ...]  # each chunk's local index
     elements: slice | None  # of one chunk; None: all elements of all chunks
     n_bytes: int
     is_ordinary: bool
     is_on_host: bool
-    join: Callable[[list[torch.Tensor]], torch.Tensor]  # the fastest function that joins them in order
+    join: Callable[..., torch.Tensor]  # the fastest function that joins them in order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +101,20 @@ def find_copies(
             if len(holders[0]) > 1 and (size := math.prod(chunk.box.sizes)):
                 found.setdefault(holders[0], []).append((layout, holders[1], size))
     held = []
+    places = {name: index for index, name in enumerate(tensors)}
     for ranks, chunks in sorted(found.items(), key=lambda item: item[0]):
         names = {layout.fqn for layout, *_ in chunks} & on_devices
         mine = tuple(chunk for chunk in chunks if chunk[0].fqn not in names)
-        tasks = tuple(_plan_tasks(mine, tensors))
+        tasks = tuple(_plan_tasks(mine, tensors, places))
         key = _hash([repr(ranks).encode()])
         held.append(HeldCopies(key=key, chunks=mine, tasks=tasks, on_devices=tuple(sorted(names))))
     return tuple(held)
 
 
-def _plan_tasks(chunks: Sequence[_Chunk], tensors: Mapping[str, torch.Tensor]) -> Iterator[_Task]:
-    """Plan how chunks are read, given each one's tensor, local index and number of elements."""
+def _plan_tasks(
+    chunks: Sequence[_Chunk], tensors: Mapping[str, torch.Tensor], places: Mapping[str, int]
+) -> Iterator[_Task]:
+    """Plan how chunks are read. `places` has the place of each tensor among those of the state."""
     small: dict[str, list[_Chunk]] = {}
     # Those of one shape together: they are joined several times as fast as others.
     for chunk in sorted(chunks, key=lambda chunk: (chunk[0].global_shape, chunk[0].fqn)):
@@ -119,20 +125,23 @@ def _plan_tasks(chunks: Sequence[_Chunk], tensors: Mapping[str, torch.Tensor]) -
             continue
         step = _TASK_BYTES // width
         for start in range(0, size, step):
-            yield _make_task([chunk], tensors, slice(start, min(start + step, size)))
+            yield _make_task([chunk], tensors, places, slice(start, min(start + step, size)))
     for alike in small.values():
         sizes = (max(_LEAST_BYTES, size * itemsize_bytes(layout.dtype)) for layout, _, size in alike)
         numbered = zip(alike, accumulate(sizes), strict=True)
         for _, joined in groupby(numbered, lambda each: each[1] // _JOINED_BYTES):
-            yield _make_task([chunk for chunk, _ in joined], tensors)
+            yield _make_task([chunk for chunk, _ in joined], tensors, places)
 
 
 def _make_task(
-    chunks: Sequence[_Chunk], tensors: Mapping[str, torch.Tensor], elements: slice | None = None
+    chunks: Sequence[_Chunk],
+    tensors: Mapping[str, torch.Tensor],
+    places: Mapping[str, int],
+    elements: slice | None = None,
 ) -> _Task:
-    names = tuple(layout.fqn for layout, *_ in chunks)
+    names = [layout.fqn for layout, *_ in chunks if layout.fqn in tensors]
     size = sum(size for *_, size in chunks) if elements is None else elements.stop - elements.start
-    held = [tensors[name] for name in names if name in tensors]
+    held = [tensors[name] for name in names]
     is_ordinary = all(map(adapters.is_ordinary, held))
     join = flatten_dense_tensors
     if len(chunks) > 1 and is_ordinary and len({tensor.shape for tensor in held}) == 1:
@@ -140,7 +149,7 @@ def _make_task(
     elif len(chunks) > 1 and all(tensor.dim() == 1 for tensor in held):
         join = torch.cat
     return _Task(
-        names=names,
+        pick=pick_at([places[name] for name in names]),
         indexes=tuple(index for _, index, _ in chunks),
         elements=elements,
         n_bytes=size * itemsize_bytes(chunks[0][0].dtype),
@@ -174,10 +183,11 @@ class CopyDigests:
         """Read the copies, and return the result of `meanwhile`, which changes none of them.
 
         Other threads read those on the host while this one runs `meanwhile`; then it reads too. XLA devices read
-        theirs until `await_devices` returns.
+        theirs until `await_devices` returns. `tensors` has the names of `find_copies`, in the same order.
         """
         self.start_on_devices(tensors)
-        self._read_all(tensors, deque(task for task in self._tasks if not task.is_on_host))
+        ordered = order_tensors(tensors)
+        self._read_all(ordered, deque(task for task in self._tasks if not task.is_on_host))
         left = deque(task for task in self._tasks if task.is_on_host)
         if not left:
             return meanwhile()
@@ -188,13 +198,13 @@ class CopyDigests:
             1 + sum(task.n_bytes for task in left) // _TASK_BYTES,
         )
         with ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="stepkeeper-digest") as pool:
-            others = [pool.submit(self._read_all, tensors, left) for _ in range(n_threads - 1)]
+            others = [pool.submit(self._read_all, ordered, left) for _ in range(n_threads - 1)]
             try:
                 result = meanwhile()
             except BaseException:
                 left.clear()
                 raise
-            self._read_all(tensors, left)
+            self._read_all(ordered, left)
             for other in others:
                 other.result()
         return result
@@ -217,14 +227,15 @@ class CopyDigests:
         """Return the digest of each tensor of which the ranks of `key` hold copies. They are read again."""
         (each,) = (each for each in self._copies if each.key == key)
         found: dict[str, list[bytes]] = {}
+        places, ordered = {name: index for index, name in enumerate(tensors)}, order_tensors(tensors)
         with torch.no_grad():
             for chunk in each.chunks:
-                sums = [_digest(tensors, task) for task in _plan_tasks([chunk], tensors)]
+                sums = [_digest(ordered, task) for task in _plan_tasks([chunk], tensors, places)]
                 found.setdefault(chunk[0].fqn, []).extend(sums)
         digests = {name: _hash(sums) for name, sums in found.items()}
         return digests | {name: self._on_devices[name] for name in each.on_devices}
 
-    def _read_all(self, tensors: Mapping[str, torch.Tensor], left: deque[_Task]) -> None:
+    def _read_all(self, tensors: Sequence[torch.Tensor], left: deque[_Task]) -> None:
         with torch.no_grad():  # a setting of each thread
             while True:
                 try:
@@ -249,14 +260,13 @@ def sample_copy(tensor: torch.Tensor) -> list[float]:
 def _read_shard(tensor: torch.Tensor, index: int) -> torch.Tensor:
     if adapters.is_ordinary(tensor):
         return tensor
-    own = adapters.device_memory(tensor)
-    own = adapters.host_memory(tensor) if own is None else own
+    own = adapters.local_memory(tensor)
     return adapters.local_shards(tensor)[index] if own is None else own
 
 
-def _digest(tensors: Mapping[str, torch.Tensor], task: _Task) -> bytes:
+def _digest(tensors: Sequence[torch.Tensor], task: _Task) -> bytes:
     # Without a line of Python for each: there may be thousands, and training waits.
-    shards = list(map(tensors.__getitem__, task.names))
+    shards = task.pick(tensors)
     if not task.is_ordinary:
         shards = list(map(_read_shard, shards, task.indexes))
     if task.elements is not None:

@@ -4,11 +4,12 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 import torch
+from torch.distributed.tensor import DTensor
 
 __all__ = ["PLAIN_LEAVES", "SCALARS", "has_plain_leaves_only", "has_scalars_only"]
 
 SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
-PLAIN_LEAVES: Final = SCALARS | {torch.Tensor, torch.nn.Parameter}
+PLAIN_LEAVES: Final = SCALARS | {torch.Tensor, torch.nn.Parameter, DTensor}
 """Leaves of exactly these types need no further check: nothing in them has to be called or copied."""
 
 

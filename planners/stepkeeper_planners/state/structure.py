@@ -6,7 +6,6 @@ a few passes in C here, not in a few lines of Python.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -14,14 +13,16 @@ import torch
 from stepkeeper_planners import adapters
 from stepkeeper_planners.state.named_optimizer import NamedState
 from stepkeeper_planners.state.per_rank import PerRank
-from stepkeeper_planners.state.scalars import has_plain_leaves_only
+from stepkeeper_planners.state.scalars import PLAIN_LEAVES
 from stepkeeper_planners.state.tree import (
     FlatState,
     Modules,
+    NamedTensors,
     find_tied,
     flatten_resolved,
     is_leaf,
     iterate_named_leaves,
+    pick_at,
     resolve_state,
 )
 from stepkeeper_planners.state.values import estimate_value_bytes
@@ -75,12 +76,15 @@ class StructureCache(Generic[T]):
         tree, found = resolve_state(state)
         modules = found or modules
         contents = _Contents(tree)
-        if self._last is None or not self._last[0].fits(contents):
+        with torch.no_grad():  # once, and not for each tensor
+            fits = self._last is not None and self._last[0].fits(contents)
+        if not fits:
             self._last = None
             contents.materialize()
             flat = flatten_resolved(tree, modules)
             structure = _Structure(contents, flat, self._large_value_bytes)
             self._last = structure, self._derive(flat, structure.value_bytes)
+        assert self._last is not None
         structure, derived = self._last
         return LookUpResult(flat=structure.flatten(tree, modules, contents.leaves), derived=derived)
 
@@ -100,8 +104,10 @@ class _Contents:
         """A description of each container, by which its items can be counted. Equal lists mean equal nesting."""
 
         self.leaves: list[Any] = []
+        self.kinds: list[type] = []
+        """The classes of the leaves."""
+
         self._add(tree)
-        self.kinds: Final = list(map(type, self.leaves))
 
     def materialize(self) -> None:
         """Run the pending computations of tensors: before that, even the placement of some is unknown."""
@@ -110,19 +116,22 @@ class _Contents:
     def _add(self, node: Any) -> None:
         if isinstance(node, Mapping):
             values = list(node.values())
-            plain = has_plain_leaves_only(values)
+            kinds = list(map(type, values))
+            plain = PLAIN_LEAVES.issuperset(kinds)
             # The types of keys count, too: 1 and True are equal, but make different names.
             self.forms += (_PLAIN_DICT if plain else _DICT, list(node), list(map(type, node)))
             if isinstance(node, NamedState):
                 self.forms.append(node.groups)
             if plain:
                 self.leaves += values
+                self.kinds += kinds
             else:
                 for value in values:
                     self._add(value)
         elif is_leaf(node):
             self.forms.append(_LEAF)
             self.leaves.append(node)
+            self.kinds.append(type(node))
         else:
             self.forms += (_LIST, len(node))
             for value in node:
@@ -138,15 +147,14 @@ class _Structure:
         # Names of PerRank entries are in no path.
         names = [name for name, _ in iterate_named_leaves(flat.tree)] if flat.per_rank else flat.paths
         place = {name: index for index, name in enumerate(names)}
-        self._pick_tensors: Final = _picker([place[name] for name in flat.paths if name not in flat.values])
+        self._pick_tensors: Final = pick_at([place[name] for name in flat.paths if name not in flat.values])
         tensors = self._pick_tensors(contents.leaves)
         # None if a tensor isn't ordinary. Ordinary ones have no placement and no pending computations.
         self._ordinary: Final = adapters.ordinary_forms(tensors)
         self._placed: Final = None if self._ordinary is not None else list(map(adapters.structure, tensors))
-        self._addresses: Final = _list_addresses(tensors) if self._ordinary is not None else []
-        self._tied: Final = {} if self._addresses else find_tied(tensors, ordinary=self._ordinary is not None)
-        self._kept: Final = tuple(flat.tensors)
-        self._pick_kept: Final = _picker([place[name] for name in flat.tensors])
+        self._tied: Final = find_tied(tensors, ordinary=self._ordinary is not None)
+        self._kept: Final = {name: index for index, name in enumerate(flat.tensors)}
+        self._pick_kept: Final = pick_at([place[name] for name in flat.tensors])
         self._values: Final = [(name, place[name]) for name in flat.values]
         self._per_rank: Final = [(name, place[name]) for name in flat.per_rank]
         self._wholes: Final = flat.wholes
@@ -164,25 +172,21 @@ class _Structure:
             return False
         tensors = self._pick_tensors(contents.leaves)
         if self._ordinary is not None:
-            alike = adapters.have_forms(tensors, self._ordinary)
+            alike, are_there = self._ordinary.compare(tensors)
         else:
             contents.materialize()
-            alike = list(map(adapters.structure, tensors)) == self._placed
-        return (
-            alike and self._are_tied_alike(tensors) and self._measure_values(contents.leaves) == self._sizes
+            alike, are_there = list(map(adapters.structure, tensors)) == self._placed, False
+        # In most saves all tensors are where they were at the first.
+        tied_alike = are_there or (
+            alike and find_tied(tensors, ordinary=self._ordinary is not None) == self._tied
         )
-
-    def _are_tied_alike(self, tensors: Sequence[torch.Tensor]) -> bool:
-        # In most saves all tensors are where they were at the first, which is found faster.
-        if self._addresses and self._addresses == list(map(torch.Tensor.data_ptr, tensors)):
-            return True
-        return find_tied(tensors, ordinary=self._ordinary is not None) == self._tied
+        return alike and tied_alike and self._measure_values(contents.leaves) == self._sizes
 
     def flatten(self, tree: Any, modules: Modules, leaves: Sequence[Any]) -> FlatState:
         """Flatten a state that fits."""
         per_rank: list[tuple[str, PerRank]] = [(name, leaves[index]) for name, index in self._per_rank]
         return FlatState(
-            tensors=dict(zip(self._kept, self._pick_kept(leaves), strict=True)),
+            tensors=NamedTensors(self._kept, self._pick_kept(leaves)),
             values={name: _value_of(leaves[index]) for name, index in self._values},
             aliases=self._aliases,
             paths=self._paths,
@@ -212,19 +216,6 @@ class _Structure:
         sizes = (estimate_value_bytes(_value_of(leaves[index])) for _, index in self._values)
         # A value that grows from save to save is another one only each time that it has doubled.
         return [1 << (size - 1).bit_length() if size >= limit else 0 for size in sizes]
-
-
-def _list_addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """List where tensors on the CPU begin; nothing if two begin at one place, and might be tied."""
-    addresses = list(map(torch.Tensor.data_ptr, tensors))
-    return addresses if len(set(addresses)) == len(addresses) else []
-
-
-def _picker(indexes: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Return a function that picks the items at these indexes, in one pass in C."""
-    if len(indexes) < 2:
-        return lambda items: [items[index] for index in indexes]
-    return itemgetter(*indexes)
 
 
 def _value_of(leaf: object) -> object:

@@ -4,6 +4,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -115,6 +116,15 @@ class Companion(RootClaims):
             self._process = self._start_process()
             self._dismiss_when_dropped(self._process)
             return self._process
+
+    def start_early(self) -> None:
+        """Start a process in another thread, if there is none: that takes a while. `ensure_process` waits for it."""
+
+        def start() -> None:
+            with suppress(StepkeeperError):  # the call that needs the process raises it
+                self.ensure_process()
+
+        threading.Thread(target=start, name="companion-start", daemon=True).start()
 
     def _start_process(self) -> CompanionProcess:
         process = self._starting = CompanionProcess(self._on_directive)

@@ -1,6 +1,7 @@
 """Restore one step, or claim a root and restore its latest commit. If that is torn, condemn it and take its parent."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from stepkeeper.restore.foreign.choosing import choose_foreign_step, choose_newe
 from stepkeeper.restore.listing import find_settled_step
 from stepkeeper.restore.restorer import WHOLE, Restorer
 from stepkeeper.time_limits import CLAIM_S
+from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
 
@@ -53,6 +55,11 @@ class LatestRestore:
         """
         mixed_state = self._restorer.mixed_state
         with mixed_state.restoring():
+            if self._restorer.rank_group.rank == 0:
+                self._companion.start_early()
+            # While the process starts. If it fails, the comparison with the checkpoint raises that, on all ranks.
+            with suppress(Exception), without_collections():
+                target.flat  # noqa: B018  # it is made at the first access
             restored = self._restore(target, rules)
             if restored is not None:
                 mixed_state.clear()

@@ -134,7 +134,7 @@ def test_of_small_tensors_only_the_one_that_differs_is_named() -> None:
 @pytest.mark.parametrize("shape", [(7,), (300, 500)])
 def test_a_digest_is_of_the_moment_at_which_it_was_read(shape: tuple[int, ...]) -> None:
     tensor = torch.ones(shape)
-    found = find_copies([whole_tensor("t", "float32", shape, BOTH)], 0, {})
+    found = find_copies([whole_tensor("t", "float32", shape, BOTH)], 0, {"t": tensor})
     digests = read({"t": tensor}, found)
     tensor.zero_()
     then = read({"t": torch.ones(shape)}, found)

@@ -13,6 +13,7 @@ import torch
 from stepkeeper.save.snapshot.plan import SnapshotPlan
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper_planners import adapters
+from stepkeeper_planners.state.tree import order_tensors
 
 __all__ = ["copy_host_tensors", "copy_tensors"]
 
@@ -26,20 +27,20 @@ _MOST_THREADS: Final = 8
 """A few threads already use all of the memory's bandwidth."""
 
 
+@torch.no_grad()
 def copy_host_tensors(tensors: Mapping[str, torch.Tensor], plan: SnapshotPlan, region: Region) -> None:
     """Copy this rank's part of all tensors that are not copied on devices into the region."""
     places = region.view_orders(plan.orders)
-    sources = [tensors[fqn] for _, fqn in plan.whole_tensors]
-    destinations = [places[index] for index, _ in plan.whole_tensors]
+    sources = list(plan.pick_whole(order_tensors(tensors)))
+    destinations = [places[index] for index in plan.whole_tensors.values()]
     for fqn, mine in plan.partial_writes.items():
-        on_device = adapters.device_memory(tensors[fqn])
-        memory = adapters.host_memory(tensors[fqn]) if on_device is None else on_device
+        memory = adapters.local_memory(tensors[fqn])
         # Without one memory for all of this rank's part, it has shards.
         shards = [memory] if memory is not None else adapters.local_shards(tensors[fqn])
         for index, write in mine:
             shard = shards[write.local_index]
             part = shard if places[index].shape == shard.shape else shard[write.shard_box.slices]
-            if on_device is not None:
+            if not shard.is_cpu:
                 # Directly to its place: a copy of the state on the host would take as much memory again.
                 places[index].copy_(part)
                 continue

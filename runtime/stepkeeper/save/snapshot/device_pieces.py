@@ -3,6 +3,7 @@
 torch_xla is imported only where tensors of it exist.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,8 @@ _WAITED_PIECE_BYTES: Final = 64 * 1024 * 1024
 
 def plan_clones(tensors: Mapping[str, torch.Tensor]) -> dict[str, "ClonePlan"]:
     """Plan how each of the XLA tensors is copied. No computation may be pending on them."""
+    if "torch_xla" not in sys.modules:
+        return {}
     mine = {fqn: tensor for fqn, tensor in tensors.items() if tensor.device.type == "xla"}
     if not mine:
         return {}

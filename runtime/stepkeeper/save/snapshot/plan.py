@@ -1,11 +1,13 @@
 """Plan what this rank writes of a state, and where it lies in the region, from the state's structure alone."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
+
+import torch
 
 from stepkeeper.checkpoint.manifest import Shardings
 from stepkeeper.checkpoint.orders import Structure, TensorOrder, ValueOrder
@@ -21,7 +23,7 @@ from stepkeeper_planners.saving.copies import HeldCopies, find_copies
 from stepkeeper_planners.saving.differing_copies import find_buffers, keep_first_copies
 from stepkeeper_planners.saving.fingerprints import digest_layouts
 from stepkeeper_planners.state.nesting import encode_nesting
-from stepkeeper_planners.state.tree import FlatState
+from stepkeeper_planners.state.tree import FlatState, pick_at
 
 if TYPE_CHECKING:
     # At run time it would import torch_xla.
@@ -61,6 +63,9 @@ class SnapshotPlan:
     left_open: tuple[str, ...]
     """Names of the XLA tensors that have no sharding. Copying must not give them one."""
 
+    places: Mapping[str, int]
+    """The place of each tensor among those of the state."""
+
     ordinary_tensors: frozenset[str]
     """Tensors that are copied as they are: on the CPU, whole, of torch's own classes."""
 
@@ -90,18 +95,23 @@ class SnapshotPlan:
         return {fqn: {write.box: index for index, write in mine} for fqn, mine in self.writes_by_fqn.items()}
 
     @cached_property
-    def whole_tensors(self) -> list[tuple[int, str]]:
+    def whole_tensors(self) -> dict[str, int]:
         """The ordinary tensors that this rank writes whole, each with its index among the orders."""
-        return [
-            (index, write.fqn)
+        return {
+            write.fqn: index
             for index, write in enumerate(self.writes)
             if write.fqn in self.ordinary_tensors and write.box.sizes == write.global_shape
-        ]
+        }
+
+    @cached_property
+    def pick_whole(self) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+        """Picks `whole_tensors` from all tensors of the state, in order."""
+        return pick_at([self.places[fqn] for fqn in self.whole_tensors])
 
     @cached_property
     def partial_writes(self) -> dict[str, TensorWrites]:
         """Writes, by tensor, of the tensors that are neither in `whole_tensors` nor copied on devices."""
-        whole = {fqn for _, fqn in self.whole_tensors}
+        whole = self.whole_tensors
         if not self.clones and len(whole) == len(self.writes):
             return {}
         return {
@@ -156,10 +166,11 @@ def plan_snapshot(
         tensor_bytes=tensor_bytes,
         clones=clones,
         left_open=tuple(fqn for fqn, text in shardings.items() if not text),
+        places={fqn: index for index, fqn in enumerate(flat.tensors)},
         ordinary_tensors=frozenset(
             fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)
         ),
-        copies=find_copies(layouts, ranks.rank, flat.tensors),
+        copies=() if ranks.world_size == 1 else find_copies(layouts, ranks.rank, flat.tensors),
     )
 
 

@@ -210,6 +210,8 @@ class SnapshotTaker:
             region.reserve(size_bytes)
             for order in values:
                 region.write_bytes(order.start, blobs[order.fqn])
+            with without_collections():
+                region.view_orders(plan.orders)  # made in the first save, and kept
             copy_host_tensors(flat.tensors, plan, region)
             self._move_tensors(flat, plan, no_room, region)
             moved = frozenset(no_room)
