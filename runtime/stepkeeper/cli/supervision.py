@@ -1,5 +1,6 @@
 """Define the commands run and rehearse, which start a training."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -7,11 +8,13 @@ import typer
 from stepkeeper.contract import AutoInterval, EveryInterval, Interval, RestartLimits, Retention, Settings
 from stepkeeper.storage import root_uri
 from stepkeeper.supervise.attempt import build_command
+from stepkeeper.supervise.rehearsal import RehearsalOptions
+from stepkeeper.supervise.rehearsal import rehearse as rehearse_training
 from stepkeeper.supervise.root_lock import lock_root
 from stepkeeper.supervise.supervisor import RunOptions, Supervisor
 from stepkeeper.supervise.terminal import RunTerminal
 
-__all__ = ["run"]
+__all__ = ["rehearse", "run"]
 
 _LIMITS = RestartLimits()
 
@@ -23,7 +26,10 @@ NProcs = Annotated[int, typer.Option("--nproc", min=1, help="Number of processes
 SaveEvery = Annotated[
     int | None,
     typer.Option(
-        "--save", metavar="STEPS", min=1, help="Steps between saves. Default: by the cost of a save, in seconds."
+        "--save",
+        metavar="STEPS",
+        min=1,
+        help="Steps between saves. Default: by the cost of a save, in seconds.",
     ),
 ]
 GraceS = Annotated[
@@ -53,7 +59,7 @@ def run(
     uri = root_uri(root)
     options = RunOptions(
         command=_build_command(words, n_procs),
-        settings=Settings(uri=uri, interval=build_interval(save), retention=Retention(last=keep)),
+        settings=Settings(uri=uri, interval=_build_interval(save), retention=Retention(last=keep)),
         grace_s=grace_s,
         limits=RestartLimits(max_failures=max_failures),
     )
@@ -61,11 +67,53 @@ def run(
         raise typer.Exit(Supervisor(options, RunTerminal()).run())
 
 
-def build_interval(save: int | None) -> Interval:
+def rehearse(
+    words: Words,
+    *,
+    n_preemptions: Annotated[int, typer.Option("--preemptions", min=1, help="Number of preemptions.")] = 3,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Repeat the rehearsal that printed this seed.")
+    ] = None,
+    save: Annotated[int, typer.Option("--save", metavar="STEPS", min=1, help="Steps between saves.")] = 10,
+    n_procs: NProcs = 1,
+    ignored: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ignore", metavar="PATTERN", help="Names of the state and of metrics that may differ."
+        ),
+    ] = None,
+    grace_s: GraceS = 30,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", metavar="FOLDER", help="Keep the roots and outputs of both trainings here."),
+    ] = None,
+) -> None:
+    """Check that a training resumes exactly: run it undisturbed and preempted, and compare the two.
+
+    The preemptions come at random steps: half of them are notices, the others kill a process. The final states are
+    compared bit for bit, and the metrics of all steps. Exit code 0 if all is equal, else 1.
+    """
+    if folder is not None and folder.exists() and any(folder.iterdir()):
+        raise typer.BadParameter(f"{folder} isn't empty")
+    options = RehearsalOptions(
+        command=_build_command(words, n_procs),
+        interval=_build_interval(save),
+        n_preemptions=n_preemptions,
+        seed=seed,
+        ignored=tuple(ignored or ()),
+        grace_s=grace_s,
+        folder=folder,
+    )
+    raise typer.Exit(rehearse_training(options, RunTerminal()))
+
+
+def _build_interval(save: int | None) -> Interval:
     return Interval(auto=AutoInterval()) if save is None else Interval(every=EveryInterval(steps=save))
 
 
 def _build_command(words: list[str], n_procs: int) -> list[str]:
+    if words[0].endswith(".py") and not Path(words[0]).is_file():
+        raise typer.BadParameter(f"there is no file {words[0]}")
     try:
         return build_command(words, n_procs)
     except ValueError as error:

@@ -36,7 +36,6 @@ _THIS_MACHINE: Final = "127.0.0.1"
 """The only host that is sent a token without TLS: `stepkeeper run` listens there."""
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
     """The trainer's state, as reports carry it."""

@@ -53,7 +53,7 @@ ATTEMPT_FOLDER_VARIABLE: Final = "STEPKEEPER_ATTEMPT_FOLDER"
 """The variable with the folder of an attempt of `stepkeeper run`, which has the files of a pod's folders."""
 
 SUPERVISOR_VARIABLE: Final = "STEPKEEPER_SUPERVISOR"
-"""The variable with the pid of `stepkeeper run`. The launcher that it starts stops the training if that process ends."""
+"""The variable with the pid of `stepkeeper run`. The launcher that it starts stops the training if it ends."""
 
 TORCHRUN_VARIABLE: Final = "TORCHELASTIC_RUN_ID"
 """A variable that torchrun sets in its processes, and that theirs inherit."""

@@ -1,3 +1,5 @@
+# mypy: disable-error-code="explicit-override"
+# typing has override from Python 3.12 on.
 """Receive the training's reports, at an address that only this machine reaches, with a token that only the run has."""
 
 import threading

@@ -1,4 +1,4 @@
-"""Run a training until it is done: start it, follow its reports, pass signals on, restart it by the operator's rules."""
+"""Run a training until it is done: start it, follow its reports, pass signals on, and restart it."""
 
 import queue
 import secrets
@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,10 +15,10 @@ from stepkeeper.contract import Cause, Endpoint, ExitCode, Rehearsal, Report, Re
 from stepkeeper.supervise.attempt import Attempt, AttemptPlan
 from stepkeeper.supervise.endpoint import REPORT_INTERVAL_S, ReportEndpoint
 from stepkeeper.supervise.judging import AttemptEnd, Finish, Restart, RunHistory, decide, judge
-from stepkeeper.supervise.record import RunRecord
+from stepkeeper.supervise.record import RunRecord, describe_commit
 from stepkeeper.supervise.terminal import RunTerminal
 
-__all__ = ["RunOptions", "Supervisor", "signals_to"]
+__all__ = ["INTERRUPTED", "RunOptions", "Supervisor", "signals_to"]
 
 INTERRUPTED: Final = 130
 """The exit code after a second Ctrl-C: 128 + SIGINT, as shells have it."""
@@ -34,7 +34,7 @@ class RunOptions:
     command: Sequence[str]
     settings: Settings
     grace_s: int = 30
-    limits: RestartLimits = RestartLimits()
+    limits: RestartLimits = field(default_factory=RestartLimits)
     plans: Sequence[Rehearsal] = ()
     """How each attempt of a rehearsal is disturbed, from the first one on. Later ones are like the last."""
 
@@ -43,6 +43,9 @@ class RunOptions:
 
     output: Path | None = None
     """The file for the training's output; None: this process's output."""
+
+    is_brief: bool = False
+    """True to print no line for each commit, and no summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class _Ended:
     code: int
 
 
-Event = _Reported | _Signaled | _Ended
+_Event = _Reported | _Signaled | _Ended
 
 
 @contextmanager
@@ -86,19 +89,21 @@ class Supervisor:
         self, options: RunOptions, terminal: RunTerminal, *, now: Callable[[], float] = time.time
     ) -> None:
         self._options, self._terminal, self._now = options, terminal, now
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._history = RunHistory(limits=options.limits)
         self._n_attempts = 0
         self._signals: list[int] = []
         self._is_killed = False
-        self.record = RunRecord(start_s=now())
+        self._record = RunRecord(safe_s=now())
 
     def run(self) -> int:
         """Run the training to its end, and return the exit code."""
         token = secrets.token_hex(16)
         with (
             tempfile.TemporaryDirectory(prefix="stepkeeper-run-", ignore_cleanup_errors=True) as temporary,
-            ReportEndpoint(token, lambda number, report: self._events.put(_Reported(number, report))) as endpoint,
+            ReportEndpoint(
+                token, lambda number, report: self._events.put(_Reported(number, report))
+            ) as endpoint,
             signals_to(lambda number: self._events.put(_Signaled(number))),
         ):
             folder = self._options.folder or Path(temporary)
@@ -108,9 +113,8 @@ class Supervisor:
                 finish = self._follow(self._run_attempt(plan))
                 if finish is not None:
                     break
-        if finish.why:
-            self._terminal.print_line(finish.why)
-        for line in self.record.summarize(self._history.restarts):
+        self._terminal.print_line(finish.why)
+        for line in () if self._options.is_brief else self._record.summarize(self._history.restarts):
             self._terminal.print_line(line)
         return finish.code
 
@@ -130,7 +134,7 @@ class Supervisor:
 
     def _run_attempt(self, plan: AttemptPlan) -> AttemptEnd:
         start_s = self._now()
-        self._history, self.record = self._history.on_start(), self.record.on_start(start_s)
+        self._history, self._record = self._history.on_start(), self._record.on_start()
         attempt = Attempt(plan, lambda code: self._events.put(_Ended(code)))
         code = self._follow_attempt(attempt)
         end_s = self._now()
@@ -140,7 +144,7 @@ class Supervisor:
             message=message,
             start_s=start_s,
             end_s=end_s,
-            has_committed=self.record.n_attempt_commits > 0,
+            has_committed=self._record.n_attempt_commits > 0,
             is_asked=bool(self._signals),
             known_cause=Cause.SPOT_PREEMPTION if attempt.was_preempted else None,
         )
@@ -174,13 +178,16 @@ class Supervisor:
                     self._signals.append(number)
 
     def _take_report(self, report: Report) -> None:
-        n_before = self.record.n_commits
-        self.record, lines = self.record.on_report(report, self._now())
-        if self.record.n_commits > n_before:
+        was_training = self._record.is_resumed
+        self._record, commits = self._record.on_report(report, self._now())
+        if self._record.is_resumed and not was_training:
+            step = self._record.restored_step
+            self._terminal.print_line(f"training {f'continues after step {step}' if step else 'begins'}")
+        for commit in commits:
             self._history = self._history.on_commit()
-        for line in lines:
-            self._terminal.print_line(line)
-        self._terminal.show_progress(self.record.describe_progress())
+            if not self._options.is_brief:
+                self._terminal.print_line(describe_commit(commit))
+        self._terminal.show_progress(self._record.describe_progress())
 
     def _is_second_interrupt(self, number: int) -> bool:
         return number == signal.SIGINT and signal.SIGINT in self._signals

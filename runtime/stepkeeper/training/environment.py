@@ -109,7 +109,9 @@ def read_environment(places: PodPaths | None = None) -> Environment:
             "stepkeeper.CheckpointManager('gs://bucket/run', save=500) instead of from_env()"
         )
     identity = Identity.from_env(os.environ)
-    places = places or replace(PodPaths.from_env(os.environ), termination_file=Path(identity.termination_file))
+    places = places or replace(
+        PodPaths.from_env(os.environ), termination_file=Path(identity.termination_file)
+    )
     path = places.settings_folder / SETTINGS_FILE_NAME
     try:
         text = path.read_bytes()
