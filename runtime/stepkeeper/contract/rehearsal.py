@@ -27,5 +27,8 @@ class Rehearsal:
 
 
 def metrics_file_name(rank: int) -> str:
-    """Return the name of the file in which a rank records a JSON list of step and metrics in each line."""
+    """Return the name of the file in which a rank records its steps.
+
+    Each line is a JSON list: the step, its metrics, and digests of the random number generators of Python and numpy.
+    """
     return f"metrics.{rank}.jsonl"

@@ -1,32 +1,20 @@
 """Compare the latest commits of two roots, bit for bit and by name. Needs torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from typing import Final, cast
 
 from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
+from stepkeeper.supervise.rehearsal_rules import StateComparison
 from stepkeeper_planners.formats.checkpoint_reader import CheckpointReader, open_checkpoint
+from stepkeeper_planners.state.values import encode_value
 
-__all__ = ["StateComparison", "compare_latest"]
+__all__ = ["compare_latest"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateComparison:
-    """The comparison of the latest commits of two roots."""
-
-    steps: tuple[int | None, int | None]
-    """The step of each; None: the root has no commit."""
-
-    n_equal: int = 0
-    """The number of tensors and values that are equal."""
-
-    differing: tuple[str, ...] = ()
-    """The flat names of those that differ, or that only one has, in the order of the first root's state."""
-
-    has_random_state: bool = False
-    """True if the state has a RandomState."""
+_GENERATORS: Final = "generators"
+"""The key below which a RandomState has its generators, in one value for each rank."""
 
 
 def compare_latest(uri: str, other_uri: str) -> StateComparison:
@@ -44,12 +32,15 @@ def compare_latest(uri: str, other_uri: str) -> StateComparison:
             for store, record in zip(stores, (first, second), strict=True)
         ]
         names = list(dict.fromkeys(name for each in readers for name in (*each.tensors, *each.values)))
-        differing = tuple(name for name in names if not _is_equal(name, *readers))
+        random_states = [name for name in names if f".{_GENERATORS}@" in f".{name}"]
+        generators = {each for name in random_states for each in _find_generators(name, *readers)}
+        others = [name for name in names if name not in random_states]
+        equal = tuple(name for name in others if _is_equal(name, *readers))
     return StateComparison(
         steps=(first.step, second.step),
-        n_equal=len(names) - len(differing),
-        differing=differing,
-        has_random_state=any(".generators." in f".{name}." for name in names),
+        equal=equal,
+        differing=tuple(name for name in others if name not in equal),
+        generators=frozenset(generators) if random_states else None,
     )
 
 
@@ -61,6 +52,18 @@ def _is_equal(name: str, one: CheckpointReader, other: CheckpointReader) -> bool
     elif name not in one.values or name not in other.values:
         return False
     return all(a == b for a, b in zip(_read(name, one), _read(name, other), strict=True))
+
+
+def _find_generators(name: str, *readers: CheckpointReader) -> list[str]:
+    """Find the generators of one rank that differ."""
+    one, other = (
+        cast(Mapping[str, object], each.read_value(name)) if name in each.values else {} for each in readers
+    )
+    return [
+        key
+        for key in sorted({*one, *other})
+        if encode_value(key, one.get(key)) != encode_value(key, other.get(key))
+    ]
 
 
 def _read(name: str, reader: CheckpointReader) -> Iterator[bytes | memoryview]:

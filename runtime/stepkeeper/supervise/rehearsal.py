@@ -11,14 +11,11 @@ from typing import Final
 
 from stepkeeper.contract import ExitCode, Interval, Rehearsal, RestartLimits, Settings
 from stepkeeper.contract.rehearsal import metrics_file_name
-from stepkeeper.quantities import count_text
 from stepkeeper.supervise.rehearsal_rules import (
-    MetricDifference,
-    StepMetrics,
+    StepRecord,
     choose_preemptions,
     describe_plan,
-    find_difference,
-    select_names,
+    judge_rehearsal,
 )
 from stepkeeper.supervise.supervisor import INTERRUPTED, RunOptions, Supervisor
 from stepkeeper.supervise.terminal import RunTerminal
@@ -27,7 +24,6 @@ __all__ = ["RehearsalOptions", "rehearse"]
 
 _EXACT: Final = 0
 _NOT_EXACT: Final = 1
-_MOST_NAMES: Final = 10
 _TAIL_LINES: Final = 20
 _UNDISTURBED, _PREEMPTED = "undisturbed", "preempted"
 
@@ -69,7 +65,7 @@ class _Rehearser:
     def run(self) -> int:
         if code := self._train(_UNDISTURBED, (Rehearsal(),)):
             return code
-        (known,) = self._read_metrics(_UNDISTURBED)
+        (known,) = self._read_steps(_UNDISTURBED)
         if not known:
             self._terminal.print_line(
                 "the script finished no step of a manager that it opened by CheckpointManager.from_env(): there is "
@@ -77,12 +73,12 @@ class _Rehearser:
             )
             return _NOT_EXACT
         plan = choose_preemptions(
-            self._seed, self._options.n_preemptions, max(step for step, _ in known), self._options.grace_s
+            self._seed, self._options.n_preemptions, max(each.step for each in known), self._options.grace_s
         )
-        self._terminal.print_line(f"seed {self._seed}: {describe_plan(plan) or 'no step to preempt it at'}")
+        self._terminal.print_line(f"seed {self._seed}: {describe_plan(plan)}")
         if code := self._train(_PREEMPTED, (*plan, Rehearsal())):
             return code
-        return self._compare(plan, known, self._read_metrics(_PREEMPTED))
+        return self._compare(known)
 
     def _train(self, name: str, plans: Sequence[Rehearsal]) -> int:
         """Train once to the end, and return 0, or another code after a message."""
@@ -109,8 +105,8 @@ class _Rehearser:
     def _uri_of(self, name: str) -> str:
         return (self._folder / name).absolute().as_uri()
 
-    def _read_metrics(self, name: str) -> list[list[StepMetrics]]:
-        """Read the metrics of all steps of rank 0, by attempt."""
+    def _read_steps(self, name: str) -> list[list[StepRecord]]:
+        """Read the steps of rank 0, by attempt."""
         attempts = self._folder / f"{name}-attempts"
         files = [
             attempts / str(number) / metrics_file_name(0)
@@ -118,69 +114,21 @@ class _Rehearser:
         ]
         return [_read_lines(file) for file in files]
 
-    def _compare(
-        self, plan: Sequence[Rehearsal], known: list[StepMetrics], found: list[list[StepMetrics]]
-    ) -> int:
-        from stepkeeper.supervise.final_states import compare_latest
+    def _compare(self, undisturbed: Sequence[StepRecord]) -> int:
+        from stepkeeper.supervise.final_states import compare_latest  # it imports torch
 
-        ignored = self._options.ignored
         state = compare_latest(self._uri_of(_UNDISTURBED), self._uri_of(_PREEMPTED))
-        differing = select_names(state.differing, ignored)
-        early = find_difference(known, found[0], ignored)
-        difference = early or find_difference(known, [each for part in found for each in part], ignored)
-        names = sorted({name for _, metrics in known for name in select_names(metrics, ignored)})
-        if difference is None and not differing and len(set(state.steps)) == 1:
-            metrics = f", and {', '.join(names)} of all {count_text(len(known), 'step')}" if names else ""
-            self._terminal.print_line(
-                f"it resumes exactly: {count_text(state.n_equal, 'tensor and value', 'tensors and values')} of step "
-                f"{state.steps[0]}{metrics} are equal bit for bit after {count_text(len(plan), 'preemption')}"
-            )
-            if not names:
-                self._terminal.print_line(
-                    "losses were not compared: pass them to manager.step(step, state, metrics)"
-                )
-            return _EXACT
-        self._explain(early, difference, differing, state.steps, state.n_equal)
-        if early is None and not state.has_random_state:
-            self._terminal.print_line(
-                'the state has no random numbers: put {"random": stepkeeper.RandomState()} into it'
-            )
-        return _NOT_EXACT
-
-    def _explain(
-        self,
-        early: MetricDifference | None,
-        difference: MetricDifference | None,
-        differing: Sequence[str],
-        steps: tuple[int | None, int | None],
-        n_equal: int,
-    ) -> None:
-        show = self._terminal.print_line
-        show(
-            "it doesn't resume exactly"
-            if early is None
-            else "two trainings differ before any preemption: set seeds"
-        )
-        if difference is not None:
-            show(
-                f"{difference.name} differs first, at step {difference.step}: {difference.undisturbed} undisturbed, "
-                f"{difference.preempted} preempted"
-            )
-        if len(set(steps)) > 1:
-            show(f"the last steps differ: {steps[0]} undisturbed, {steps[1]} preempted")
-        if differing:
-            more = f" and {len(differing) - _MOST_NAMES} more" if len(differing) > _MOST_NAMES else ""
-            show(
-                f"of the final state {len(differing)} of {len(differing) + n_equal} differ: "
-                f"{', '.join(differing[:_MOST_NAMES])}{more}"
-            )
+        result = judge_rehearsal(undisturbed, self._read_steps(_PREEMPTED), state, self._options.ignored)
+        for line in result.lines:
+            self._terminal.print_line(line)
+        return _EXACT if result.is_exact else _NOT_EXACT
 
 
-def _read_lines(file: Path) -> list[StepMetrics]:
-    """Read the steps and metrics that an attempt recorded; nothing if it finished no step."""
+def _read_lines(file: Path) -> list[StepRecord]:
+    """Read the steps that an attempt recorded; nothing if it finished none."""
     if not file.exists():
         return []
     return [
-        (int(step), metrics)
-        for step, metrics in map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        StepRecord(step=step, metrics=metrics, generators=generators)
+        for step, metrics, generators in map(json.loads, file.read_text(encoding="utf-8").splitlines())
     ]

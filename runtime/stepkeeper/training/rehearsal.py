@@ -2,12 +2,15 @@
 
 import json
 import os
+import random
 import signal
 import threading
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from typing_extensions import override
 
@@ -56,7 +59,7 @@ class RehearsedProgress(Progress):
         super().record_step(step, metrics)
         numbers = {str(name): _text(value) for name, value in (metrics or {}).items()}
         with self._file.open("a", encoding="utf-8") as file:
-            file.write(f"{json.dumps([step, numbers])}\n")
+            file.write(f"{json.dumps([step, numbers, _digest_generators()])}\n")
         at_step = self._rehearsal.step
         if at_step is not None and step >= at_step and not self._sign.exists():
             self._sign.write_text(str(step))
@@ -69,8 +72,16 @@ class RehearsedProgress(Progress):
         os.kill(os.getpid(), signal.SIGKILL if self._rehearsal.kills else signal.SIGTERM)
 
 
+def _digest_generators() -> dict[str, int]:
+    """Digest the generators that begin with other numbers in each process, unless the program sets seeds."""
+    states = {"python": random.getstate(), "numpy": np.random.get_state(legacy=True)}  # noqa: NPY002  # the global one
+    return {name: zlib.crc32(repr([*map(_text, state)]).encode()) for name, state in states.items()}
+
+
 def _text(value: object) -> str:
     """Return the value with all its bits. Reading a device here, in the train thread, is allowed."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return repr(value.item())
+    if isinstance(value, np.ndarray):
+        return value.tobytes().hex()
     return repr(value)
