@@ -1,11 +1,21 @@
 """Define the commands run and rehearse, which start a training."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stepkeeper.contract import AutoInterval, EveryInterval, Interval, RestartLimits, Retention, Settings
+from stepkeeper.contract import (
+    AutoInterval,
+    EveryInterval,
+    Identity,
+    Interval,
+    RestartLimits,
+    Retention,
+    Settings,
+)
+from stepkeeper.errors import RefusedError
 from stepkeeper.storage import root_uri
 from stepkeeper.supervise.attempt import build_command
 from stepkeeper.supervise.rehearsal import RehearsalOptions
@@ -20,7 +30,7 @@ _LIMITS = RestartLimits()
 
 Words = Annotated[
     list[str],
-    typer.Argument(metavar="SCRIPT [ARGUMENT]...", help="The script, or another command, and its arguments."),
+    typer.Argument(metavar="SCRIPT", help="The script, or another command, and its arguments."),
 ]
 NProcs = Annotated[int, typer.Option("--nproc", min=1, help="Number of processes, which torchrun starts.")]
 SaveEvery = Annotated[
@@ -112,6 +122,10 @@ def _build_interval(save: int | None) -> Interval:
 
 
 def _build_command(words: list[str], n_procs: int) -> list[str]:
+    if Identity.present(os.environ):
+        raise RefusedError(
+            "the operator or another run supervises this process already: start the script itself"
+        )
     if words[0].endswith(".py") and not Path(words[0]).is_file():
         raise typer.BadParameter(f"there is no file {words[0]}")
     try:

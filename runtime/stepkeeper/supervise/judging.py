@@ -21,6 +21,10 @@ from stepkeeper.contract import (
 __all__ = ["AttemptEnd", "Finish", "Restart", "RunHistory", "decide", "judge"]
 
 _BY_SIGNAL: Final = 128
+_KILLED: Final = frozenset({_BY_SIGNAL + signal.SIGTERM, _BY_SIGNAL + signal.SIGKILL})
+"""Exit codes of a launcher that was killed before it had begun, or after its time."""
+
+_FAILURE: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,35 +111,40 @@ def judge(end: AttemptEnd) -> Verdict:
 
 def decide(history: RunHistory, end: AttemptEnd) -> Restart | Finish:
     """Decide by the operator's limits what follows the newest attempt's end."""
-    verdict, limits = judge(end), history.limits
-    cause, message = verdict.cause, verdict.message
-    if cause is None:
-        return Finish(code=ExitCode.DONE, why=message)
-    if cause == FENCED:
-        return Finish(
-            code=end.code, why=f"{message}. Stop the other process that uses this root, or use another root"
-        )
+    verdict = judge(end)
+    if verdict.cause is None:
+        return Finish(code=ExitCode.DONE, why=verdict.message)
     if end.is_asked:
-        return Finish(code=end.code, why=_describe_stop(end) if end.code == ExitCode.SAVED else message)
-    if limits.is_used_up(cause, n_failures=history.n_failures, n_disruptions=history.n_disruptions):
-        limit = limits.max_failures if cause == Cause.APPLICATION_ERROR else limits.max_disruptions
+        stopped = end.code in {ExitCode.SAVED, *_KILLED}
         return Finish(
-            code=end.code,
-            why=f"{message}. No restart is left after {cause}: {limit} are allowed. Fix the cause, and run it again",
+            code=ExitCode.SAVED if stopped else end.code,
+            why=_describe_stop(end) if stopped else verdict.message,
         )
-    if history.n_starts >= limits.max_starts:
-        return Finish(
-            code=end.code,
-            why=f"{message}. {history.n_starts} starts in a row committed nothing. Fix the cause, and run it again",
-        )
-    at_s = limits.compute_next_start(
-        cause,
+    if reason := _explain_limit(history, verdict.cause):
+        # 75 would ask for a restart.
+        code = _FAILURE if end.code == ExitCode.SAVED else end.code
+        return Finish(code=code, why=f"{verdict.message}. {reason}")
+    at_s = history.limits.compute_next_start(
+        verdict.cause,
         start=end.start_s,
         end=end.end_s,
         n_failures=history.n_failures,
         n_starts=history.n_starts,
     )
-    return Restart(cause=cause, at_s=at_s)
+    return Restart(cause=verdict.cause, at_s=at_s)
+
+
+def _explain_limit(history: RunHistory, cause: str) -> str | None:
+    """Explain why no restart follows an end by `cause`; None if one does."""
+    limits = history.limits
+    if cause == FENCED:
+        return "Stop the other process that uses this root, or use another root"
+    if limits.is_used_up(cause, n_failures=history.n_failures, n_disruptions=history.n_disruptions):
+        n_allowed = limits.max_failures if cause == Cause.APPLICATION_ERROR else limits.max_disruptions
+        return f"No restart is left after {cause}: {n_allowed} are allowed. Fix the cause, and run it again"
+    if history.n_starts >= limits.max_starts:
+        return f"{history.n_starts} starts in a row committed nothing. Fix the cause, and run it again"
+    return None
 
 
 def _describe(end: AttemptEnd) -> str:
@@ -148,7 +157,7 @@ def _describe(end: AttemptEnd) -> str:
 
 
 def _describe_stop(end: AttemptEnd) -> str:
-    message = end.message
-    if message is not None and message.kind == EndKind.GAVE_UP:
-        return f"stopped, but step {message.step} isn't saved. The same command continues from the last checkpoint"
+    gave_up = end.message is not None and end.message.kind == EndKind.GAVE_UP
+    if gave_up or end.code in _KILLED:
+        return "stopped, but the last step isn't saved. The same command continues from the last checkpoint"
     return "saved and stopped. The same command continues"

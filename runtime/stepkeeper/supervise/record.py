@@ -59,6 +59,10 @@ class RunRecord:
             n_attempt_commits=0,
         )
 
+    def on_end(self, step: int | None) -> Self:
+        """Return the record at the end of an attempt, whose message has the last finished step."""
+        return self if step is None else replace(self, step=max(step, self.step or 0))
+
     def on_report(self, report: Report, now_s: float) -> tuple[Self, tuple[ReportedCommit, ...]]:
         """Return the record with a report of the present attempt, and its commits that are new."""
         begins = not self.is_resumed and report.phase in _RUNNING
@@ -109,6 +113,8 @@ class RunRecord:
         counts = f"{steps}, {count_text(self.n_commits, 'checkpoint')}, {count_text(n_restarts, 'restart')}"
         lost = f"; lost {count_text(self.lost_steps, 'step')} and {self.lost_s:.0f} s" if n_restarts else ""
         where = "none" if self.head is None else f"step {self.head.step}, {self.head.uri}"
+        if self.first_step is None and last is None:
+            where = "none of a manager that the script opened by CheckpointManager.from_env()"
         return (f"{counts}{f' ({by_cause})' if by_cause else ''}{lost}", f"last checkpoint: {where}")
 
 

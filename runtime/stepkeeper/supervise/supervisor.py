@@ -29,7 +29,7 @@ _KILL_MARGIN_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What is run, and how."""
+    """The training to run, and how."""
 
     command: Sequence[str]
     settings: Settings
@@ -139,6 +139,7 @@ class Supervisor:
         code = self._follow_attempt(attempt)
         end_s = self._now()
         message = attempt.clean_up()
+        self._record = self._record.on_end(None if message is None else message.step)
         return AttemptEnd(
             code=code if code >= 0 else 128 - code,
             message=message,
