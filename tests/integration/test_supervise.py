@@ -49,10 +49,11 @@ class Terminal:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._came:
-                self.lines.append(line)
-                self._came.notify_all()
+        with self.process.stdout as stdout:
+            for line in stdout:
+                with self._came:
+                    self.lines.append(line)
+                    self._came.notify_all()
         with self._came:
             self._is_over = True
             self._came.notify_all()
@@ -154,7 +155,7 @@ def test_ctrl_c_saves_and_stops_and_the_same_command_continues(tmp_path: Path, s
     second = start(*run_into(tmp_path), n_steps=stopped + 3)
     assert second.end() == 0
     assert f"training continues after step {stopped}" in second.text
-    assert "3 steps, 1 checkpoint, 0 restarts" in second.text
+    assert re.search("3 steps, [12] checkpoints?, 0 restarts", second.text)
     assert head_of(tmp_path).step == stopped + 3
 
 

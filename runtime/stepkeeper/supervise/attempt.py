@@ -85,7 +85,8 @@ class Attempt:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "stepkeeper.launch", *plan.command],
-                env={**os.environ, **self._environment()},
+                # Output that a pipe gets late is no help beside the lines of the run.
+                env={"PYTHONUNBUFFERED": "1", **os.environ, **self._environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
