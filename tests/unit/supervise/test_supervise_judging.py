@@ -80,6 +80,7 @@ def test_it_ends_with_the_code_and_the_reason(
     "end",
     [
         ended(75, message=Termination(code=75, kind="gaveUp", step=9), is_asked=True),
+        ended(75, message=Termination(code=75, kind="stopping", step=9), is_asked=True),
         ended(137, is_asked=True),
         ended(143, is_asked=True),
     ],
