@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from stepkeeper.companion.reporter import ReportTarget, _EndpointError, _post_report
 from stepkeeper.contract import Report, ReportPhase
@@ -74,6 +75,7 @@ def test_no_token_leaves_this_machine_in_plain_text(tmp_path: Path, url: str) ->
 
 
 class Screen(io.StringIO):
+    @override
     def isatty(self) -> bool:
         return True
 
