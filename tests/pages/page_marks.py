@@ -15,6 +15,9 @@ class Mark:
 MARKS: Final = {
     "google-cloud": Mark("asks Google Cloud, where tests have no project", 13),
     "accelerator": Mark("torchtitan's trainer needs an accelerator, where tests have none", 2),
+    "slurm": Mark(
+        "a batch script: tests/integration/test_supervise.py runs it with a stand-in for scontrol", 1
+    ),
     "repository": Mark(
         "the repository's own targets: CI runs each by itself, and one of them is these tests", 1
     ),
