@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from stepkeeper.contract import HangLimits
+
 __all__ = ["OperatorSettings"]
 
 _SLOWEST_POLL: Final = Fraction(6, 5)
@@ -78,7 +80,7 @@ class OperatorSettings(BaseSettings):
     hang_after_s: int = Field(default=0, ge=0)
     """Seconds without a step after which trainings hang. 0: ten times the longest step so far, and at least 300."""
 
-    hang_startup_s: int = Field(default=3600, ge=1)
+    hang_startup_s: int = Field(default=HangLimits().startup_s, ge=1)
     """Seconds after which trainings hang that start, restore, or are in another stage between steps."""
 
     hang_action: Literal["Report", "Restart"] = "Report"

@@ -22,7 +22,7 @@ STEPKEEPER = "from stepkeeper.cli import main; main()"
 FOREVER = 10**6
 RUN_WITHOUT_WAITS = """
 import sys
-from stepkeeper.contract import EveryInterval, Interval, RestartLimits, Settings
+from stepkeeper.contract import EveryInterval, HangLimits, Interval, RestartLimits, Settings
 from stepkeeper.supervise.attempt import build_command
 from stepkeeper.supervise.supervisor import RunOptions, Supervisor
 from stepkeeper.supervise.terminal import RunTerminal
@@ -30,12 +30,12 @@ from stepkeeper.supervise.terminal import RunTerminal
 uri, *words = sys.argv[1:]
 options = RunOptions(
     command=build_command(words, 1),
-    settings=Settings(uri=uri, interval=Interval(every=EveryInterval(steps=5))),
+    settings=Settings(uri=uri, interval=Interval(every=EveryInterval(steps=5)), hang=HangLimits(after_s=3)),
     limits=RestartLimits(max_failures=2, initial_wait_s=0),
 )
 sys.exit(Supervisor(options, RunTerminal()).run())
 """
-"""`stepkeeper run` whose restarts come at once."""
+"""`stepkeeper run` whose restarts come at once, and that finds a hang after three seconds."""
 
 
 class Terminal:
@@ -191,6 +191,15 @@ def test_what_has_not_stopped_in_its_time_is_killed(tmp_path: Path, start: Start
     assert "the last step isn't saved" in run.text
 
 
+def test_a_hang_is_named_and_ends_nothing(tmp_path: Path, start: Start) -> None:
+    run = start((tmp_path / "root").as_uri(), case="hangs", code=RUN_WITHOUT_WAITS)
+    run.until("the training hangs (")
+    assert re.search(r"the training hangs \([A-Za-z]+\): .*training\.py", run.text)
+    for _ in range(2):
+        run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130
+
+
 def test_a_crash_is_a_failure_after_which_the_latest_commit_is_resumed(tmp_path: Path, start: Start) -> None:
     run = start((tmp_path / "root").as_uri(), case="crashes-once", n_steps=12, code=RUN_WITHOUT_WAITS)
     assert run.end() == 0
@@ -254,14 +263,15 @@ def test_several_processes_stop_together_and_are_restarted_together(tmp_path: Pa
     assert "was ended by SIGKILL: signal 9 (SIGKILL) killed rank 1 (ApplicationError)" in run.text
 
 
-def test_a_second_run_on_one_root_is_refused_and_the_first_one_named(tmp_path: Path, start: Start) -> None:
+def test_a_second_run_takes_the_root_and_the_first_one_ends(tmp_path: Path, start: Start) -> None:
     first = start(*run_into(tmp_path))
-    first.until("training begins")
+    first.until("step 5 committed")
     second = start(*run_into(tmp_path))
-    assert second.end() == 4
-    assert f"/root is in use by process {first.process.pid} on " in second.text
-    first.process.send_signal(signal.SIGTERM)
-    assert first.end() == 75
+    assert first.end() == 77
+    assert "Stop the other process that uses this root, or use another root" in first.text
+    second.until(" committed")
+    second.process.send_signal(signal.SIGTERM)
+    assert second.end() == 75
 
 
 def test_a_script_that_is_not_there_is_named(start: Start) -> None:

@@ -9,6 +9,7 @@ import typer
 from stepkeeper.contract import (
     AutoInterval,
     EveryInterval,
+    HangLimits,
     Identity,
     Interval,
     RestartLimits,
@@ -20,7 +21,6 @@ from stepkeeper.storage import root_uri
 from stepkeeper.supervise.attempt import build_command
 from stepkeeper.supervise.rehearsal import RehearsalOptions
 from stepkeeper.supervise.rehearsal import rehearse as rehearse_training
-from stepkeeper.supervise.root_lock import lock_root
 from stepkeeper.supervise.supervisor import RunOptions, Supervisor
 from stepkeeper.supervise.terminal import RunTerminal
 
@@ -66,15 +66,18 @@ def run(
     second Ctrl-C ends at once. Exit codes: 0 done; 75 saved and stopped, and the same command continues; 130 ended by a
     second Ctrl-C; else the training's own.
     """
-    uri = root_uri(root)
     options = RunOptions(
         command=_build_command(words, n_procs),
-        settings=Settings(uri=uri, interval=_build_interval(save), retention=Retention(last=keep)),
+        settings=Settings(
+            uri=root_uri(root),
+            interval=_build_interval(save),
+            retention=Retention(last=keep),
+            hang=HangLimits(),
+        ),
         grace_s=grace_s,
         limits=RestartLimits(max_failures=max_failures),
     )
-    with lock_root(uri):
-        raise typer.Exit(Supervisor(options, RunTerminal()).run())
+    raise typer.Exit(Supervisor(options, RunTerminal()).run())
 
 
 def rehearse(
@@ -86,33 +89,19 @@ def rehearse(
     ] = None,
     save: Annotated[int, typer.Option("--save", metavar="STEPS", min=1, help="Steps between saves.")] = 10,
     n_procs: NProcs = 1,
-    ignored: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ignore", metavar="PATTERN", help="Names of the state and of metrics that may differ."
-        ),
-    ] = None,
     grace_s: GraceS = 30,
-    folder: Annotated[
-        Path | None,
-        typer.Option("--folder", metavar="FOLDER", help="Keep the roots and outputs of both trainings here."),
-    ] = None,
 ) -> None:
     """Check that a training resumes exactly: run it undisturbed and preempted, and compare the two.
 
     The preemptions come at random steps: half of them are notices, the others kill a process. The final states are
     compared bit for bit, and the metrics of all steps. Exit code 0 if all is equal, else 1.
     """
-    if folder is not None and folder.exists() and any(folder.iterdir()):
-        raise typer.BadParameter(f"{folder} isn't empty")
     options = RehearsalOptions(
         command=_build_command(words, n_procs),
         interval=_build_interval(save),
         n_preemptions=n_preemptions,
         seed=seed,
-        ignored=tuple(ignored or ()),
         grace_s=grace_s,
-        folder=folder,
     )
     raise typer.Exit(rehearse_training(options, RunTerminal()))
 

@@ -29,6 +29,6 @@ class Rehearsal:
 def metrics_file_name(rank: int) -> str:
     """Return the name of the file in which a rank records its steps.
 
-    Each line is a JSON list: the step, its metrics, and digests of the random number generators of Python and numpy.
+    Each line is a JSON list: the step, and its metrics by name.
     """
     return f"metrics.{rank}.jsonl"

@@ -16,6 +16,9 @@ __all__ = ["compare_latest"]
 _GENERATORS: Final = "generators"
 """The key below which a RandomState has its generators, in one value for each rank."""
 
+_UNSEEDED: Final = frozenset({"python", "numpy"})
+"""Generators that begin with other numbers in each process, unless it sets seeds. Their use shows in other values."""
+
 
 def compare_latest(uri: str, other_uri: str) -> StateComparison:
     """Compare the latest commits of two roots. Raises StepkeeperError and PlannerError if one can't be read."""
@@ -33,14 +36,14 @@ def compare_latest(uri: str, other_uri: str) -> StateComparison:
         ]
         names = list(dict.fromkeys(name for each in readers for name in (*each.tensors, *each.values)))
         random_states = [name for name in names if f".{_GENERATORS}@" in f".{name}"]
-        generators = {each for name in random_states for each in _find_generators(name, *readers)}
-        others = [name for name in names if name not in random_states]
-        equal = tuple(name for name in others if _is_equal(name, *readers))
+        equals = {name: _is_equal(name, *readers) for name in names if name not in random_states}
+        for name in random_states:
+            equals |= _compare_generators(name, *readers)
     return StateComparison(
         steps=(first.step, second.step),
-        equal=equal,
-        differing=tuple(name for name in others if name not in equal),
-        generators=frozenset(generators) if random_states else None,
+        equal=tuple(name for name, is_equal in equals.items() if is_equal),
+        differing=tuple(name for name, is_equal in equals.items() if not is_equal),
+        has_random_state=bool(random_states),
     )
 
 
@@ -54,16 +57,15 @@ def _is_equal(name: str, one: CheckpointReader, other: CheckpointReader) -> bool
     return all(a == b for a, b in zip(_read(name, one), _read(name, other), strict=True))
 
 
-def _find_generators(name: str, *readers: CheckpointReader) -> list[str]:
-    """Find the generators of one rank that differ."""
+def _compare_generators(name: str, *readers: CheckpointReader) -> dict[str, bool]:
+    """Return for each generator of one rank whether it is equal, by its name."""
     one, other = (
         cast(Mapping[str, object], each.read_value(name)) if name in each.values else {} for each in readers
     )
-    return [
-        key
-        for key in sorted({*one, *other})
-        if encode_value(key, one.get(key)) != encode_value(key, other.get(key))
-    ]
+    return {
+        f"{name}.{key}": encode_value(key, one.get(key)) == encode_value(key, other.get(key))
+        for key in sorted({*one, *other} - _UNSEEDED)
+    }
 
 
 def _read(name: str, reader: CheckpointReader) -> Iterator[bytes | memoryview]:

@@ -31,8 +31,6 @@ class RunRecord:
     step: int | None = None
     """The last finished step of the present attempt."""
 
-    step_millis: int | None = None
-    metrics: Mapping[str, str] | None = None
     last_step: int | None = None
     """The last finished step of the attempt before."""
 
@@ -44,6 +42,9 @@ class RunRecord:
     """That of the newest commit of this run."""
 
     head: Head | None = None
+    hangs: bool = False
+    """True while the present attempt hangs."""
+
     lost_steps: int = 0
     lost_s: float = 0.0
     """Seconds of steps that were done again, and between two attempts."""
@@ -55,8 +56,8 @@ class RunRecord:
             is_resumed=False,
             last_step=self.step if self.step is not None else self.last_step,
             step=None,
-            metrics=None,
             n_attempt_commits=0,
+            hangs=False,
         )
 
     def on_end(self, step: int | None) -> Self:
@@ -74,9 +75,8 @@ class RunRecord:
             n_commits=new.n_commits + len(commits),
             n_attempt_commits=new.n_attempt_commits + len(commits),
             step=new.step if report.step is None else report.step,
-            step_millis=new.step_millis if report.step_millis is None else report.step_millis,
-            metrics=report.metrics or new.metrics,
             head=report.head or new.head,
+            hangs=report.hang is not None,
         )
         if commits:
             new = replace(new, sequence=commits[-1].sequence, safe_s=now_s)
@@ -94,16 +94,6 @@ class RunRecord:
             lost_s=self.lost_s + now_s - self.safe_s,
         )
 
-    def describe_progress(self) -> str | None:
-        """Describe the last finished step in a short line; None before the first one."""
-        if self.step is None:
-            return None
-        parts = [f"step {self.step}"]
-        if self.step_millis:
-            parts.append(f"{self.step_millis / 1000:.2f} s/step")
-        parts += [f"{name} {value[:8]}" for name, value in list((self.metrics or {}).items())[:3]]
-        return ", ".join(parts)
-
     def summarize(self, restarts: Mapping[str, int]) -> tuple[str, ...]:
         """Summarize the run in a few lines; `restarts` are counts by cause."""
         by_cause = ", ".join(f"{count} {cause}" for cause, count in sorted(restarts.items()))
@@ -118,6 +108,7 @@ class RunRecord:
         return (f"{counts}{f' ({by_cause})' if by_cause else ''}{lost}", f"last checkpoint: {where}")
 
 
-def describe_commit(commit: ReportedCommit) -> str:
-    """Describe a commit in a line."""
-    return f"step {commit.step} committed, {size_text(commit.size_bytes)} in {commit.duration_millis / 1000:.1f} s"
+def describe_commit(commit: ReportedCommit, step_millis: int | None) -> str:
+    """Describe a commit and the pace of the steps, if that is known, in a line."""
+    text = f"step {commit.step} committed, {size_text(commit.size_bytes)} in {commit.duration_millis / 1000:.1f} s"
+    return f"{text}, {step_millis / 1000:.2f} s/step" if step_millis else text

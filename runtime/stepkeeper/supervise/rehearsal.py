@@ -38,20 +38,18 @@ class RehearsalOptions:
     seed: int | None
     """None chooses one."""
 
-    ignored: Sequence[str] = ()
-    """Patterns of flat names and metrics that may differ."""
-
     grace_s: int = 30
-    folder: Path | None = None
-    """The folder for roots and outputs, which stays; None: a temporary one, which stays if the two differ."""
 
 
 def rehearse(options: RehearsalOptions, terminal: RunTerminal) -> int:
-    """Rehearse, print the result, and return 0 if the training resumes exactly, else 1."""
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="stepkeeper-rehearsal-"))
+    """Rehearse, print the result, and return 0 if the training resumes exactly, else 1.
+
+    A temporary folder has the roots and outputs of both trainings, and stays if they differ.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="stepkeeper-rehearsal-"))
     seed = secrets.randbelow(1 << 16) if options.seed is None else options.seed
     code = _Rehearser(options, terminal, folder, seed).run()
-    if code == _EXACT and options.folder is None:
+    if code == _EXACT:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         terminal.print_line(f"seed {seed}; the roots and outputs of both are in {folder}")
@@ -83,7 +81,6 @@ class _Rehearser:
     def _train(self, name: str, plans: Sequence[Rehearsal]) -> int:
         """Train once to the end, and return 0, or another code after a message."""
         output = self._folder / f"{name}.txt"
-        self._folder.mkdir(parents=True, exist_ok=True)
         options = RunOptions(
             command=self._options.command,
             settings=Settings(uri=self._uri_of(name), interval=self._options.interval),
@@ -103,7 +100,7 @@ class _Rehearser:
         return _NOT_EXACT
 
     def _uri_of(self, name: str) -> str:
-        return (self._folder / name).absolute().as_uri()
+        return (self._folder / name).as_uri()
 
     def _read_steps(self, name: str) -> list[list[StepRecord]]:
         """Read the steps of rank 0, by attempt."""
@@ -118,7 +115,7 @@ class _Rehearser:
         from stepkeeper.supervise.final_states import compare_latest  # it imports torch
 
         state = compare_latest(self._uri_of(_UNDISTURBED), self._uri_of(_PREEMPTED))
-        result = judge_rehearsal(undisturbed, self._read_steps(_PREEMPTED), state, self._options.ignored)
+        result = judge_rehearsal(undisturbed, self._read_steps(_PREEMPTED), state)
         for line in result.lines:
             self._terminal.print_line(line)
         return _EXACT if result.is_exact else _NOT_EXACT
@@ -128,7 +125,5 @@ def _read_lines(file: Path) -> list[StepRecord]:
     """Read the steps that an attempt recorded; nothing if it finished none."""
     if not file.exists():
         return []
-    return [
-        StepRecord(step=step, metrics=metrics, generators=generators)
-        for step, metrics, generators in map(json.loads, file.read_text(encoding="utf-8").splitlines())
-    ]
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [StepRecord(step=step, metrics=metrics) for step, metrics in map(json.loads, lines)]

@@ -1,9 +1,8 @@
 """Choose where a rehearsal preempts a training, and judge whether the training resumed exactly. Pure."""
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Final
 
 from stepkeeper.contract import Rehearsal
@@ -30,9 +29,6 @@ class StepRecord:
     metrics: Mapping[str, str] = field(default_factory=dict)
     """The metrics as texts that have all bits."""
 
-    generators: Mapping[str, int] = field(default_factory=dict)
-    """Digests of the random number generators that begin with other numbers in each process, unless seeds are set."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateComparison:
@@ -47,9 +43,8 @@ class StateComparison:
     differing: tuple[str, ...] = ()
     """Those that differ, or that only one has."""
 
-    generators: frozenset[str] | None = None
-    """The random number generators of a RandomState that differ; None if the state has none. They are in neither list.
-    """
+    has_random_state: bool = True
+    """False if neither has the random number generators of a RandomState."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,84 +78,66 @@ def describe_plan(plan: Sequence[Rehearsal]) -> str:
 
 
 def judge_rehearsal(
-    undisturbed: Sequence[StepRecord],
-    preempted: Sequence[Sequence[StepRecord]],
-    state: StateComparison,
-    ignored: Sequence[str] = (),
+    undisturbed: Sequence[StepRecord], preempted: Sequence[Sequence[StepRecord]], state: StateComparison
 ) -> Result:
     """Judge by the records of all steps and the comparison of the final states.
+
+    Metrics that differ before the first preemption, as durations do, prove nothing if the states are equal.
 
     Args:
         undisturbed: The records of the undisturbed training.
         preempted: Those of the preempted one, by attempt.
         state: The comparison of the final states.
-        ignored: Patterns of flat names and metrics that may differ.
     """
-    known = {each.step: each for each in undisturbed}
-    differing = _select(state.differing, ignored)
-    early = _explain_metrics(known, preempted[0], ignored)
-    metrics = early or _explain_metrics(known, [each for part in preempted for each in part], ignored)
-    generators = (state.generators or frozenset()) - _find_unseeded(known, preempted[0])
-    lines = [] if metrics is None else [metrics]
+    early = _explain_metrics(undisturbed, preempted[0])
+    found = _explain_metrics(undisturbed, [each for part in preempted for each in part])
+    late = [text for name, text in found.items() if name not in early]
+    lines = late[:1]
     if len(set(state.steps)) > 1:
         lines.append(f"the last steps differ: {state.steps[0]} undisturbed, {state.steps[1]} preempted")
-    if differing:
+    if state.differing:
         n_all = len(state.differing) + len(state.equal)
-        lines.append(f"of the final state {len(differing)} of {n_all} differ: {_list_names(differing)}")
-    if generators:
-        lines.append(f"the random numbers of {', '.join(sorted(generators))} differ at the end")
-    if not lines:
-        return Result(is_exact=True, lines=_describe_equal(undisturbed, state, ignored))
-    if early is not None:
-        lines.insert(
-            0, "two trainings differ before any preemption: set the seeds, so that they can be compared"
+        lines.append(
+            f"of the final state {len(state.differing)} of {n_all} differ: {_list_names(state.differing)}"
         )
-    else:
-        lines.insert(0, "the training doesn't resume exactly")
-        if state.generators is None:
-            lines.append('the state has no random numbers: put {"random": stepkeeper.RandomState()} into it')
-    return Result(is_exact=False, lines=tuple(lines))
+    if not lines:
+        return Result(is_exact=True, lines=_describe_equal(undisturbed, state, early))
+    if early and not late:
+        title = "two trainings differ before any preemption: set the seeds, so that they can be compared"
+        return Result(is_exact=False, lines=(title, *list(early.values())[:1], *lines))
+    if not state.has_random_state:
+        lines.append('the state has no random numbers: put {"random": stepkeeper.RandomState()} into it')
+    return Result(is_exact=False, lines=("the training doesn't resume exactly", *lines))
 
 
-def _explain_metrics(
-    known: Mapping[int, StepRecord], found: Iterable[StepRecord], ignored: Sequence[str]
-) -> str | None:
-    """Explain the first step of `found` with another metric than the undisturbed training has; None: there is none."""
+def _explain_metrics(undisturbed: Sequence[StepRecord], found: Sequence[StepRecord]) -> dict[str, str]:
+    """Explain for each metric in `found` where it differs first from the undisturbed training's, in order of steps."""
+    known = {each.step: each.metrics for each in undisturbed}
+    texts: dict[str, str] = {}
     for record in sorted(found, key=lambda each: each.step):
-        metrics = known[record.step].metrics if record.step in known else {}
-        for name in _select(record.metrics, ignored):
-            if metrics.get(name) != record.metrics[name]:
-                was, now = metrics.get(name, "nothing"), record.metrics[name]
-                return f"{name} differs first, at step {record.step}: {was} undisturbed, {now} preempted"
-    return None
-
-
-def _find_unseeded(known: Mapping[int, StepRecord], found: Sequence[StepRecord]) -> frozenset[str]:
-    """Find the generators that differ already before a preemption: only a use of them would matter, and show."""
-    first = next((each for each in found if each.step in known), None)
-    if first is None:
-        return frozenset()
-    before = known[first.step].generators
-    return frozenset(name for name, digest in first.generators.items() if before.get(name) != digest)
+        for name, now in record.metrics.items():
+            was = known.get(record.step, {}).get(name, "nothing")
+            if was != now:
+                text = f"{name} differs first, at step {record.step}: {was} undisturbed, {now} preempted"
+                texts.setdefault(name, text)
+    return texts
 
 
 def _describe_equal(
-    undisturbed: Sequence[StepRecord], state: StateComparison, ignored: Sequence[str]
+    undisturbed: Sequence[StepRecord], state: StateComparison, early: Mapping[str, str]
 ) -> tuple[str, ...]:
-    names = sorted({name for each in undisturbed for name in _select(each.metrics, ignored)})
+    names = sorted({name for each in undisturbed for name in each.metrics} - {*early})
     what = f"{count_text(len(state.equal), 'tensor or value', 'tensors and values')} of step {state.steps[0]}"
     if names:
         what += f", and {', '.join(names)} of {count_text(len(undisturbed), 'step')},"
-    lines = (f"the training resumes exactly: {what} are equal bit for bit",)
-    if names:
-        return lines
-    return (*lines, "losses were not compared: pass them as manager.step(step, state, {'loss': loss})")
+    lines = [f"the training resumes exactly: {what} are equal bit for bit"]
+    if early:
+        lines.append(f"not compared, since they differ without a preemption: {_list_names(sorted(early))}")
+    elif not names:
+        lines.append("losses were not compared: pass them as manager.step(step, state, {'loss': loss})")
+    return tuple(lines)
 
 
 def _list_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
-
-
-def _select(names: Iterable[str], ignored: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if not any(fnmatchcase(name, pattern) for pattern in ignored))

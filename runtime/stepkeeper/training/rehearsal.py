@@ -2,10 +2,8 @@
 
 import json
 import os
-import random
 import signal
 import threading
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -59,7 +57,7 @@ class RehearsedProgress(Progress):
         super().record_step(step, metrics)
         numbers = {str(name): _text(value) for name, value in (metrics or {}).items()}
         with self._file.open("a", encoding="utf-8") as file:
-            file.write(f"{json.dumps([step, numbers, _digest_generators()])}\n")
+            file.write(f"{json.dumps([step, numbers])}\n")
         at_step = self._rehearsal.step
         if at_step is not None and step >= at_step and not self._sign.exists():
             self._sign.write_text(str(step))
@@ -70,12 +68,6 @@ class RehearsedProgress(Progress):
         kill.daemon = True
         kill.start()
         os.kill(os.getpid(), signal.SIGKILL if self._rehearsal.kills else signal.SIGTERM)
-
-
-def _digest_generators() -> dict[str, int]:
-    """Digest the generators that begin with other numbers in each process, unless the program sets seeds."""
-    states = {"python": random.getstate(), "numpy": np.random.get_state(legacy=True)}  # noqa: NPY002  # the global one
-    return {name: zlib.crc32(repr([*map(_text, state)]).encode()) for name, state in states.items()}
 
 
 def _text(value: object) -> str:

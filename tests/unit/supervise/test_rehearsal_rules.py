@@ -1,6 +1,7 @@
 """Where a rehearsal preempts a training, and what it says of two trainings."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -32,19 +33,20 @@ def test_short_trainings_have_fewer() -> None:
 LOSSES = {step: f"0.{step}" for step in range(1, 7)}
 
 
-def recorded(*steps: int, python: int = 1, **wrong: str) -> list[StepRecord]:
+def recorded(*steps: int, **wrong: str) -> list[StepRecord]:
     """The steps with their losses, or with those of `wrong`, by step_N."""
-    return [
-        StepRecord(step=n, metrics={"loss": wrong.get(f"step_{n}", LOSSES[n])}, generators={"python": python})
-        for n in steps
-    ]
+    return [StepRecord(step=n, metrics={"loss": wrong.get(f"step_{n}", LOSSES[n])}) for n in steps]
 
 
-def state(
-    *differing: str, steps: tuple[int, int] = (6, 6), generators: Sequence[str] | None = ()
-) -> StateComparison:
-    found = None if generators is None else frozenset(generators)
-    return StateComparison(steps=steps, equal=("b", "step"), differing=differing, generators=found)
+def timed(records: Sequence[StepRecord], seconds: str) -> list[StepRecord]:
+    """The records with a metric that differs between any two trainings."""
+    return [replace(each, metrics={**each.metrics, "seconds": seconds}) for each in records]
+
+
+def state(*differing: str, steps: tuple[int, int] = (6, 6), has_random_state: bool = True) -> StateComparison:
+    return StateComparison(
+        steps=steps, equal=("b", "step"), differing=differing, has_random_state=has_random_state
+    )
 
 
 WHOLE = recorded(1, 2, 3, 4, 5, 6)
@@ -95,12 +97,7 @@ def test_equal_trainings_resume_exactly() -> None:
         ),
         (
             [recorded(1, 2), recorded(3, 4)],
-            state(generators=["torch"]),
-            ["the training doesn't resume exactly", "the random numbers of torch differ at the end"],
-        ),
-        (
-            [recorded(1, 2), recorded(3, 4)],
-            state("w", generators=None),
+            state("w", has_random_state=False),
             [
                 "the training doesn't resume exactly",
                 "of the final state 1 of 3 differ: w",
@@ -116,16 +113,18 @@ def test_what_differs_is_named(
     assert (result.is_exact, list(result.lines)) == (False, lines)
 
 
-def test_generators_without_a_seed_differ_from_the_beginning_and_prove_nothing() -> None:
-    attempts = [recorded(1, 2, 3, python=5), recorded(4, 5, 6, python=5)]
-    assert judge_rehearsal(WHOLE, attempts, state(generators=["python"])).is_exact
-    assert not judge_rehearsal(WHOLE, attempts, state(generators=["numpy", "python"])).is_exact
-
-
-def test_what_may_differ_is_left_out() -> None:
-    attempts = [recorded(1, 2, 3), recorded(4, step_4="9")]
-    assert judge_rehearsal(WHOLE, attempts, state("timer.seconds"), ["loss", "timer.*"]).is_exact
-    assert not judge_rehearsal(WHOLE, attempts, state("timer.seconds"), ["timer.*"]).is_exact
+def test_metrics_that_differ_without_a_preemption_prove_nothing_if_the_states_are_equal() -> None:
+    whole, attempts = timed(WHOLE, "1"), [timed(recorded(1, 2, 3), "2"), timed(recorded(4, 5, 6), "3")]
+    equal = judge_rehearsal(whole, attempts, state())
+    assert equal.is_exact
+    assert "and loss of 6 steps, are equal" in equal.lines[0]
+    assert equal.lines[1] == "not compared, since they differ without a preemption: seconds"
+    wrong = [attempts[0], timed(recorded(4, step_4="9"), "3")]
+    assert judge_rehearsal(whole, wrong, state("w")).lines == (
+        "the training doesn't resume exactly",
+        "loss differs first, at step 4: 0.4 undisturbed, 9 preempted",
+        "of the final state 1 of 3 differ: w",
+    )
 
 
 def test_without_metrics_it_says_so() -> None:

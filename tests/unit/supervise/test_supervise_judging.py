@@ -13,7 +13,7 @@ from stepkeeper.contract import (
     Termination,
 )
 from stepkeeper.supervise.judging import AttemptEnd, Finish, Restart, RunHistory, decide
-from stepkeeper.supervise.record import RunRecord
+from stepkeeper.supervise.record import RunRecord, describe_commit
 
 LIMITS = RestartLimits(max_failures=2, max_disruptions=2, max_starts=4, initial_wait_s=10, max_wait_s=60)
 
@@ -122,9 +122,8 @@ def test_a_run_is_followed_by_its_reports() -> None:
     assert (record.is_resumed, commits) == (False, ())
     record, commits = record.on_report(report(step=12, commits=(commit(10),)), 20.0)
     assert [each.step for each in commits] == [10]
-    record, commits = record.on_report(report(step=15, commits=(commit(10),), metrics={"loss": "0.25"}), 25.0)
+    record, commits = record.on_report(report(step=15, commits=(commit(10),)), 25.0)
     assert commits == ()
-    assert record.describe_progress() == "step 15, loss 0.25"
     # It ends at 17. The next attempt has done 11 to 17 again, and has waited.
     head = Head(sequence=10, step=10, uri="file:///r/10", size_bytes=2048)
     record, _ = record.on_end(17).on_start().on_report(report(restored=10, head=head), 50.0)
@@ -134,6 +133,11 @@ def test_a_run_is_followed_by_its_reports() -> None:
         "40 steps, 1 checkpoint, 1 restart (1 NodeFailure); lost 7 steps and 30 s",
         "last checkpoint: step 10, file:///r/10",
     )
+
+
+def test_a_commit_is_described_with_the_pace_of_the_steps() -> None:
+    assert describe_commit(commit(10), None) == "step 10 committed, 2.0 KiB in 0.3 s"
+    assert describe_commit(commit(10), 250) == "step 10 committed, 2.0 KiB in 0.3 s, 0.25 s/step"
 
 
 def test_an_attempt_that_never_trained_adds_to_the_time_that_is_lost() -> None:
