@@ -51,6 +51,7 @@ def _in_pod(reader: Reader, job: Mapping[str, Any] = _JOB) -> None:
             # What is left are labels that count from 0.
             else fields.get(variable["valueFrom"]["fieldRef"]["fieldPath"], "0")
             for variable in trainer["env"]
+            if not variable["name"].startswith("KUBEFLOW_")
         }
     )
     for name, text in build_config_map(parsed, settings, ca_pem="")["data"].items():

@@ -9,6 +9,7 @@ from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.stories import play, run_job, stories
 from fake_cluster.world import World
 from stepkeeper.contract import ExitCode, ReportPhase
+from stepkeeper_operator.cache.reports import TrainerStatus
 from stepkeeper_operator.cluster.resources import BATCH_JOBS
 
 HOUR_S: Final = 3600
@@ -184,3 +185,16 @@ async def test_a_time_without_reports_counts_as_no_long_step() -> None:
     assert world.status.progress is not None
     assert world.status.progress.longest_step_millis == 10_000
     await tell("stand 2002 1800, it stands", world)
+
+
+async def test_a_share_that_the_trainer_reports_by_itself_arms_no_hang() -> None:
+    world = await run_job()
+    status = TrainerStatus(ordinal=(0, 0), percent=30, remaining_s=280, metrics={"current_step": "120"})
+    for _ in range(2):
+        world.reports.set_trainer_status(world.job.metadata.uid, status)
+        await world.reconcile()
+        world.now += 10 * HOUR_S
+    assert world.status.progress is not None
+    assert world.status.progress.percent == 30
+    assert world.status.progress.longest_step_millis is None
+    check(world, "silent")

@@ -8,10 +8,20 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import API_VERSION, KIND, Chec
 from stepkeeper_operator.labels import JOB_NAME_LABEL, JOB_UID_LABEL
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["KEPT_JOBSET", "build_config_map", "config_map_name", "job_labels", "owner_reference"]
+__all__ = [
+    "KEPT_JOBSET",
+    "TRAINER_STATUS_URL",
+    "build_config_map",
+    "config_map_name",
+    "job_labels",
+    "owner_reference",
+]
 
 KEPT_JOBSET: Final = "jobset.json"
 """Key of the ConfigMap with the JobSet of the last accepted spec, which runs the job while its spec can't be read."""
+
+TRAINER_STATUS_URL: Final = "trainer-status-url"
+"""Key of the ConfigMap with the URL for the trainer's own progress. Pods have it as a variable."""
 
 
 def owner_reference(job: CheckpointedTrainingJob) -> dict[str, Any]:
@@ -54,6 +64,7 @@ def build_config_map(
         "data": {
             SETTINGS_FILE_NAME: _settings(job, settings).to_json().decode(),
             CA_FILE_NAME: ca_pem,
+            TRAINER_STATUS_URL: settings.trainer_status_url(job.metadata.namespace, job.metadata.name),
             **kept,
         },
     }

@@ -5,6 +5,7 @@ a commit, `tail` the newest slot, and `head` the commit that the next attempt re
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,6 +85,11 @@ def show_autocheckpoint(
 
 def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
     """Derive the progress part of the status."""
+    return _add_trainer_status(view, history, _derive_reported_progress(view, history))
+
+
+def _derive_reported_progress(view: View, history: JobHistory) -> ProgressStatus | None:
+    """Derive it from the companion's reports and the ends of attempts."""
     before, observed = view.job.status.progress, view.observed
     if before is not None and not history.is_attempt_of(view.job.status):
         before = before.model_copy(update={"longest_step_millis": None})
@@ -109,6 +115,25 @@ def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
         metrics=_convert_metrics(report.metrics) or before.metrics,
     )
     return _show_last_step(view.job, _show_step(view.job, reported, step, moved_at), history)
+
+
+def _add_trainer_status(
+    view: View, history: JobHistory, progress: ProgressStatus | None
+) -> ProgressStatus | None:
+    """Add what the attempt's trainer reports by itself, where the companion's reports have nothing.
+
+    A share is no step: the training isn't judged by it.
+    """
+    status, report = view.observed.trainer_status, view.observed.report
+    if status is None or status.ordinal != history.ordinal:
+        return progress
+    known = progress or ProgressStatus()
+    update: dict[str, object] = {}
+    if known.step is None or not view.job.spec.total_steps:
+        update = {"percent": status.percent, "eta_seconds": status.remaining_s}
+    if status.metrics and (report is None or not report.report.metrics):
+        update["metrics"] = _convert_metrics(status.metrics)
+    return known.model_copy(update=update)
 
 
 def _show_last_step(
@@ -265,7 +290,7 @@ def _find_newest_sequence(status: CheckpointStatus, root: str, *, tail: bool) ->
     return max(latest, slot, *(commit.sequence for commit in status.recent))
 
 
-def _convert_metrics(metrics: dict[str, str]) -> tuple[Metric, ...]:
+def _convert_metrics(metrics: Mapping[str, str]) -> tuple[Metric, ...]:
     return tuple(
         Metric(name=name[: _TEXT_LIMIT - 1], value=value[:_TEXT_LIMIT])
         for name, value in sorted(metrics.items())
