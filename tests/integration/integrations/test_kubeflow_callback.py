@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 RECORDED = Path(__file__).parents[2] / "data/kubeflow/trainer-status.json"
 
@@ -29,6 +30,7 @@ class Taking(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
 
+    @override
     def log_message(self, *args: object) -> None: ...
 
 

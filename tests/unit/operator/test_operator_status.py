@@ -197,7 +197,7 @@ async def test_last_words_of_another_root_count_only_while_nothing_newer_is_know
     await play(world, "run 3, latest 9 140, costs ApplicationError=3/0, rests")
 
 
-TRAINERS: Final = {"percent": 70, "remaining_s": 9, "metrics": {"loss": "0.5"}}
+TRAINERS: Final[dict[str, Any]] = {"percent": 70, "remaining_s": 9, "metrics": {"loss": "0.5"}}
 
 
 @table(
