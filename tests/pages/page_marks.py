@@ -15,6 +15,7 @@ class Mark:
 MARKS: Final = {
     "google-cloud": Mark("asks Google Cloud, where tests have no project", 13),
     "accelerator": Mark("torchtitan's trainer needs an accelerator, where tests have none", 2),
+    "images": Mark("builds images with docker or podman, which tests don't have: test_images.py", 1),
     "repository": Mark(
         "the repository's own targets: CI runs each by itself, and one of them is these tests", 1
     ),
