@@ -155,5 +155,12 @@ class OperatorSettings(BaseSettings):
 
     def report_url(self, namespace: str, job: str) -> str:
         """Return the URL that the pods of a job report to."""
+        return f"{self._job_url(namespace, job)}/report"
+
+    def trainer_status_url(self, namespace: str, job: str) -> str:
+        """Return the URL that a job's trainer may send its own progress to, as to Kubeflow."""
+        return f"{self._job_url(namespace, job)}/trainer-status"
+
+    def _job_url(self, namespace: str, job: str) -> str:
         base = self.endpoint_url or f"https://{self.service_name}.{self.namespace}.svc:{self.endpoint_port}"
-        return f"{base.rstrip('/')}/v1/namespaces/{namespace}/jobs/{job}/report"
+        return f"{base.rstrip('/')}/v1/namespaces/{namespace}/jobs/{job}"

@@ -106,6 +106,8 @@ class ManagerParts:
             self.rank_group,
             self.progress,
             max_pending=given.options.max_pending,
+            tolerated_failures=given.options.on_save_failure,
+            keep=given.keep,
             device_budget_bytes=given.options.device_budget_bytes,
             all_first=given.options.replicas == "first",
             save_hooks=self.save_hooks,

@@ -9,6 +9,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -28,6 +29,9 @@ from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.metrics import Metrics
 
 PATH = "/v1/namespaces/default/jobs/lm/report"
+TRAINER_PATH = "/v1/namespaces/default/jobs/lm/trainer-status"
+KUBEFLOW = Path(__file__).parents[1] / "data/kubeflow/trainer-status.json"
+"""The posts of transformers' KubeflowCallback (integrations/test_kubeflow_callback.py records them)."""
 
 
 class Tokens:
@@ -195,6 +199,42 @@ async def test_what_the_job_cannot_have_reaches_no_status(desk: Desk) -> None:
     assert progress is not None
     assert [(each.name, each.value) for each in progress.metrics] == [("loss", "[1m1")]
     assert desk.world.status.attempts[-1].notice == "sigterm"
+
+
+@pytest.mark.smoke
+async def test_the_posts_of_transformers_callback_are_shown_as_progress(desk: Desk) -> None:
+    shown = []
+    for post in json.loads(KUBEFLOW.read_text(encoding="utf-8")):
+        desk.world.now += 61
+        assert await desk.post(json.dumps(post).encode(), token=desk.token(), path=TRAINER_PATH) == (
+            200,
+            b"{}",
+        )
+        await desk.world.reconcile()
+        progress = desk.world.status.progress
+        assert progress is not None
+        assert (progress.step, progress.last_progress_time) == (None, None)
+        shown.append((progress.percent, progress.eta_seconds, {m.name: m.value for m in progress.metrics}))
+    assert desk.enqueued == [job_key("default", "lm")] * 3
+    logged = {"loss": "0.5", "learning_rate": "3e-05"}
+    counts = {"current_step": "120", "total_steps": "400", "current_epoch": "1.2"}
+    assert shown == [(0, None, {"total_steps": "400"}), (30, 280, logged | counts), (100, 0, logged)]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"{", "the body: Invalid JSON"),
+        (b"{}", "trainerStatus: Field required"),
+        (b'{"trainerStatus": {"progressPercentage": 101}}', "trainerStatus.progressPercentage: "),
+        (b'{"trainerStatus": {"metrics": [{"name": "loss"}]}}', "trainerStatus.metrics.0.value: "),
+    ],
+)
+async def test_no_progress_is_taken_from(desk: Desk, body: bytes, why: str) -> None:
+    status, answer = await desk.post(body, token=desk.token(), path=TRAINER_PATH)
+    assert (status, desk.enqueued) == (400, [])
+    assert json.loads(answer)["error"].startswith(why)
+    assert (await desk.post(body, token=None, path=TRAINER_PATH))[0] == 401
 
 
 def begun(token: str) -> bytes:
