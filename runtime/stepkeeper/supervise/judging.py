@@ -24,7 +24,6 @@ _BY_SIGNAL: Final = 128
 _KILLED: Final = frozenset({_BY_SIGNAL + signal.SIGTERM, _BY_SIGNAL + signal.SIGKILL})
 """Exit codes of a launcher that was killed before it had begun, or after its time."""
 
-_UNSAVED: Final = frozenset({EndKind.GAVE_UP, EndKind.STOPPING})
 _FAILURE: Final = 1
 
 
@@ -158,6 +157,6 @@ def _describe(end: AttemptEnd) -> str:
 
 
 def _describe_stop(end: AttemptEnd) -> str:
-    if end.code in _KILLED or (end.message is not None and end.message.kind in _UNSAVED):
+    if end.message is None or end.message.kind != EndKind.SAVED:
         return "stopped, but the last step isn't saved. The same command continues from the last checkpoint"
     return "saved and stopped. The same command continues"

@@ -42,9 +42,6 @@ class RunRecord:
     """That of the newest commit of this run."""
 
     head: Head | None = None
-    hangs: bool = False
-    """True while the present attempt hangs."""
-
     lost_steps: int = 0
     lost_s: float = 0.0
     """Seconds of steps that were done again, and between two attempts."""
@@ -57,7 +54,6 @@ class RunRecord:
             last_step=self.step if self.step is not None else self.last_step,
             step=None,
             n_attempt_commits=0,
-            hangs=False,
         )
 
     def on_end(self, step: int | None) -> Self:
@@ -76,7 +72,6 @@ class RunRecord:
             n_attempt_commits=new.n_attempt_commits + len(commits),
             step=new.step if report.step is None else report.step,
             head=report.head or new.head,
-            hangs=report.hang is not None,
         )
         if commits:
             new = replace(new, sequence=commits[-1].sequence, safe_s=now_s)

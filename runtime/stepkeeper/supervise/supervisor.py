@@ -179,18 +179,15 @@ class Supervisor:
                     self._signals.append(number)
 
     def _take_report(self, report: Report) -> None:
-        before = self._record
-        self._record, commits = before.on_report(report, self._now())
-        if self._record.is_resumed and not before.is_resumed:
+        was_training = self._record.is_resumed
+        self._record, commits = self._record.on_report(report, self._now())
+        if self._record.is_resumed and not was_training:
             step = self._record.restored_step
             self._terminal.print_line(f"training {f'continues after step {step}' if step else 'begins'}")
         for commit in commits:
             self._history = self._history.on_commit()
             if not self._options.is_brief:
                 self._terminal.print_line(describe_commit(commit, report.step_millis))
-        if report.hang is not None and not before.hangs:
-            again = "Ctrl-C and the same command restart it from the last checkpoint"
-            self._terminal.print_line(f"the training hangs ({report.hang.kind}): {report.hang.text}. {again}")
 
     def _is_second_interrupt(self, number: int) -> bool:
         return number == signal.SIGINT and signal.SIGINT in self._signals

@@ -30,6 +30,9 @@ def said(code: int, cause: Cause | None = None, error: str | None = None) -> Ter
     return Termination(code=code, cause=cause, error=error)
 
 
+SAVED = Termination(code=75, kind="saved", step=9)
+
+
 @pytest.mark.parametrize(
     ("end", "cause", "at_s"),
     [
@@ -52,7 +55,8 @@ def test_it_is_restarted_by_the_cause(end: AttemptEnd, cause: str, at_s: float |
     [
         pytest.param({}, ended(0), 0, "the training is done", id="done"),
         pytest.param({}, ended(77), 77, "Stop the other process that uses this root", id="fenced"),
-        pytest.param({}, ended(75, is_asked=True), 75, "saved and stopped. The same command continues", id="asked"),
+        pytest.param({}, ended(75, message=SAVED, is_asked=True), 75, "saved and stopped. The same command continues", id="asked"),
+        pytest.param({}, ended(137, message=SAVED, is_asked=True), 75, "saved and stopped.", id="killed after that"),
         pytest.param({}, ended(1, is_asked=True), 1, "exited with code 1", id="failed when asked"),
         pytest.param(
             {"n_failures": 2}, ended(1, message=said(1, error="Traceback …\nValueError: bad")), 1,
@@ -82,6 +86,7 @@ def test_it_ends_with_the_code_and_the_reason(
         ended(75, message=Termination(code=75, kind="gaveUp", step=9), is_asked=True),
         ended(75, message=Termination(code=75, kind="stopping", step=9), is_asked=True),
         ended(137, is_asked=True),
+        ended(75, is_asked=True),
         ended(143, is_asked=True),
     ],
 )
