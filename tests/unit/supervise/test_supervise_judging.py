@@ -55,7 +55,7 @@ def test_it_is_restarted_by_the_cause(end: AttemptEnd, cause: str, at_s: float |
     [
         pytest.param({}, ended(0), 0, "the training is done", id="done"),
         pytest.param({}, ended(77), 77, "Stop the other process that uses this root", id="fenced"),
-        pytest.param({}, ended(75, message=SAVED, is_asked=True), 75, "saved and stopped. The same command", id="asked"),
+        pytest.param({}, ended(75, message=SAVED, is_asked=True), 75, "saved and stopped. The same", id="asked"),
         pytest.param({}, ended(137, message=SAVED, is_asked=True), 75, "saved and stopped.", id="killed after that"),
         pytest.param({}, ended(1, is_asked=True), 1, "exited with code 1", id="failed when asked"),
         pytest.param(
