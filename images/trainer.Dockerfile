@@ -1,4 +1,4 @@
-# A base for trainers: stepkeeper with torch, in the locked versions. For GPUs: --build-arg EXTRAS=torch,gcs
+# A base for trainers: stepkeeper with torch, in the locked versions. For GPUs: --build-arg EXTRAS=torch,gcs --build-arg MORE=
 ARG PYTHON=3.11
 FROM python:${PYTHON}-slim
 ARG EXTRAS=xla,gcs

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from page_blocks import read_blocks
+from page_blocks import ROOT, read_blocks
 
 from stepkeeper_testing.left_behind import head_of
 
@@ -20,6 +20,7 @@ PATIENCE_S = 200
 TRAINING = Path(__file__).parent / "supervised" / "training.py"
 STEPKEEPER = "from stepkeeper.cli import main; main()"
 FOREVER = 10**6
+BECOME_BASH = "import os, sys; os.execvp('bash', sys.argv)"
 RUN_WITHOUT_WAITS = """
 import sys
 from stepkeeper.contract import EveryInterval, HangLimits, Interval, RestartLimits, Settings
@@ -292,17 +293,37 @@ def test_the_batch_script_of_the_page_is_the_run_that_slurm_signals(tmp_path: Pa
         assert text.count(word) == 1
         text = text.replace(word, stand_in)
     (tmp_path / "job.sh").write_text(text)
-    become = "import os, sys; os.execvp('bash', sys.argv)"
     with nobody_left(tmp_path):
-        first = start(tmp_path / "job.sh", code=become)
+        first = start(tmp_path / "job.sh", code=BECOME_BASH)
         first.until("step 5 committed")
         first.process.send_signal(signal.SIGTERM)
         assert first.end() == 75
     stopped = head_of(tmp_path).step
-    second = start(tmp_path / "job.sh", code=become)
+    second = start(tmp_path / "job.sh", code=BECOME_BASH)
     second.until(f"training continues after step {stopped}")
     second.process.send_signal(signal.SIGTERM)
     assert second.end() == 75
+
+
+def test_the_quick_start(tmp_path: Path, start: Start) -> None:
+    (block,) = (block for block in read_blocks("README.md") if block.mark == "quick-start")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+
+    def does(line: str) -> Terminal:
+        command = line.replace("stepkeeper", f"{sys.executable} -c '{STEPKEEPER}'", 1)
+        return start("-c", f"cd {tmp_path}; exec {command}", code=BECOME_BASH)
+
+    first, second, rehearsal = block.text.splitlines()
+    run = does(first)
+    run.until("step 60 committed")
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 75
+    run = does(second)
+    assert run.end() == 0
+    assert re.search("training continues after step 6[0-9]", run.text)
+    run = does(rehearsal)
+    assert run.end() == 0
+    assert "of step 200, and loss of 200 steps, are equal bit for bit" in run.text
 
 
 def rehearse(start: Start, case: str, *options: object) -> tuple[int, str]:

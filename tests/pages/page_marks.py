@@ -17,6 +17,7 @@ MARKS: Final = {
     "accelerator": Mark("torchtitan's trainer needs an accelerator, where tests have none", 2),
     "images": Mark("builds images with docker or podman, which tests don't have: test_images.py", 1),
     "orbax": Mark("needs JAX and Orbax, which tests don't have; it was run by hand with Orbax 0.12", 1),
+    "quick-start": Mark("one command is interrupted: tests/integration/test_supervise.py runs them", 1),
     "slurm": Mark("a batch script: tests/integration/test_supervise.py runs it", 1),
     "repository": Mark(
         "the repository's own targets: CI runs each by itself, and one of them is these tests", 1
