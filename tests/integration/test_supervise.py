@@ -194,7 +194,7 @@ def test_what_has_not_stopped_in_its_time_is_killed(tmp_path: Path, start: Start
 
 def test_a_hang_is_named_and_ends_nothing(tmp_path: Path, start: Start) -> None:
     run = start((tmp_path / "root").as_uri(), case="hangs", code=RUN_WITHOUT_WAITS)
-    run.until("the training hangs (Code), because no step has followed step 29 for 3 s")
+    run.until("the training hangs (Code), because no step has followed step 499 for 3 s")
     for _ in range(2):
         run.process.send_signal(signal.SIGINT)
     assert run.end() == 130
