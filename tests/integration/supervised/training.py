@@ -23,7 +23,7 @@ def disturb(step: int, start: int) -> None:
         raise ValueError("a bad batch")
     if CASE == "crashes-at-once":
         raise ValueError("a bad batch")
-    if CASE == "hangs" and step == 500:
+    if CASE == "hangs" and step == 30:
         (FOLDER / "hangs").touch()
         while True:
             time.sleep(0.1)
