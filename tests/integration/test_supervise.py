@@ -198,8 +198,9 @@ def test_a_hang_is_named_and_ends_nothing(tmp_path: Path, start: Start) -> None:
     run = start((tmp_path / "root").as_uri(), case="hangs", code=code)
     run.until("in disturb: time.sleep")
     assert "the training hangs (Code), because " in run.text
-    for _ in range(2):
-        run.process.send_signal(signal.SIGINT)
+    run.process.send_signal(signal.SIGINT)
+    run.until("again to end at once")
+    run.process.send_signal(signal.SIGINT)
     assert run.end() == 130
 
 
