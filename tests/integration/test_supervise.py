@@ -20,7 +20,7 @@ PATIENCE_S = 200
 TRAINING = Path(__file__).parent / "supervised" / "training.py"
 STEPKEEPER = "from stepkeeper.cli import main; main()"
 FOREVER = 10**6
-BECOME_BASH = "import os, sys; os.execvp('bash', sys.argv)"
+BECOME_BASH = "import os, sys; os.execvp('bash', ['bash', *sys.argv[1:]])"
 RUN_WITHOUT_WAITS = """
 import sys
 from stepkeeper.contract import EveryInterval, HangLimits, Interval, RestartLimits, Settings
