@@ -109,13 +109,14 @@ mutants: setup ## Change the pure cores in small ways, and count what their unit
 	$(BIN)/python tests/runs/mutants.py $(ARGS)
 
 .PHONY: bench
-bench: build ## Run the benchmarks, and write their figures into benchmarks/results/
+bench: build ## Run the benchmarks, and write their figures into benchmarks/results/ (root)
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.planning.steady
 	$(BIN)/python -m benchmarks.planning.many
 	$(BIN)/python -m benchmarks.saving
 	$(BIN)/python -m benchmarks.loading
 	$(BIN)/python -m benchmarks.storage
+	$(BIN)/python -m benchmarks.operator
 
 .PHONY: cluster
 cluster: build ## Start the test cluster and print its kubeconfig (NAME=dev)

@@ -4,6 +4,7 @@ With the argument `check-uninstall`, check whether the operator may be uninstall
 """
 
 import asyncio
+import ctypes
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from typing_extensions import override
@@ -24,6 +26,10 @@ from stepkeeper_operator.startup import run_operator
 CHECK_UNINSTALL: Final = "check-uninstall"
 _OMITTED: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "settings"}
 """Attributes of a record that aren't printed as extras: logging's own, and kopf's whole settings."""
+
+_M_MMAP_THRESHOLD: Final = -3  # of glibc's malloc.h
+_LARGE_BYTES: Final = 128 * 1024
+"""glibc's own threshold, which stays as it is once it is set."""
 
 _KOPF_PREFIX: Final = "k8s_"  # of kopf's other extras: whole references to objects that its messages name
 
@@ -52,12 +58,22 @@ def _run() -> int:
     if not settings.identity:
         settings = settings.model_copy(update={"identity": socket.gethostname()})
     _set_up_logging(settings.log_level)
+    _return_large_buffers()
     try:
         asyncio.run(run_operator(settings))
     except LeaseLostError as error:
         logging.getLogger(__name__).error("stopped", extra={"error": str(error)})  # noqa: TRY400  # no bug: no traceback
         return 1
     return 0
+
+
+def _return_large_buffers() -> None:
+    """Have glibc return large buffers to the system once they are free, such as those of TLS connections.
+
+    It would keep all of them that were ever needed at once, some 100 MB after a start with many jobs.
+    """
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 class KeyValueFormatter(logging.Formatter):

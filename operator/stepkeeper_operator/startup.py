@@ -22,7 +22,7 @@ from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.endpoint.tokens import KubernetesTokens
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.handlers.resync import Resync
+from stepkeeper_operator.handlers.resync import Resync, wait_until_listed
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry, run_watches
 from stepkeeper_operator.kinds.shared import Shared
 from stepkeeper_operator.kinds.work_queue import KindQueues, Reconcile
@@ -67,10 +67,11 @@ class Operator:
         }
         names = [kind.resource.kind for kind in self._kinds if kind.reconciled]
         self._queues = KindQueues({name: n_workers[name] for name in names})
-        interval_s = settings.report_interval_s
-        self._reports = ReportCache(report_interval_s=interval_s)
+        self._reports = ReportCache(
+            report_interval_s=settings.report_interval_s, progress_interval_s=settings.progress_interval_s
+        )
         self._synced = asyncio.Event()
-        """Set by the watches once every kind is in the cache."""
+        """Set once every kind is in the cache."""
         self._relisted = asyncio.Event()
         """Set by the watches whenever a kind is listed again: they may have missed deletions."""
         self._stop = asyncio.Event()
@@ -136,9 +137,7 @@ class Operator:
 
     async def _run_parts(self, work: Mapping[str, Reconcile]) -> None:
         end_watches = asyncio.Event()
-        registry = make_registry(
-            self._cache, self._kinds, self._queues.add, synced=self._synced, relisted=self._relisted
-        )
+        registry = make_registry(self._cache, self._kinds, self._queues.add, relisted=self._relisted)
         settings = make_kopf_settings(self._kinds)
         # kopf installs its own signal handlers when it starts: replace them then.
         watching = run_watches(
@@ -188,7 +187,8 @@ class Operator:
         return work
 
     async def _reconcile_objects(self, work: Mapping[str, Reconcile]) -> None:
-        await self._synced.wait()
+        await wait_until_listed(self._cluster, self._cache, self._kinds)
+        self._synced.set()
         counts = {kind: len(self._cache.list_keys(kind)) for kind in work}
         _log.info("all kinds are listed", extra=counts)
         await self._queues.run(work)

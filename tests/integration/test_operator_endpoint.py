@@ -20,6 +20,7 @@ from fake_cluster.world import World
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
+from stepkeeper_operator.endpoint import serving
 from stepkeeper_operator.endpoint.app import ReportEndpoint
 from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.endpoint.certificates import make_tls
@@ -326,3 +327,25 @@ async def test_a_full_server_closes_what_comes_and_serves_what_it_has(desk: Desk
         with suppress(ConnectionError):
             await each.wait_closed()
     await servers.close()
+
+
+async def test_connections_in_their_handshake_count(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
+    monkeypatch.setattr(serving, "_MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(serving, "_HANDSHAKE_S", 300.0)
+    servers, context, client = Servers(), server_tls(), ssl.create_default_context()
+    load_certificate(context, make_tls(("127.0.0.1",)).serving)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    port = await servers.start(desk.app, host="127.0.0.1", port=0, tls=context)
+    async with asyncio.timeout(60):
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        with pytest.raises(OSError):  # noqa: PT011  # its text is the operating system's
+            await asyncio.open_connection("127.0.0.1", port, ssl=client)
+        silent[0][1].close()
+        while True:  # until the server has noticed
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client)
+                break
+            await asyncio.sleep(0.01)
+        await servers.close()
+    for _, each in (*silent, (None, writer)):
+        each.close()

@@ -13,6 +13,7 @@ from typing import Any, Final
 from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceCache
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cache.objects import Change, Objects
+from stepkeeper_operator.cache.roots import Roots
 from stepkeeper_operator.cluster.resources import (
     BATCH_JOBS,
     JOBSETS,
@@ -68,11 +69,12 @@ class Cache:
             NODES.kind: self._nodes,
         }
         self._evidence = EvidenceCache()
-        self._roots: dict[str, JobRoot] = {}
-        """By the job's uid."""
+        self._roots = Roots()
+        self._items_of: defaultdict[ObjectKey, dict[str, BatchJob | Pod]] = defaultdict(dict)
+        """Batch Jobs and pods by their uids, by the job whose JobSet can have made them."""
 
-        self._pods_of: defaultdict[str, set[str]] = defaultdict(set)
-        """The uids of pods, by the uid of the job in their label."""
+        self._silent_nodes: set[str] = set()
+        """The uids of existing nodes with a silent kubelet."""
 
         self._gone_nodes: dict[str, Node] = {}
         self.last_event_at = clock()
@@ -130,11 +132,7 @@ class Cache:
     def list_root_rivals(self, key: ObjectKey) -> tuple[JobRoot, ...]:
         """List the other jobs whose root is the same as this job's, inside it or around it."""
         raw = self.get_object(key)
-        own = None if raw is None else self._roots.get(raw["metadata"]["uid"])
-        if own is None:
-            return ()
-        rivals = [root for root in self._roots.values() if root is not own and root.overlaps(own)]
-        return tuple(sorted(rivals, key=lambda root: (root.namespace, root.name)))
+        return () if raw is None else self._roots.list_rivals(raw["metadata"]["uid"])
 
     def list_jobs_on(self, key: ObjectKey) -> tuple[RawObject, ...]:
         """List the jobs that name the QueuedResource with that key, in its namespace."""
@@ -158,7 +156,8 @@ class Cache:
     def list_pods(self, job_uid: str) -> tuple[Pod, ...]:
         """List the job's own pods. A label alone proves nothing: any user can set it."""
         key = self._find_key(job_uid)
-        own = [] if key is None else [pod for pod in self._list_labeled(job_uid) if _is_of_job(pod, key)]
+        items = () if key is None else self._items_of.get(key, {}).values()
+        own = [item for item in items if isinstance(item, Pod) and item.job_uid == job_uid]
         return tuple(sorted(own, key=lambda pod: pod.name))
 
     def list_evidence(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
@@ -167,8 +166,8 @@ class Cache:
 
     def list_leftovers(self, key: ObjectKey) -> tuple[BatchJob | Pod, ...]:
         """List Jobs whose names the job's next JobSet will use, and live pods of such Jobs."""
-        live = (pod for pod in self._pods if not pod.terminal)
-        found = [item for item in (*self._batch_jobs, *live) if _is_of_job(item, key)]
+        items = self._items_of.get(key, {}).values()
+        found = [item for item in items if isinstance(item, BatchJob) or not item.terminal]
         return tuple(sorted(found, key=lambda item: (isinstance(item, Pod), item.name)))
 
     def get_node(self, name: str) -> Node | None:
@@ -176,8 +175,7 @@ class Cache:
 
     def count_nodes(self) -> tuple[int, int]:
         """Return the number of nodes, and the number of those with a silent kubelet."""
-        silent = [node.unknown_since is not None for node in self._nodes]
-        return len(silent), sum(silent)
+        return len(self._nodes), len(self._silent_nodes)
 
     def list_nodes_of(self, queued_resource_uid: str) -> tuple[Node, ...]:
         """List the existing nodes whose labels name the QueuedResource, by name."""
@@ -194,10 +192,6 @@ class Cache:
         except KeyError:
             raise ValueError(f"the cache keeps no objects of kind {kind}") from None
 
-    def _list_labeled(self, job_uid: str) -> list[Pod]:
-        pods = map(self._pods.find, self._pods_of.get(job_uid, ()))
-        return [pod for pod in pods if pod is not None]
-
     def _find_key(self, job_uid: str) -> ObjectKey | None:
         raw = self._training_jobs.find(job_uid)
         return None if raw is None else _key_of(TRAINING_JOBS.kind, raw)
@@ -207,17 +201,15 @@ class Cache:
         return () if key is None or key.namespace != item.namespace else (key,)
 
     def _note_training_job(self, change: Change[RawObject]) -> Iterator[ObjectKey]:
-        uid, root = change.item["metadata"]["uid"], None if change.deleted else read_job_root(change.item)
-        self._roots.pop(uid, None)
-        if root is not None:
-            self._roots[uid] = root
+        key, uid = _key_of(TRAINING_JOBS.kind, change.item), change.item["metadata"]["uid"]
+        self._roots.set_root(uid, None if change.deleted else read_job_root(change.item))
         if change.deleted:
             self._evidence.forget_job(uid)
         elif change.before is None:
             # Its batch Jobs and pods may be known already: until now they belonged to no known job.
-            for item in (*self._batch_jobs, *self._list_labeled(uid)):
+            for item in self._items_of.get(key, {}).values():
                 self._keep_evidence(item)
-        yield _key_of(TRAINING_JOBS.kind, change.item)
+        yield key
 
     def _note_queued_resource(self, change: Change[RawObject]) -> Iterator[ObjectKey]:
         """Yield the keys of the QueuedResource and of the jobs in its namespace that name it."""
@@ -235,24 +227,31 @@ class Cache:
             yield job_key(workload.namespace, workload.jobset_name)
 
     def _note_batch_job(self, change: Change[BatchJob]) -> Iterable[ObjectKey]:
-        self._keep_evidence(change.item)
+        self._note_item(change.item, deleted=change.deleted)
         return self._find_job(change.item)
 
     def _note_pod(self, change: Change[Pod]) -> Iterable[ObjectKey]:
-        pod, uids = change.item, self._pods_of[change.item.job_uid]
-        uids.add(pod.uid)
-        if change.deleted:
-            uids.discard(pod.uid)
-        if not uids:
-            del self._pods_of[pod.job_uid]
-        self._keep_evidence(pod)
+        pod = change.item
+        self._note_item(pod, deleted=change.deleted)
         unchanged = change.before == pod and not change.deleted
         return () if unchanged else self._find_job(pod)
+
+    def _note_item(self, item: BatchJob | Pod, *, deleted: bool) -> None:
+        self._keep_evidence(item)
+        key = _find_maker(item)
+        if key is None:
+            return
+        items = self._items_of[key]
+        items[item.uid] = item
+        if deleted:
+            del items[item.uid]
+        if not items:
+            del self._items_of[key]
 
     def _keep_evidence(self, item: BatchJob | Pod) -> None:
         """Keep the state of a known job's own batch Job or pod. Any user can set a label, and evidence is limited."""
         key = self._find_key(item.job_uid)
-        if key is not None and _is_of_job(item, key):
+        if key is not None and _find_maker(item) == key:
             self._evidence.add(item)
 
     def _note_node(self, change: Change[Node]) -> Iterator[ObjectKey]:
@@ -262,6 +261,9 @@ class Cache:
         self._gone_nodes = {gone.name: gone for gone in kept if (gone.gone_since or limit) >= limit}
         if change.deleted:
             node = self._gone_nodes[node.name] = replace(node, gone_since=self._clock())
+        self._silent_nodes.discard(node.uid)
+        if node.unknown_since is not None and not change.deleted:
+            self._silent_nodes.add(node.uid)
         if node != before:
             uids = {each.queued_resource_uid for each in (before, node) if each is not None}
             found = [self._queued_resources.find(uid) for uid in uids if uid is not None]
@@ -286,11 +288,11 @@ def _key_of(kind: str, raw: RawObject) -> ObjectKey:
     return ObjectKey(kind, raw["metadata"]["namespace"], raw["metadata"]["name"])
 
 
-def _is_of_job(item: BatchJob | Pod, key: ObjectKey) -> bool:
-    """Return True for a batch Job that the job's JobSet can have made, <job>-w-<number>, or for a pod of such a one."""
+def _find_maker(item: BatchJob | Pod) -> ObjectKey | None:
+    """Find the job whose JobSet can have made a batch Job, <job>-w-<number>, or the batch Job of a pod."""
     name = item.name if isinstance(item, BatchJob) else item.owner_name or ""
-    number = name.removeprefix(f"{key.name}-{WORKER_JOB}-")
-    return item.namespace == key.namespace and number != name and number.isdecimal()
+    job, _, number = name.rpartition(f"-{WORKER_JOB}-")
+    return job_key(item.namespace, job) if job and number.isdecimal() else None
 
 
 def _judged(node: Node) -> tuple[str, bool, float | None, float | None]:

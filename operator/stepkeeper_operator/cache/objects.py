@@ -67,6 +67,9 @@ class Objects(Generic[T]):
     def uids(self) -> frozenset[str]:
         return frozenset(self._items)
 
+    def __len__(self) -> int:
+        return len(self._items)
+
     def __iter__(self) -> Iterator[T]:
         return iter(self._items.values())
 

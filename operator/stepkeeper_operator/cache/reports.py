@@ -10,6 +10,8 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 __all__ = ["LastReport", "ReportCache", "TrainerStatus", "has_advanced"]
 
 _KEPT_COMMITS = 32
+_LATE_INTERVALS = 2
+"""Report intervals after which a report may end a silence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +57,26 @@ class ReportCache:
     Nothing is stored: pods repeat a report until it is answered, and later ones name HEAD, the job's latest commit.
     """
 
-    def __init__(self, *, report_interval_s: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, *, report_interval_s: int, progress_interval_s: int = 0, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Take the seconds between two reports of a job, and between two that are due for nothing but progress."""
         self._report_interval_s = report_interval_s
+        self._progress_interval_s = progress_interval_s
         self._clock = clock
         self._last: dict[str, LastReport] = {}
         self._trainer_statuses: dict[str, TrainerStatus] = {}
+        self._due_at: dict[str, float] = {}
+        """When the last report of a job was due."""
+
         self._save_requests: dict[str, SaveRequest] = {}
         """The open requests. They may be lost: the next reconcile restores them from the status."""
 
-    def add_report(self, job_uid: str, last: LastReport) -> None:
-        """Keep the report as the job's newest, and add its commits to those of earlier reports."""
+    def add_report(self, job_uid: str, last: LastReport) -> bool:
+        """Keep the report as the job's newest, and add its commits to those of earlier reports.
+
+        Return True if it is due to be shown: if it has news, or progress alone for the first time in its interval.
+        """
         known = self._last.get(job_uid)
         # Commits of another root are in another log, with sequences of its own.
         earlier = () if known is None or known.report.root != last.report.root else known.commits
@@ -75,6 +87,12 @@ class ReportCache:
             last = replace(last, committed_at=last.received_at)
         commits = tuple(merged[sequence] for sequence in sorted(merged)[-_KEPT_COMMITS:])
         self._last[job_uid] = replace(last, commits=commits)
+        late_s = _LATE_INTERVALS * self._report_interval_s
+        has_news = of_attempt is None or _has_news(of_attempt, last, late_s=late_s)
+        is_due = has_news or last.received_at - self._due_at[job_uid] >= self._progress_interval_s
+        if is_due:
+            self._due_at[job_uid] = last.received_at
+        return is_due
 
     def get_report(self, job_uid: str) -> LastReport | None:
         return self._last.get(job_uid)
@@ -89,6 +107,7 @@ class ReportCache:
     def forget_job(self, job_uid: str) -> None:
         self._last.pop(job_uid, None)
         self._trainer_statuses.pop(job_uid, None)
+        self._due_at.pop(job_uid, None)
         self._save_requests.pop(job_uid, None)
 
     def set_save_request(self, job_uid: str, request: SaveRequest | None) -> None:
@@ -114,6 +133,22 @@ class ReportCache:
 def has_advanced(step: int | None, before: int | None) -> bool:
     """Return True if `step` is higher than the one before, or the first. A step that goes backwards is no progress."""
     return step is not None and (before is None or step > before)
+
+
+def _has_news(known: LastReport, last: LastReport, *, late_s: float) -> bool:
+    """Return True if more than the progress of a running training has changed."""
+    if last.pod_uid != known.pod_uid or last.received_at - known.received_at > late_s:
+        return True
+    is_back = last.report.step is not None and has_advanced(known.report.step, last.report.step)
+    return is_back or _without_progress(known.report) != _without_progress(last.report)
+
+
+def _without_progress(report: Report) -> Report:
+    """Remove the fields that change while the training runs well. Of the step, it is left whether there is one."""
+    step = None if report.step is None else 0
+    return replace(
+        report, tail=0, step=step, step_millis=None, in_flight_step=None, ranks=None, metrics={}, spent=None
+    )
 
 
 def _update_liveness(known: LastReport | None, last: LastReport) -> LastReport:

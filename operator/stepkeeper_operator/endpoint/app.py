@@ -96,8 +96,8 @@ class ReportEndpoint:
             text = "left commits out of a report: they are not in spec.checkpoint.uri"
             _log.info(text, extra=key.log_fields)
         last = LastReport(report=checked, ordinal=attempt.ordinal, received_at=now, pod_uid=attempt.pod_uid)
-        self.reports.add_report(attempt.job_uid, last)
-        self.enqueue(key)
+        if self.reports.add_report(attempt.job_uid, last):
+            self.enqueue(key)
         return self.reports.get_directive(attempt.job_uid).to_json()
 
     async def _accept_trainer_status(self, key: ObjectKey, request: web.Request) -> bytes:

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
+import socket
 import ssl
 import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
-from typing_extensions import override
 
 from stepkeeper_operator.endpoint.certificates import KeyPair
 
@@ -25,6 +25,8 @@ _BACKLOG = 4096
 _HANDSHAKE_S = 5.0
 _MAX_CONNECTIONS = 250
 """Most open connections: each takes up to half a MiB with TLS. Others are closed, and companions retry."""
+
+_RETRY_S = 1.0
 
 _MAX_HEADERS = 32
 """Most headers of a request, each of at most 8 KiB. They are in memory before any check of the request."""
@@ -58,19 +60,11 @@ def _is_about_the_server(record: logging.LogRecord) -> bool:
 _log.addFilter(_is_about_the_server)
 
 
-class _Refusal(asyncio.Protocol):
-    """Close a connection above the limit."""
-
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).abort()
-
-
 class Servers:
     """Run servers in this event loop until `close`."""
 
     def __init__(self) -> None:
-        self._servers: list[tuple[asyncio.Server, web.AppRunner]] = []
+        self._servers: list[tuple[asyncio.Task[None], socket.socket, web.AppRunner]] = []
 
     async def start(
         self, app: web.Application, *, host: str, port: int, tls: ssl.SSLContext | None = None
@@ -88,20 +82,46 @@ class Servers:
         await runner.setup()
         served = runner.server
         assert served is not None  # set by setup
-        server = await asyncio.get_running_loop().create_server(
-            lambda: served() if len(served.connections) < _MAX_CONNECTIONS else _Refusal(),
-            host,
-            port,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else _HANDSHAKE_S,
-            backlog=_BACKLOG,
-        )
-        self._servers.append((server, runner))
-        bound: int = server.sockets[0].getsockname()[1]
+        listening = socket.create_server((host, port), backlog=_BACKLOG)
+        listening.setblocking(False)
+        self._servers.append((asyncio.create_task(_accept(listening, served, tls)), listening, runner))
+        bound: int = listening.getsockname()[1]
         return bound
 
     async def close(self) -> None:
         while self._servers:
-            server, runner = self._servers.pop(0)
-            server.close()
+            accepting, listening, runner = self._servers.pop(0)
+            accepting.cancel()
+            await asyncio.wait([accepting])
+            listening.close()
             await runner.cleanup()
+
+
+async def _accept(listening: socket.socket, served: web.Server, tls: ssl.SSLContext | None) -> None:
+    """Accept connections, and close those above the limit.
+
+    A server of asyncio would count a connection only after its handshake, and accept any number of them before.
+    """
+    opening: set[asyncio.Task[None]] = set()
+    async with asyncio.TaskGroup() as group:
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listening)
+            except OSError as error:  # such as too many open files
+                _log.warning("cannot accept connections", extra={"error": str(error)})
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if len(served.connections) + len(opening) >= _MAX_CONNECTIONS:
+                connection.close()
+                continue
+            task = group.create_task(_open(connection, served, tls))
+            opening.add(task)
+            task.add_done_callback(opening.discard)
+
+
+async def _open(connection: socket.socket, served: web.Server, tls: ssl.SSLContext | None) -> None:
+    """Serve the connection, after its handshake."""
+    limit_s = None if tls is None else _HANDSHAKE_S
+    loop = asyncio.get_running_loop()
+    with suppress(OSError):  # the sender went away, or speaks no TLS
+        await loop.connect_accepted_socket(served, connection, ssl=tls, ssl_handshake_timeout=limit_s)

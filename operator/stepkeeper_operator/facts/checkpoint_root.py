@@ -23,11 +23,6 @@ class JobRoot(Rival):
     uri: str
     place: CheckpointRoot
 
-    def overlaps(self, other: "JobRoot") -> bool:
-        """Return True if the roots are the same, or one is inside the other."""
-        depth = min(len(self.place), len(other.place))
-        return self.place[:depth] == other.place[:depth]
-
 
 def is_inside(uri: str, root: str) -> bool:
     """Return True if `uri` is the folder or the bucket prefix `root`, or inside it."""

@@ -1,4 +1,4 @@
-"""Queue every object periodically, and forget objects whose deletion no watch reported."""
+"""Compare the cache with lists: wait until it has all objects, and forget those whose deletion no watch reported."""
 
 import asyncio
 import logging
@@ -15,12 +15,37 @@ from stepkeeper_operator.cache.kinds import WatchedKind
 from stepkeeper_operator.cluster.protocol import Cluster
 from stepkeeper_operator.errors import ApiError
 
-__all__ = ["Resync", "forget_deleted_objects"]
+__all__ = ["Resync", "forget_deleted_objects", "wait_until_listed"]
 
 _log = logging.getLogger(__name__)
 
 _RELIST_BURST_S: Final = 2.0
 """Seconds in which the objects of a relist arrive: one by one, and one kind after the other."""
+
+_LISTING_S: Final = 1.0
+"""Seconds between two looks whether the watches have listed all objects."""
+
+
+async def wait_until_listed(cluster: Cluster, cache: Cache, kinds: Iterable[WatchedKind]) -> None:
+    """Wait until the watches have brought every object of these kinds that exists at some time of the wait."""
+    for kind in kinds:
+        missing = await _find_missing(cluster, cache, kind)
+        while missing:
+            await asyncio.sleep(_LISTING_S)
+            left = missing - cache.list_uids(kind.resource)
+            # Where none has arrived, the rest may have been deleted before the watch listed its kind.
+            missing = await _find_missing(cluster, cache, kind) if left == missing else left
+
+
+async def _find_missing(cluster: Cluster, cache: Cache, kind: WatchedKind) -> frozenset[str]:
+    """Find the objects of the kind that the cache lacks, also after errors."""
+    while True:
+        try:
+            return await _list_present(cluster, kind) - cache.list_uids(kind.resource)
+        except ApiError as error:
+            extra = {"kind": kind.resource.kind, "error": str(error)}
+            _log.warning("cannot list kind; no object is reconciled", extra=extra)
+            await asyncio.sleep(_RELIST_BURST_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +113,13 @@ async def forget_deleted_objects(cluster: Cluster, cache: Cache, kind: WatchedKi
     """
     # Take the known uids first: an object created during the list is then in neither set.
     known = cache.list_uids(kind.resource)
+    return cache.forget_objects(known - await _list_present(cluster, kind))
+
+
+async def _list_present(cluster: Cluster, kind: WatchedKind) -> frozenset[str]:
     try:
-        present = await cluster.list_uids(kind.resource, kind.label_selector)
+        return await cluster.list_uids(kind.resource, kind.label_selector)
     except ApiError as error:
         if error.status != HTTPStatus.NOT_FOUND or not kind.removable:
             raise
-        present = frozenset()  # the kind's CRD was removed, and its objects with it
-    return cache.forget_objects(known - present)
+        return frozenset()  # the kind's CRD was removed, and its objects with it

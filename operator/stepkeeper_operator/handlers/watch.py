@@ -1,7 +1,8 @@
 """Feed watch events into the cache, and the keys that they concern into the queue.
 
 Nothing here decides anything or writes to an object. kopf's high-level handlers put finalizers and annotations on
-objects; its events and indices don't.
+objects; its events don't. Its indices would keep all listed objects in memory, each with a task that waits for all
+others, in quadratic time.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import kopf
+from typing_extensions import override
 
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.keys import ObjectKey
@@ -23,29 +25,50 @@ _SERVER_TIMEOUT_S = 240
 _CLIENT_TIMEOUT_S = 270
 _CONNECT_TIMEOUT_S = 10
 
+_CHUNK = 200
+"""Objects of a list that are in memory at once."""
+
+_IDLE_S = 0.1
+"""Seconds for which kopf keeps an object and its task in memory after an event."""
+
 
 def make_registry(
     cache: Cache,
     kinds: Iterable[WatchedKind],
     enqueue: Callable[[ObjectKey, float], None],
     *,
-    synced: asyncio.Event,
     relisted: asyncio.Event,
 ) -> Any:
-    """Register handlers for these kinds. `synced` is set once every kind has been listed into the cache.
+    """Register handlers for these kinds.
 
     `relisted` is set whenever a watch lists its kind. It does so after an interruption, and then does not report the
     deletions that it missed.
     """
     registry = kopf.OperatorRegistry()
     for kind in kinds:
-        _register_watch(registry, cache, kind, enqueue=enqueue, synced=synced, relisted=relisted)
+        _register_watch(registry, cache, kind, enqueue=enqueue, relisted=relisted)
 
     @kopf.on.login(registry=registry)
     def login(**kwargs: Any) -> Any:
         return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
     return registry
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Keep kopf from copying each object three times to find changes: no handler here looks at them."""
+
+    @override
+    def build(self, *, body: Any, extra_fields: Any = None) -> Any:
+        return {}
+
+    @override
+    def fetch(self, *, body: Any) -> None:
+        return None
+
+    @override
+    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
+        return None
 
 
 def make_kopf_settings(kinds: Iterable[WatchedKind]) -> Any:
@@ -57,6 +80,9 @@ def make_kopf_settings(kinds: Iterable[WatchedKind]) -> Any:
     settings.watching.server_timeout = _SERVER_TIMEOUT_S
     settings.watching.client_timeout = _CLIENT_TIMEOUT_S
     settings.watching.connect_timeout = _CONNECT_TIMEOUT_S
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.watching.chunk_size = _CHUNK
+    settings.queueing.idle_timeout = _IDLE_S
     settings.networking.request_timeout = 30
     for kind in kinds:
         if kind.label_selector:
@@ -96,22 +122,13 @@ def _register_watch(
     kind: WatchedKind,
     *,
     enqueue: Callable[[ObjectKey, float], None],
-    synced: asyncio.Event,
     relisted: asyncio.Event,
 ) -> None:
     resource, selector = kind.resource, _selector(kind.resource)
 
-    @kopf.index(*selector, registry=registry, id=f"list-{resource.plural}")
-    async def listed(body: Any, **_: Any) -> None:
-        # kopf delivers events only after it has called this for the objects of all kinds: the cache is complete then.
-        # It also calls this before `changed` for every later event, which would then find no change.
-        if not synced.is_set():
-            cache.record(resource, dict(body))
-
     @kopf.on.event(*selector, registry=registry, id=f"watch-{resource.plural}")
     async def changed(event: Any, **_: Any) -> None:
         cache.record_watch_event()
-        synced.set()
         if event["type"] is None:  # the object comes from a list
             relisted.set()
         for key in cache.record(resource, event["object"], deleted=event["type"] == "DELETED"):

@@ -31,18 +31,23 @@ AUDIT_POLICY = {
 
 def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
     """Start etcd and the API server, wait until they answer, and start controller manager and scheduler."""
-    (layout.folder / "audit-policy.yaml").write_text(json.dumps(AUDIT_POLICY), encoding="utf-8")
-    kube = binaries["kube"]
-    log = launcher.start("etcd", [kube, *etcd_arguments(layout)])
-    wait_until(lambda: listens(str(layout.address), places.ETCD_PORT), "etcd", timeout_s=120, log=log)
-    log = launcher.start("kube-apiserver", [binaries["kube"], *api_server_arguments(layout)])
-    wait_until(lambda: api_is_ready(layout), "the API server", timeout_s=200, log=log)
+    start_api(launcher, binaries, layout)
     for name, arguments in (
         ("kube-controller-manager", manager_arguments(layout)),
         ("kube-scheduler", ["kube-scheduler", *_client_arguments(layout, "kube-scheduler")]),
         ("kube-proxy", proxy_arguments(layout)),
     ):
-        launcher.start(name, [kube, *arguments])
+        launcher.start(name, [binaries["kube"], *arguments])
+
+
+def start_api(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
+    """Start etcd and the API server, and wait until they answer."""
+    (layout.folder / "audit-policy.yaml").write_text(json.dumps(AUDIT_POLICY), encoding="utf-8")
+    kube = binaries["kube"]
+    log = launcher.start("etcd", [kube, *etcd_arguments(layout)])
+    wait_until(lambda: listens(str(layout.address), places.ETCD_PORT), "etcd", timeout_s=120, log=log)
+    log = launcher.start("kube-apiserver", [kube, *api_server_arguments(layout)])
+    wait_until(lambda: api_is_ready(layout), "the API server", timeout_s=200, log=log)
 
 
 def api_is_ready(layout: Layout) -> bool:

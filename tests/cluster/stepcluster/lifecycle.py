@@ -4,7 +4,7 @@ import contextlib
 import json
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stepcluster import (
@@ -44,6 +44,22 @@ def start(name: str, *, n_tpu_nodes: int = 2, topology: str = "2x2") -> Parts:
 
     If that fails, or on Ctrl-C, nothing of it is left. A crashed cluster of this name is cleaned up first.
     """
+    return _start_alone(name, lambda programs: _start(name, programs, choose_nodes(n_tpu_nodes, topology)))
+
+
+def start_api(name: str) -> Parts:
+    """Start a cluster of etcd and the API server alone, without nodes and controllers; otherwise as `start`."""
+
+    def start_parts(programs: binaries.Binaries) -> Parts:
+        parts = _prepare(name, programs, ())
+        controlplane.start_api(parts.launcher, programs, parts.layout)
+        return parts
+
+    return _start_alone(name, start_parts)
+
+
+def _start_alone(name: str, start_parts: Callable[[binaries.Binaries], Parts]) -> Parts:
+    """Start a cluster while no other process starts or stops one of this name."""
     require_root()
     check_name(name)
     packages.ensure()
@@ -58,7 +74,7 @@ def start(name: str, *, n_tpu_nodes: int = 2, topology: str = "2x2") -> Parts:
             say(f"cluster {name}: cleaning up after one that was not taken down")
             _clean(name)
         try:
-            return _start(name, programs, choose_nodes(n_tpu_nodes, topology))
+            return start_parts(programs)
         except BaseException:
             # Ctrl-C too: whoever started it half wants nothing of it.
             _remove(name)

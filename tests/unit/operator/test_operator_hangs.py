@@ -103,6 +103,12 @@ async def test_pods_are_ended_for_a_hang(story: str) -> None:
     await tell(story, world)
 
 
+async def test_programs_that_exit_0_when_they_are_ended_for_a_hang_are_not_done() -> None:
+    world = await run_job(hang=RESTART)
+    world.controllers.kubelets.stop_code = 0
+    await tell("hang, run 4, phase Running, causes Hang -, costs Hang=1/1, rests", world)
+
+
 async def test_a_hang_is_only_reported_unless_the_job_or_the_chart_wants_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

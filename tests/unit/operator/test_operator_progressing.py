@@ -67,6 +67,7 @@ async def tell(story: str, world: World | None = None, **spec: Any) -> World:
         world or await run_job(**({"totalSteps": 10_000} | spec)),
         story,
         step=lambda world, step, after_s="10": report(world, int(step), after_s=float(after_s)),
+        unread=lambda world, step: world.receive_report(replace(training_report(8, int(step)), commits=())),
         commit=report_commit,
         stand=stand,
         hang=hang,
@@ -88,6 +89,7 @@ async def tell(story: str, world: World | None = None, **spec: Any) -> World:
         "a hang before the first step": "hang none, it stands",
         "a hang that goes on": f"{FIRST}, hang 3, hang 3, hang 3, it stands, events Stalled 1, rests",
         "silence after a hang": f"{FIRST}, hang 3, wait 18000, look, it stands",
+        "silence after the end of a hang": f"{FIRST}, hang 3, it stands, unread 4, wait 18000, look, it silent",
         "steps of pods after one is done": (
             f"{FIRST}, finish, step 4 3540, stand 4 120, it advances, stand 4 3600, it left-alone, step 5, it advances"
         ),

@@ -137,7 +137,6 @@ async def test_queued_resources_are_watched_and_swept_only_where_they_are_on(*, 
         operator._cache,
         operator._kinds,
         operator._queues.add,
-        synced=operator._synced,
         relisted=operator._relisted,
     )
     handlers = {handler.id: handler for handler in registry._watching.get_all_handlers()}

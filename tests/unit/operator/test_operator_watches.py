@@ -51,9 +51,7 @@ async def test_listed_namespaces_are_watched_or_all_are(
 
     monkeypatch.setattr(kopf, "spawn_tasks", spawn)
     kinds = list_watched_kinds(cloud_tpu=True)
-    registry = make_registry(
-        Cache(), kinds, lambda key, delay_s: None, synced=asyncio.Event(), relisted=asyncio.Event()
-    )
+    registry = make_registry(Cache(), kinds, lambda key, delay_s: None, relisted=asyncio.Event())
     await run_watches(
         registry,
         make_kopf_settings(kinds),

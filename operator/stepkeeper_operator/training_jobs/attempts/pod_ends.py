@@ -102,7 +102,7 @@ def notified_only_by_peers(pods: Iterable[Pod]) -> bool:
 
 def stopped_with_0(pod: Pod) -> bool:
     """Return True if the pod's program was asked to stop and exited 0 without a termination message of the runtime."""
-    asked = pod.disruption is not None or was_stopped(pod)
+    asked = pod.disruption is not None or pod.hang is not None or was_stopped(pod)
     return asked and pod.exit_code == 0 and pod.termination is None
 
 

@@ -82,7 +82,7 @@ def derive_progressing(
     # A restarted operator that has no report yet keeps the condition that the last one set.
     keeps = received is None and before is not None and before.reason not in UNJUDGED
     # If all pods are done, no step can follow.
-    if keeps or (n_done != n_hosts and _is_still_stalled(view.job, before, last, report, n_done)):
+    if keeps or (n_done != n_hosts and _is_still_stalled(view.job, before, last, n_done)):
         return (), left_s
     return (_judge_by_reports(view.job, report, moves=left_s is None or left_s > 0),), left_s
 
@@ -143,14 +143,13 @@ def _is_still_stalled(
     job: CheckpointedTrainingJob,
     before: Condition | None,
     last: LastReport | None,
-    report: LastReport | None,
     n_done: int,
 ) -> bool:
     """Return True if condition `before` reports a stall, and the training has made no step or commit since."""
     if before is None or before.status is not ConditionStatus.FALSE or before.reason in UNJUDGED:
         return False
     if before.reason == Reason.STALLED:
-        return report is None  # each report says whether the training hangs
+        return last is None  # each report says whether the training hangs
     if not n_done:
         return False  # the Job of the pod that was done was created again: all pods run
     if last is None:

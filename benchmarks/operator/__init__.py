@@ -1,0 +1,1 @@
+"""Measure the operator under the load of many jobs, on a real API server."""
