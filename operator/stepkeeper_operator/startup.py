@@ -68,7 +68,9 @@ class Operator:
         names = [kind.resource.kind for kind in self._kinds if kind.reconciled]
         self._queues = KindQueues({name: n_workers[name] for name in names})
         self._reports = ReportCache(
-            report_interval_s=settings.report_interval_s, progress_interval_s=settings.progress_interval_s
+            report_interval_s=settings.report_interval_s,
+            silence_s=settings.silence_s,
+            progress_interval_s=settings.progress_interval_s,
         )
         self._synced = asyncio.Event()
         """Set once every kind is in the cache."""
@@ -187,7 +189,7 @@ class Operator:
         return work
 
     async def _reconcile_objects(self, work: Mapping[str, Reconcile]) -> None:
-        await wait_until_listed(self._cluster, self._cache, self._kinds)
+        await wait_until_listed(self._cluster, self._cache, self._kinds, self._watched)
         self._synced.set()
         counts = {kind: len(self._cache.list_keys(kind)) for kind in work}
         _log.info("all kinds are listed", extra=counts)

@@ -227,26 +227,26 @@ class Cache:
             yield job_key(workload.namespace, workload.jobset_name)
 
     def _note_batch_job(self, change: Change[BatchJob]) -> Iterable[ObjectKey]:
-        self._note_item(change.item, deleted=change.deleted)
+        self._note_item(change)
         return self._find_job(change.item)
 
     def _note_pod(self, change: Change[Pod]) -> Iterable[ObjectKey]:
         pod = change.item
-        self._note_item(pod, deleted=change.deleted)
+        self._note_item(change)
         unchanged = change.before == pod and not change.deleted
         return () if unchanged else self._find_job(pod)
 
-    def _note_item(self, item: BatchJob | Pod, *, deleted: bool) -> None:
+    def _note_item(self, change: Change[Any]) -> None:
+        item, before = change.item, change.before or change.item
         self._keep_evidence(item)
+        # An orphaned pod has another maker than before: none.
+        if (known := _find_maker(before)) is not None and (items := self._items_of.get(known)) is not None:
+            items.pop(item.uid, None)
+            if not items:
+                del self._items_of[known]
         key = _find_maker(item)
-        if key is None:
-            return
-        items = self._items_of[key]
-        items[item.uid] = item
-        if deleted:
-            del items[item.uid]
-        if not items:
-            del self._items_of[key]
+        if key is not None and not change.deleted:
+            self._items_of[key][item.uid] = item
 
     def _keep_evidence(self, item: BatchJob | Pod) -> None:
         """Keep the state of a known job's own batch Job or pod. Any user can set a label, and evidence is limited."""

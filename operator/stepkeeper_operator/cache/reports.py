@@ -10,8 +10,6 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 __all__ = ["LastReport", "ReportCache", "TrainerStatus", "has_advanced"]
 
 _KEPT_COMMITS = 32
-_LATE_INTERVALS = 2
-"""Report intervals after which a report may end a silence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +56,16 @@ class ReportCache:
     """
 
     def __init__(
-        self, *, report_interval_s: int, progress_interval_s: int = 0, clock: Callable[[], float] = time.time
+        self,
+        *,
+        report_interval_s: int,
+        silence_s: int = 0,
+        progress_interval_s: int = 0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take the seconds between two reports of a job, and between two that are due for nothing but progress."""
+        """Take the seconds between two reports of a job, until it is silent, and between two due for mere progress."""
         self._report_interval_s = report_interval_s
+        self._silence_s = silence_s
         self._progress_interval_s = progress_interval_s
         self._clock = clock
         self._last: dict[str, LastReport] = {}
@@ -87,8 +91,7 @@ class ReportCache:
             last = replace(last, committed_at=last.received_at)
         commits = tuple(merged[sequence] for sequence in sorted(merged)[-_KEPT_COMMITS:])
         self._last[job_uid] = replace(last, commits=commits)
-        late_s = _LATE_INTERVALS * self._report_interval_s
-        has_news = of_attempt is None or _has_news(of_attempt, last, late_s=late_s)
+        has_news = of_attempt is None or _has_news(of_attempt, last, silence_s=self._silence_s)
         is_due = has_news or last.received_at - self._due_at[job_uid] >= self._progress_interval_s
         if is_due:
             self._due_at[job_uid] = last.received_at
@@ -135,9 +138,9 @@ def has_advanced(step: int | None, before: int | None) -> bool:
     return step is not None and (before is None or step > before)
 
 
-def _has_news(known: LastReport, last: LastReport, *, late_s: float) -> bool:
+def _has_news(known: LastReport, last: LastReport, *, silence_s: float) -> bool:
     """Return True if more than the progress of a running training has changed."""
-    if last.pod_uid != known.pod_uid or last.received_at - known.received_at > late_s:
+    if last.pod_uid != known.pod_uid or last.received_at - known.received_at >= silence_s:
         return True
     is_back = last.report.step is not None and has_advanced(known.report.step, last.report.step)
     return is_back or _without_progress(known.report) != _without_progress(last.report)

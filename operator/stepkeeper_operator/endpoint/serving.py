@@ -5,7 +5,6 @@ import logging
 import socket
 import ssl
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from aiohttp import web
@@ -82,7 +81,8 @@ class Servers:
         await runner.setup()
         served = runner.server
         assert served is not None  # set by setup
-        listening = socket.create_server((host, port), backlog=_BACKLOG)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         listening.setblocking(False)
         self._servers.append((asyncio.create_task(_accept(listening, served, tls)), listening, runner))
         bound: int = listening.getsockname()[1]
@@ -113,6 +113,7 @@ async def _accept(listening: socket.socket, served: web.Server, tls: ssl.SSLCont
                 continue
             if len(served.connections) + len(opening) >= _MAX_CONNECTIONS:
                 connection.close()
+                await asyncio.sleep(0)  # sock_accept doesn't let the loop turn while connections wait
                 continue
             task = group.create_task(_open(connection, served, tls))
             opening.add(task)
@@ -123,5 +124,10 @@ async def _open(connection: socket.socket, served: web.Server, tls: ssl.SSLConte
     """Serve the connection, after its handshake."""
     limit_s = None if tls is None else _HANDSHAKE_S
     loop = asyncio.get_running_loop()
-    with suppress(OSError):  # the sender went away, or speaks no TLS
+    try:
         await loop.connect_accepted_socket(served, connection, ssl=tls, ssl_handshake_timeout=limit_s)
+    except OSError:
+        pass  # the sender went away, or speaks no TLS
+    except Exception:  # of one connection, which must not end the server
+        _log.exception("cannot serve a connection")
+        connection.close()

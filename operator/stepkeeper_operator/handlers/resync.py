@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -26,22 +26,35 @@ _LISTING_S: Final = 1.0
 """Seconds between two looks whether the watches have listed all objects."""
 
 
-async def wait_until_listed(cluster: Cluster, cache: Cache, kinds: Iterable[WatchedKind]) -> None:
-    """Wait until the watches have brought every object of these kinds that exists at some time of the wait."""
+async def wait_until_listed(
+    cluster: Cluster, cache: Cache, kinds: Iterable[WatchedKind], namespaces: Sequence[str] = ()
+) -> None:
+    """Wait until the watches have brought every object of these kinds that exists at some time of the wait.
+
+    `namespaces`: those that are watched; empty: all.
+    """
     for kind in kinds:
-        missing = await _find_missing(cluster, cache, kind)
+        missing = await _find_missing(cluster, cache, kind, namespaces)
         while missing:
             await asyncio.sleep(_LISTING_S)
-            left = missing - cache.list_uids(kind.resource)
-            # Where none has arrived, the rest may have been deleted before the watch listed its kind.
-            missing = await _find_missing(cluster, cache, kind) if left == missing else left
+            before, missing = missing, missing - cache.list_uids(kind.resource)
+            if missing == before:  # they may have been deleted before the watch listed its kind
+                missing = await _find_missing(cluster, cache, kind, namespaces)
+            if missing == before:
+                extra = {"kind": kind.resource.kind, "missing": len(missing)}
+                _log.info("no object is reconciled before the watch has listed all", extra=extra)
 
 
-async def _find_missing(cluster: Cluster, cache: Cache, kind: WatchedKind) -> frozenset[str]:
+async def _find_missing(
+    cluster: Cluster, cache: Cache, kind: WatchedKind, namespaces: Sequence[str]
+) -> frozenset[str]:
     """Find the objects of the kind that the cache lacks, also after errors."""
     while True:
         try:
-            return await _list_present(cluster, kind) - cache.list_uids(kind.resource)
+            # One that has become readable since the watches started is watched from the next start.
+            places = (None,) if kind.resource.cluster_wide or not namespaces else namespaces
+            present = [await _list_present(cluster, kind, namespace=place) for place in places]
+            return frozenset[str]().union(*present) - cache.list_uids(kind.resource)
         except ApiError as error:
             extra = {"kind": kind.resource.kind, "error": str(error)}
             _log.warning("cannot list kind; no object is reconciled", extra=extra)
@@ -116,10 +129,13 @@ async def forget_deleted_objects(cluster: Cluster, cache: Cache, kind: WatchedKi
     return cache.forget_objects(known - await _list_present(cluster, kind))
 
 
-async def _list_present(cluster: Cluster, kind: WatchedKind) -> frozenset[str]:
+async def _list_present(
+    cluster: Cluster, kind: WatchedKind, *, namespace: str | None = None
+) -> frozenset[str]:
     try:
-        return await cluster.list_uids(kind.resource, kind.label_selector)
+        return await cluster.list_uids(kind.resource, kind.label_selector, namespace=namespace)
     except ApiError as error:
-        if error.status != HTTPStatus.NOT_FOUND or not kind.removable:
+        is_gone = error.status == HTTPStatus.NOT_FOUND and kind.removable
+        if not (is_gone or (namespace is not None and error.status == HTTPStatus.FORBIDDEN)):
             raise
-        return frozenset()  # the kind's CRD was removed, and its objects with it
+        return frozenset()  # the kind's CRD or the namespace was removed, and its objects with it

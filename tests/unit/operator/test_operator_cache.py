@@ -217,3 +217,19 @@ def test_a_late_answer_to_a_write_of_a_deleted_job_does_not_displace_the_job_mad
     job = cache.get_object(JOB)
     assert job is not None
     assert job["metadata"]["uid"] == "job-2"
+
+
+def test_a_pod_that_its_batch_job_gives_up_is_no_longer_the_jobs() -> None:
+    """`kubectl delete job --cascade=orphan`, or a change of the pod's labels, removes its owner."""
+    cache, owner = (
+        known(job_on(None)),
+        {"controller": True, "kind": "Job", "uid": "batch-1", "name": "lm-w-0"},
+    )
+    meta = {"name": "lm-w-0-0", "namespace": "default", "uid": "pod-1", "labels": {JOB_UID_LABEL: "job-1"}}
+    for owners, names in ([owner], ["lm-w-0-0"]), ([], []):
+        cache.record_pod(
+            {"metadata": meta | {"ownerReferences": owners}, "spec": {}, "status": {"phase": "Running"}}
+        )
+        assert [pod.name for pod in cache.list_pods("job-1")] == names
+        assert [item.name for item in cache.list_leftovers(JOB)] == names
+    assert not cache._items_of

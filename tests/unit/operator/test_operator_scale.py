@@ -109,6 +109,21 @@ async def test_jobs_are_reconciled_once_all_that_exists_is_in_the_cache(
     await waiting
 
 
+async def test_namespaces_that_are_not_watched_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = FakeCluster(lambda: 0.0)
+
+    async def list_uids(resource: Any, *_: Any, namespace: str | None = None) -> frozenset[str]:
+        if resource.cluster_wide:
+            return frozenset()
+        if namespace == "refused":
+            raise ApiError(403, "no")
+        return frozenset() if namespace == "watched" else frozenset({"elsewhere"})
+
+    monkeypatch.setattr(cluster, "list_uids", list_uids)
+    kinds = list_watched_kinds(cloud_tpu=False)
+    await wait_until_listed(cluster, Cache(), kinds, ["watched", "refused"])
+
+
 async def test_a_kind_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = FakeCluster(lambda: 0.0)
 
@@ -134,7 +149,8 @@ LAST = LastReport(report=training_report(3, 30), ordinal=(0, 0), received_at=100
         pytest.param({"phase": ReportPhase.DONE}, {}, True, id="a phase"),
         pytest.param({"notice": "sigterm"}, {}, True, id="a notice"),
         pytest.param({"commits": training_report(4, 40).commits}, {}, True, id="a commit"),
-        pytest.param({}, {"received_at": 121.0}, True, id="after a silence"),
+        pytest.param({}, {"received_at": 114.0}, False, id="late"),
+        pytest.param({}, {"received_at": 115.0}, True, id="after a silence"),
         pytest.param({}, {"pod_uid": "q"}, True, id="another pod"),
         pytest.param({}, {"ordinal": (0, 1)}, True, id="another attempt"),
     ],
@@ -142,14 +158,14 @@ LAST = LastReport(report=training_report(3, 30), ordinal=(0, 0), received_at=100
 def test_a_report_is_due_at_once_unless_only_the_progress_differs(
     report: dict[str, Any], others: dict[str, Any], *, is_due: bool
 ) -> None:
-    reports = ReportCache(report_interval_s=10, progress_interval_s=60)
+    reports = ReportCache(report_interval_s=10, silence_s=15, progress_interval_s=60)
     assert reports.add_report("job", LAST)
     later = replace(LAST, report=replace(LAST.report, **report), received_at=110.0)
     assert reports.add_report("job", replace(later, **others)) is is_due
 
 
 def test_the_first_step_is_due() -> None:
-    reports = ReportCache(report_interval_s=10, progress_interval_s=60)
+    reports = ReportCache(report_interval_s=10, silence_s=15, progress_interval_s=60)
     reports.add_report("job", replace(LAST, report=Report(phase=ReportPhase.TRAINING)))
     assert reports.add_report("job", replace(LAST, report=Report(phase=ReportPhase.TRAINING, step=1)))
     due = []
