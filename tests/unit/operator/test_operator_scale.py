@@ -110,30 +110,36 @@ async def test_jobs_are_reconciled_once_all_that_exists_is_in_the_cache(
 
 
 async def test_namespaces_that_are_not_watched_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = FakeCluster(lambda: 0.0)
+    cluster, asked = FakeCluster(lambda: 0.0), set[str | None]()
 
     async def list_uids(resource: Any, *_: Any, namespace: str | None = None) -> frozenset[str]:
         if resource.cluster_wide:
             return frozenset()
+        asked.add(namespace)
         if namespace == "refused":
             raise ApiError(403, "no")
         return frozenset() if namespace == "watched" else frozenset({"elsewhere"})
 
     monkeypatch.setattr(cluster, "list_uids", list_uids)
     kinds = list_watched_kinds(cloud_tpu=False)
-    await wait_until_listed(cluster, Cache(), kinds, ["watched", "refused"])
+    async with asyncio.timeout(60):
+        await wait_until_listed(cluster, Cache(), kinds, ["watched", "refused"])
+    assert asked == {"watched", "refused"}
 
 
 async def test_a_kind_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = FakeCluster(lambda: 0.0)
+    cluster, asked = FakeCluster(lambda: 0.0), list[str]()
 
     async def list_uids(resource: Any, *_: Any, **__: Any) -> frozenset[str]:
+        asked.append(resource.kind)
         if resource.kind == "Workload":
             raise ApiError(404, "no such kind")
         return frozenset()
 
     monkeypatch.setattr(cluster, "list_uids", list_uids)
-    await wait_until_listed(cluster, Cache(), list_watched_kinds(cloud_tpu=False, kueue=True))
+    async with asyncio.timeout(60):
+        await wait_until_listed(cluster, Cache(), list_watched_kinds(cloud_tpu=False, kueue=True))
+    assert asked.count("Workload") == 1
 
 
 LAST = LastReport(report=training_report(3, 30), ordinal=(0, 0), received_at=100.0, pod_uid="p")
