@@ -12,6 +12,9 @@ NAME ?= dev
 # A worker that dies ends its run with a failure; with --dist loadfile it would have no end.
 WORKERS ?= -n 2 --dist worksteal
 RESULTS := out/tests
+CONTAINER ?= docker
+IMAGES := operator trainer
+TAG ?= $(shell $(MAKE) --silent --no-print-directory version)
 # What touches torch. The tests of the operator, the cluster and the tools don't. Nor does what kills, stops, fences or delays
 # processes, or damages and withholds what they read: no torch has a part in that, and it takes minutes.
 NEWEST_LEFT_OUT := $(addprefix tests/integration/test_manager_,damage.py killed_anywhere.py no_access.py process.py \
@@ -149,6 +152,20 @@ imports: setup ## Check which package may import which
 .PHONY: wheel
 wheel: setup ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+.PHONY: version
+version: ## Print the version
+	@sed -n 's/^__version__ = "\(.*\)"/\1/p' runtime/stepkeeper/version.py
+
+.PHONY: images
+images: ## Build the images of operator and trainers (REGISTRY=…, TAG=the version, CONTAINER=docker)
+	@test -n "$(REGISTRY)" || { echo "images: name where they belong: make images REGISTRY=…"; exit 1; }
+	for image in $(IMAGES); do \
+		$(CONTAINER) build --file images/$$image.Dockerfile --tag $(REGISTRY)/stepkeeper-$$image:$(TAG) .; done
+
+.PHONY: push
+push: images ## Build and push them
+	for image in $(IMAGES); do $(CONTAINER) push $(REGISTRY)/stepkeeper-$$image:$(TAG); done
 
 .PHONY: clean
 clean: ## Delete what was built in the tree (the cache of the cluster's binaries stays)

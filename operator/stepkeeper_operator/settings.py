@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from stepkeeper.contract import HangLimits
+
 __all__ = ["OperatorSettings"]
 
 _SLOWEST_POLL: Final = Fraction(6, 5)
@@ -78,7 +80,7 @@ class OperatorSettings(BaseSettings):
     hang_after_s: int = Field(default=0, ge=0)
     """Seconds without a step after which trainings hang. 0: ten times the longest step so far, and at least 300."""
 
-    hang_startup_s: int = Field(default=3600, ge=1)
+    hang_startup_s: int = Field(default=HangLimits().startup_s, ge=1)
     """Seconds after which trainings hang that start, restore, or are in another stage between steps."""
 
     hang_action: Literal["Report", "Restart"] = "Report"
@@ -153,5 +155,12 @@ class OperatorSettings(BaseSettings):
 
     def report_url(self, namespace: str, job: str) -> str:
         """Return the URL that the pods of a job report to."""
+        return f"{self._job_url(namespace, job)}/report"
+
+    def trainer_status_url(self, namespace: str, job: str) -> str:
+        """Return the URL that a job's trainer may send its own progress to, as to Kubeflow."""
+        return f"{self._job_url(namespace, job)}/trainer-status"
+
+    def _job_url(self, namespace: str, job: str) -> str:
         base = self.endpoint_url or f"https://{self.service_name}.{self.namespace}.svc:{self.endpoint_port}"
-        return f"{base.rstrip('/')}/v1/namespaces/{namespace}/jobs/{job}/report"
+        return f"{base.rstrip('/')}/v1/namespaces/{namespace}/jobs/{job}"

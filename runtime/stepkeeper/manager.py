@@ -128,7 +128,8 @@ class CheckpointManager(ManagerInspection):
             All ranks call this with the same arguments.
         """
         environment = read_environment(_places)
-        show_by_default()
+        if environment.places.attempt_folder is None:  # `stepkeeper run` prints such lines itself
+            show_by_default()
         check_world_size(environment, process_group)
         arguments = build_arguments(
             environment.settings.uri,

@@ -65,11 +65,16 @@ class Options:
     ranks' threads are then written to the log and into the report to an operator. None doesn't watch steps, except by
     a job's `spec.hang.afterSeconds`."""
 
+    on_save_failure: int = 0
+    """Number of failed saves in a row that training continues after, each with a warning; the next failure is raised.
+    Without a later save to recover, it is raised too: by `wait`, and at the end."""
+
     stop_on_notice: bool = True
     """True if SIGTERM or another notice makes all ranks save one step and stop."""
 
     def __post_init__(self) -> None:
         check_whole("max_pending", self.max_pending, 1)
+        check_whole("on_save_failure", self.on_save_failure, 0)
         for name, least in (("device_budget_bytes", 0), ("local_tier_bytes", 1)):
             if (number := getattr(self, name)) is not None:
                 check_whole(name, number, least)

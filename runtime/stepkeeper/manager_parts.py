@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, NoticeSource
 from stepkeeper.coordination.rank_group import RankGroup, open_rank_group
@@ -23,6 +22,7 @@ from stepkeeper.stacks.pace import RESTORE, SAVE
 from stepkeeper.storage import open_store, root_uri
 from stepkeeper.tier import CachedStore, LocalTier
 from stepkeeper.training.environment import attempt_name, build_open_request
+from stepkeeper.training.rehearsal import collect_progress
 from stepkeeper.training.steps import TrainSteps
 from stepkeeper_planners.errors import UnsupportedValueError
 from stepkeeper_planners.loading.load_request import LoadTarget
@@ -50,7 +50,9 @@ class ManagerParts:
         identify(rank=self.rank_group.rank, attempt=attempt_name(given.environment))
         meeting = StackMeeting(self.rank_group.rank, self.rank_group.world_size)
         self.companion: Final = self._build_companion(given, meeting)
-        self.progress: Final = Progress(self.companion.report_state)
+        self.progress: Final = collect_progress(
+            given.environment, self.rank_group, self.companion.report_state
+        )
         self.restorer: Final = self._build_restorer(given)
         self.latest_restore: Final = LatestRestore(self.restorer, self.companion)
         self.save_hooks: Final = SaveHooks()
@@ -104,6 +106,8 @@ class ManagerParts:
             self.rank_group,
             self.progress,
             max_pending=given.options.max_pending,
+            tolerated_failures=given.options.on_save_failure,
+            keep=given.keep,
             device_budget_bytes=given.options.device_budget_bytes,
             all_first=given.options.replicas == "first",
             save_hooks=self.save_hooks,

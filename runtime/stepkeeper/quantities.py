@@ -1,9 +1,9 @@
-"""Check numbers from the training, and format sizes."""
+"""Check numbers from the training, and format numbers and sizes."""
 
 import operator
 from typing import Final, SupportsFloat, SupportsIndex
 
-__all__ = ["check_number", "check_whole", "size_text"]
+__all__ = ["check_number", "check_whole", "count_text", "size_text"]
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -23,6 +23,11 @@ def check_number(name: str, number: object) -> float:
     if isinstance(number, bool) or not isinstance(number, SupportsFloat):
         raise TypeError(f"{name} must be a number, not a value of type {type(number).__name__}")
     return float(number)
+
+
+def count_text(number: int, name: str, several: str | None = None) -> str:
+    """Format a number of things: "1 rank", "2 ranks". `several` is the plural, if it isn't the name and an s."""
+    return f"{number} {name if number == 1 else several or f'{name}s'}"
 
 
 def size_text(size_bytes: int) -> str:

@@ -109,6 +109,18 @@ def test_a_rank_that_cannot_write_voids_the_save_for_all(tmp_path: Path, ranks: 
     assert 20 not in steps
 
 
+def test_a_save_that_fails_on_one_rank_is_tolerated_on_both(tmp_path: Path, ranks: Ranks) -> None:
+    with ranks("train", steps=35, interval=10, refused_at=20, tolerated=1, pause_s=0.01) as both:
+        said = [process.communicate(timeout=150)[0] for process in both]
+        assert [process.wait() for process in both] == [ExitCode.DONE] * 2, said
+    for text in said:
+        warning = "failed save 1 of 1 in a row that training continues after: "
+        warned = [line for line in text.splitlines() if warning in line]
+        assert [line.endswith("the quota is used up") for line in warned] == [True], text
+    # The last step is saved at the end.
+    assert [record.step for record in log_of(tmp_path).open().line] == [35, 30, 10]
+
+
 def run_to_the_end(ranks: Ranks, folder: Path, how: str) -> tuple[list[int], list[str], list[int]]:
     """Return the exit codes of three ranks whose training ends, what each wrote, and the steps that are saved."""
     with ranks("end", 3, how=how) as processes:

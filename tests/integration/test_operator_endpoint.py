@@ -9,7 +9,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -20,7 +20,6 @@ from fake_cluster.world import World
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
-from stepkeeper_operator.endpoint import serving
 from stepkeeper_operator.endpoint.app import ReportEndpoint
 from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.endpoint.certificates import make_tls
@@ -30,6 +29,9 @@ from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.metrics import Metrics
 
 PATH = "/v1/namespaces/default/jobs/lm/report"
+TRAINER_PATH = "/v1/namespaces/default/jobs/lm/trainer-status"
+KUBEFLOW = Path(__file__).parents[1] / "data/kubeflow/trainer-status.json"
+"""The posts of transformers' KubeflowCallback (integrations/test_kubeflow_callback.py records them)."""
 
 
 class Tokens:
@@ -199,6 +201,42 @@ async def test_what_the_job_cannot_have_reaches_no_status(desk: Desk) -> None:
     assert desk.world.status.attempts[-1].notice == "sigterm"
 
 
+@pytest.mark.smoke
+async def test_the_posts_of_transformers_callback_are_shown_as_progress(desk: Desk) -> None:
+    shown = []
+    for post in json.loads(KUBEFLOW.read_text(encoding="utf-8")):
+        desk.world.now += 61
+        assert await desk.post(json.dumps(post).encode(), token=desk.token(), path=TRAINER_PATH) == (
+            200,
+            b"{}",
+        )
+        await desk.world.reconcile()
+        progress = desk.world.status.progress
+        assert progress is not None
+        assert (progress.step, progress.last_progress_time) == (None, None)
+        shown.append((progress.percent, progress.eta_seconds, {m.name: m.value for m in progress.metrics}))
+    assert desk.enqueued == [job_key("default", "lm")] * 3
+    logged = {"loss": "0.5", "learning_rate": "3e-05"}
+    counts = {"current_step": "120", "total_steps": "400", "current_epoch": "1.2"}
+    assert shown == [(0, None, {"total_steps": "400"}), (30, 280, logged | counts), (100, 0, logged)]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"{", "the body: Invalid JSON"),
+        (b"{}", "trainerStatus: Field required"),
+        (b'{"trainerStatus": {"progressPercentage": 101}}', "trainerStatus.progressPercentage: "),
+        (b'{"trainerStatus": {"metrics": [{"name": "loss"}]}}', "trainerStatus.metrics.0.value: "),
+    ],
+)
+async def test_no_progress_is_taken_from(desk: Desk, body: bytes, why: str) -> None:
+    status, answer = await desk.post(body, token=desk.token(), path=TRAINER_PATH)
+    assert (status, desk.enqueued) == (400, [])
+    assert json.loads(answer)["error"].startswith(why)
+    assert (await desk.post(body, token=None, path=TRAINER_PATH))[0] == 401
+
+
 def begun(token: str) -> bytes:
     """Return a report with the first of its 100 bytes."""
     head = (
@@ -271,99 +309,3 @@ async def test_a_sender_that_goes_away_is_one_line_for_debugging(
     }
     assert len(seen) == 5
     assert not [each for each in caplog.records if each.levelno > logging.DEBUG]
-
-
-async def test_a_full_server_closes_what_comes_and_serves_what_it_has(desk: Desk) -> None:
-    servers = Servers()
-    port = await servers.start(desk.app, host="127.0.0.1", port=0)
-    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(251)]
-    async with asyncio.timeout(30):
-        with suppress(ConnectionResetError):
-            assert await opened[-1][0].read() == b""
-        reader, writer = opened[0]
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert await reader.readline() == b"HTTP/1.1 404 Not Found\r\n"
-    for _, each in opened:
-        each.close()
-        with suppress(ConnectionError):
-            await each.wait_closed()
-    await servers.close()
-
-
-async def test_connections_in_their_handshake_count(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
-    monkeypatch.setattr(serving, "_MAX_CONNECTIONS", 3)
-    monkeypatch.setattr(serving, "_HANDSHAKE_S", 300.0)
-    servers, context, client = Servers(), server_tls(), ssl.create_default_context()
-    load_certificate(context, make_tls(("127.0.0.1",)).serving)
-    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
-    port = await servers.start(desk.app, host="127.0.0.1", port=0, tls=context)
-    async with asyncio.timeout(60):
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-        with pytest.raises(OSError):  # noqa: PT011  # its text is the operating system's
-            await asyncio.open_connection("127.0.0.1", port, ssl=client)
-        silent[0][1].close()
-        while True:  # until the server has noticed
-            with suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client)
-                break
-            await asyncio.sleep(0.01)
-        await servers.close()
-    for _, each in (*silent, (None, writer)):
-        each.close()
-
-
-async def check_serving(host: str, port: int) -> None:
-    reader, writer = await asyncio.open_connection(host, port)
-    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert await reader.readline() == b"HTTP/1.1 404 Not Found\r\n"
-    writer.close()
-    await writer.wait_closed()
-
-
-async def test_a_full_server_lets_other_work_go_on(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
-    """One more connection waits whenever one is accepted, as in a flood."""
-    monkeypatch.setattr(serving, "_MAX_CONNECTIONS", 0)
-    servers, loop = Servers(), asyncio.get_running_loop()
-    others: list[socket.socket] = []
-
-    async def accept(_: socket.socket) -> tuple[socket.socket, object]:
-        assert len(others) < 1000, "the loop has not turned"
-        others.append(one := socket.socket())
-        return one, None
-
-    monkeypatch.setattr(loop, "sock_accept", accept)
-    await servers.start(desk.app, host="127.0.0.1", port=0)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert 1 < len(others) < 20
-    await servers.close()
-
-
-async def test_an_error_of_one_connection_leaves_the_server(
-    monkeypatch: pytest.MonkeyPatch, desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    servers, loop = Servers(), asyncio.get_running_loop()
-    connect, errors = loop.connect_accepted_socket, [RuntimeError("none of its own")]
-
-    async def connect_accepted_socket(*arguments: Any, **options: Any) -> Any:
-        if errors:
-            raise errors.pop()
-        return await connect(*arguments, **options)
-
-    monkeypatch.setattr(loop, "connect_accepted_socket", connect_accepted_socket)
-    port = await servers.start(desk.app, host="127.0.0.1", port=0)
-    async with asyncio.timeout(60):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        assert await reader.read() == b""
-        writer.close()
-        await check_serving("127.0.0.1", port)
-    assert "cannot serve a connection" in caplog.messages
-    await servers.close()
-
-
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-async def test_a_host_may_be_of_ipv6(desk: Desk) -> None:
-    servers = Servers()
-    port = await servers.start(desk.app, host="::1", port=0)
-    await check_serving("::1", port)
-    await servers.close()

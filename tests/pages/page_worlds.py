@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -51,6 +52,7 @@ def _in_pod(reader: Reader, job: Mapping[str, Any] = _JOB) -> None:
             # What is left are labels that count from 0.
             else fields.get(variable["valueFrom"]["fieldRef"]["fieldPath"], "0")
             for variable in trainer["env"]
+            if not variable["name"].startswith("KUBEFLOW_")
         }
     )
     for name, text in build_config_map(parsed, settings, ca_pem="")["data"].items():
@@ -148,6 +150,53 @@ def _with_lightning(reader: Reader) -> None:
     (reader.folder / "lightning.py").write_text("class Callback: ...\n", encoding="utf-8")
 
 
+def _with_slurm(reader: Reader) -> None:
+    """Programs in place of Slurm's: two tasks on one node. The first start is asked to stop after its first commit."""
+    folder = reader.folder / "bin"
+    folder.mkdir()
+    for name, text in _SLURM.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    reader.knows(PATH=f"{folder}:{reader.env['PATH']}")
+
+
+_SLURM: Final = {
+    "sbatch": """
+export SLURM_JOB_ID=7 SLURM_JOB_NODELIST=localhost SLURM_NTASKS=2 SLURM_RESTART_COUNT=0
+while :; do
+  bash "$1"
+  code=$?
+  [[ -e requeued ]] || exit $code
+  rm requeued
+  echo $code >> ended
+  ((++SLURM_RESTART_COUNT))
+done
+""",
+    "scontrol": """
+if [[ $1 == show ]]; then echo "$3"; else touch requeued; fi
+""",
+    "srun": """
+while [[ $1 == --* ]]; do shift; done
+tasks=()
+for number in 0 1; do
+  SLURM_PROCID=$number SLURM_LOCALID=$number "$@" &
+  tasks+=($!)
+done
+if [[ $SLURM_RESTART_COUNT == 0 ]]; then
+  until compgen -G 'runs/lm/500/*' > /dev/null; do sleep 0.1; kill -0 $! || break; done
+  kill -TERM "${tasks[@]}"
+fi
+greatest=0
+for task in "${tasks[@]}"; do
+  wait "$task"
+  code=$?
+  ((code > greatest)) && greatest=$code
+done
+exit $greatest
+""",
+}
+
+
 _MY_MODEL: Final = """
 import torch
 
@@ -173,6 +222,7 @@ WORLDS: Final[Mapping[str, Callable[[Reader], None]]] = {
     "docs/user/manager.md": _in_pod,
     "docs/user/manager-reference.md": _managed,
     "docs/user/preemption.md": _with_lightning,
+    "docs/user/slurm.md": _with_slurm,
     "docs/user/training-script.md": _in_pod,
     "examples/ddp/README.md": lambda reader: reader.goes(ROOT / "examples/ddp"),
     "examples/fsdp2/README.md": lambda reader: reader.goes(ROOT / "examples/fsdp2"),
@@ -196,6 +246,26 @@ def _trained(reader: Reader) -> None:
 def _saved_the_steps_of_the_guide(_reader: Reader) -> None:
     line = Log(open_store("gs://my-bucket/runs/llm")).open().line
     assert [commit.step for commit in line] == [100, 25]
+
+
+def _was_requeued(reader: Reader) -> None:
+    assert (reader.folder / "ended").read_text(encoding="utf-8").split() == ["75"]
+    assert _latest((reader.folder / "runs/lm").as_uri()).step == 2000
+
+
+def _has_adapters_only(reader: Reader) -> None:
+    latest = _latest((reader.folder / "checkpoints").as_uri())
+    assert latest.step == 10
+    # Two adapters of 2 x 4 x 256 numbers, with two moments each; a base layer alone has 65,536.
+    assert latest.size_bytes < 4 * 65536
+
+
+def _closed(reader: Reader) -> None:
+    """A kernel that is started again, and runs the first cell, has the step that the last one saved."""
+    assert _latest((reader.folder / "checkpoints").as_uri()).step == 250
+    first, *_ = read_blocks("docs/user/notebooks.md")
+    reader.does(replace(first, text=f"{first.text}\nassert step == 250"))
+    reader.leaves_python()
 
 
 def _went_back(reader: Reader) -> None:
@@ -223,12 +293,15 @@ def _latest(uri: str) -> CommitRecord:
     return latest
 
 
-OWN_NETWORK: Final = frozenset({"docs/user/preemption.md"})
+OWN_NETWORK: Final = frozenset({"docs/user/preemption.md", "docs/user/slurm.md"})
 """Pages whose programs listen on a port that some other program of this machine may have."""
 
 CHECKS: Final[Mapping[str, Callable[[Reader], None]]] = {
     "README.md": _resumes,
+    "docs/user/adapters.md": _has_adapters_only,
     "docs/user/manager-reference.md": _went_back,
+    "docs/user/notebooks.md": _closed,
+    "docs/user/slurm.md": _was_requeued,
     "docs/user/manager.md": _saved_the_steps_of_the_guide,
     "docs/user/state.md": _state_is_there,
     "docs/user/training-script.md": _trained,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from stepkeeper.contract import Directive, Report, ReportedCommit
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import SaveRequest
 
-__all__ = ["LastReport", "ReportCache", "has_advanced"]
+__all__ = ["LastReport", "ReportCache", "TrainerStatus", "has_advanced"]
 
 _KEPT_COMMITS = 32
 
@@ -35,6 +35,20 @@ class LastReport:
     """The newest commits reported to this operator, oldest first."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerStatus:
+    """Progress that a trainer reports by itself, as transformers' Trainer does to Kubeflow. It proves no step."""
+
+    ordinal: tuple[int, int]
+    """Ordinal of the attempt of the pod that sent it."""
+
+    percent: int | None = None
+    """The finished share of the training, from 0 to 100."""
+
+    remaining_s: int | None = None
+    metrics: Mapping[str, str] = field(default_factory=dict)
+
+
 class ReportCache:
     """Keep reports and their answers for the operator's lifetime.
 
@@ -55,6 +69,7 @@ class ReportCache:
         self._progress_interval_s = progress_interval_s
         self._clock = clock
         self._last: dict[str, LastReport] = {}
+        self._trainer_statuses: dict[str, TrainerStatus] = {}
         self._due_at: dict[str, float] = {}
         """When the last report of a job was due."""
 
@@ -85,8 +100,16 @@ class ReportCache:
     def get_report(self, job_uid: str) -> LastReport | None:
         return self._last.get(job_uid)
 
+    def set_trainer_status(self, job_uid: str, status: TrainerStatus) -> None:
+        """Keep the trainer's own progress as the job's newest. It is no report: nothing is judged by it."""
+        self._trainer_statuses[job_uid] = status
+
+    def get_trainer_status(self, job_uid: str) -> TrainerStatus | None:
+        return self._trainer_statuses.get(job_uid)
+
     def forget_job(self, job_uid: str) -> None:
         self._last.pop(job_uid, None)
+        self._trainer_statuses.pop(job_uid, None)
         self._due_at.pop(job_uid, None)
         self._save_requests.pop(job_uid, None)
 

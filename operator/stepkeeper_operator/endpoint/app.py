@@ -1,26 +1,31 @@
-"""Answer POST /v1/namespaces/{namespace}/jobs/{name}/report: a Report in, a Directive out."""
+"""Answer POST /v1/namespaces/{namespace}/jobs/{name}/report: a Report in, a Directive out.
+
+/trainer-status beside it takes what trainers send to Kubeflow by themselves.
+"""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from aiohttp import web
 
-from stepkeeper.contract import ContractError, Directive, Report
+from stepkeeper.contract import ContractError, Report
 from stepkeeper.contract.report import REPORT_LIMIT_BYTES
 from stepkeeper_operator.cache.keys import ObjectKey, job_key
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
-from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
+from stepkeeper_operator.endpoint.authentication import ReportAuthenticator, ReportingAttempt
 from stepkeeper_operator.endpoint.report_checks import check_report
+from stepkeeper_operator.endpoint.trainer_status import read_trainer_status
 from stepkeeper_operator.errors import ApiError, ReportRefusedError
 from stepkeeper_operator.metrics import Metrics
 
 __all__ = ["ReportEndpoint"]
 
-_REPORT_PATH: Final = "/v1/namespaces/{namespace}/jobs/{name}/report"
+_JOB_PATH: Final = "/v1/namespaces/{namespace}/jobs/{name}"
 
 _BODY_S: Final = 5.0
 """Seconds for the body of a report. Companions wait equally long for the answer."""
@@ -42,14 +47,18 @@ class ReportEndpoint:
     def make_app(self) -> web.Application:
         """Return the application. Serve it with TLS."""
         app = web.Application(client_max_size=REPORT_LIMIT_BYTES)
-        app.router.add_post(_REPORT_PATH, self._handle_post)
+        app.router.add_post(f"{_JOB_PATH}/report", partial(self._handle_post, self._accept_report))
+        accept = self._accept_trainer_status
+        app.router.add_post(f"{_JOB_PATH}/trainer-status", partial(self._handle_post, accept))
         return app
 
-    async def _handle_post(self, request: web.Request) -> web.Response:
-        """Answer a report with a directive, or with the refusal as JSON."""
+    async def _handle_post(
+        self, accept: Callable[[ObjectKey, web.Request], Awaitable[bytes]], request: web.Request
+    ) -> web.Response:
+        """Answer a post with what `accept` returns, or with the refusal as JSON."""
         key = job_key(request.match_info["namespace"], request.match_info["name"])
         try:
-            directive = await self._accept_report(key, request)
+            answer = await accept(key, request)
         except ReportRefusedError as refusal:
             self.metrics.reports.labels(code=str(refusal.status)).inc()
             extra = {**key.log_fields, "status": refusal.status, "error": str(refusal)}
@@ -59,9 +68,10 @@ class ReportEndpoint:
             )
             return web.json_response({"error": str(refusal)}, status=refusal.status)
         self.metrics.reports.labels(code="200").inc()
-        return web.Response(body=directive.to_json(), content_type="application/json")
+        return web.Response(body=answer, content_type="application/json")
 
-    async def _accept_report(self, key: ObjectKey, request: web.Request) -> Directive:
+    async def _authenticate(self, key: ObjectKey, request: web.Request) -> tuple[ReportingAttempt, bytes]:
+        """Return the sender, and the body."""
         if not self.acting():
             text = "this operator is not the acting one, or not yet: report again later"
             raise ReportRefusedError(503, text)
@@ -70,9 +80,12 @@ class ReportEndpoint:
         self.authenticator.check_claims(key, token)
         body = await _read_body(request)
         try:
-            attempt = await self.authenticator.authenticate(key, token)
+            return await self.authenticator.authenticate(key, token), body
         except (ApiError, OSError, TimeoutError) as error:
             raise ReportRefusedError(503, f"the API server doesn't answer: {error}") from error
+
+    async def _accept_report(self, key: ObjectKey, request: web.Request) -> bytes:
+        attempt, body = await self._authenticate(key, request)
         try:
             report = Report.from_json(body)
         except ContractError as error:
@@ -85,7 +98,13 @@ class ReportEndpoint:
         last = LastReport(report=checked, ordinal=attempt.ordinal, received_at=now, pod_uid=attempt.pod_uid)
         if self.reports.add_report(attempt.job_uid, last):
             self.enqueue(key)
-        return self.reports.get_directive(attempt.job_uid)
+        return self.reports.get_directive(attempt.job_uid).to_json()
+
+    async def _accept_trainer_status(self, key: ObjectKey, request: web.Request) -> bytes:
+        attempt, body = await self._authenticate(key, request)
+        self.reports.set_trainer_status(attempt.job_uid, read_trainer_status(body, attempt.ordinal))
+        self.enqueue(key)
+        return b"{}"
 
 
 def _read_token(request: web.Request) -> str:

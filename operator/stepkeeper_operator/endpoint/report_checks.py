@@ -8,7 +8,7 @@ from stepkeeper_operator.errors import ReportRefusedError
 from stepkeeper_operator.facts.checkpoint_root import is_inside
 from stepkeeper_operator.facts.raw import RawObject, get_nested
 
-__all__ = ["check_report"]
+__all__ = ["check_report", "keep_visible"]
 
 _BEYOND: Final = 1000
 """A step that is greater than `totalSteps` by this factor is an error: `totalSteps` itself may be an old estimate."""
@@ -41,8 +41,8 @@ def check_report(report: Report, job: RawObject, *, now: float) -> Report:
     return replace(
         report,
         commits=tuple(replace(each, time_unix_s=min(each.time_unix_s, int(now))) for each in report.commits),
-        notice=None if report.notice is None else _keep_visible(report.notice),
-        metrics={_keep_visible(name): _keep_visible(value) for name, value in report.metrics.items()},
+        notice=None if report.notice is None else keep_visible(report.notice),
+        metrics={keep_visible(name): keep_visible(value) for name, value in report.metrics.items()},
     )
 
 
@@ -60,5 +60,6 @@ def _check_steps(report: Report, total: object) -> None:
         )
 
 
-def _keep_visible(text: str) -> str:
+def keep_visible(text: str) -> str:
+    """Return the text without characters that can't be seen."""
     return "".join(filter(str.isprintable, text))

@@ -103,6 +103,7 @@ class Observer:
             n_nodes=n_nodes,
             n_unknown_nodes=n_unknown_nodes,
             report=self.reports.get_report(uid),
+            trainer_status=self.reports.get_trainer_status(uid),
             config_map=config_map,
             ca_pem=self.ca_pem(),
             rejection=rejections.get(CreateJobSet.__name__),

@@ -11,7 +11,7 @@ from typing import Any, Final
 from stepkeeper_operator.api.v1alpha1.conditions import END_CONDITIONS, ConditionStatus
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.cache.evidence import AttemptEvidence
-from stepkeeper_operator.cache.reports import LastReport
+from stepkeeper_operator.cache.reports import LastReport, TrainerStatus
 from stepkeeper_operator.facts.checkpoint_root import JobRoot
 from stepkeeper_operator.facts.jobset import ConfigMap, JobSet, Workload
 from stepkeeper_operator.facts.node import Node
@@ -106,6 +106,7 @@ class Observed:
     """Both counts cover the whole cluster."""
 
     report: LastReport | None = None
+    trainer_status: TrainerStatus | None = None
     config_map: ConfigMap | None = None
     ca_pem: str = ""
     rejection: Rejection | None = None

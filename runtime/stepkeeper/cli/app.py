@@ -10,6 +10,7 @@ from stepkeeper.cli.doctor.command import doctor
 from stepkeeper.cli.formats import export, import_
 from stepkeeper.cli.read import ls, path, show
 from stepkeeper.cli.repair import repair
+from stepkeeper.cli.supervision import rehearse, run
 from stepkeeper.cli.terminal import command_exit_code, print_message
 from stepkeeper.cli.verify import verify
 from stepkeeper.cli.write import gc, rm
@@ -73,3 +74,6 @@ def options(
 for command in (ls, show, verify, path, rm, gc, doctor, repair, export):
     app.command()(_report_errors(command))
 app.command("import")(_report_errors(import_))
+# What follows the script belongs to the script.
+for start in (run, rehearse):
+    app.command(context_settings={"allow_interspersed_args": False})(_report_errors(start))

@@ -15,7 +15,6 @@ from stepkeeper.cli.render import (
     age_text,
     attempt_text,
     commit_documents,
-    count_text,
     foreign_document,
     metrics_text,
     owner_document,
@@ -28,7 +27,7 @@ from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import AsJson, print_message, show_document, show_table
 from stepkeeper.log import CommitRecord, LogState
 from stepkeeper.log.foreign_steps import find_steps, find_steps_below
-from stepkeeper.quantities import size_text
+from stepkeeper.quantities import count_text, size_text
 
 __all__ = ["OneSequence", "ls", "path", "select_commit", "show"]
 

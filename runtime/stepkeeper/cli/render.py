@@ -15,7 +15,6 @@ __all__ = [
     "age_text",
     "attempt_text",
     "commit_documents",
-    "count_text",
     "foreign_document",
     "metrics_text",
     "owner_document",
@@ -172,11 +171,6 @@ def metrics_text(metrics: Mapping[str, float | str], *, most: int | None = None)
 def time_text(time_unix_s: float) -> str:
     """Format a time as a date and time of UTC."""
     return time.strftime("%FT%TZ", time.gmtime(time_unix_s))
-
-
-def count_text(number: int, name: str) -> str:
-    """Format a number of things: "1 rank", "2 ranks"."""
-    return f"{number} {name}" + ("" if number == 1 else "s")
 
 
 def writer_text(document: Mapping[str, Any]) -> str:

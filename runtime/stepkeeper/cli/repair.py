@@ -6,12 +6,12 @@ from typing import Annotated, Any
 import typer
 
 from stepkeeper.cli.removal import REPAIR_PREFIX
-from stepkeeper.cli.render import age_text, count_text
+from stepkeeper.cli.render import age_text
 from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import AsJson, ExitCode, print_message, show_document
 from stepkeeper.errors import RefusedError
 from stepkeeper.log import CommitRecord
-from stepkeeper.quantities import size_text
+from stepkeeper.quantities import count_text, size_text
 from stepkeeper.repair.repairing import QUIET_S, LastWrite, Plan, carry_out, find_last_write, plan_repair
 
 __all__ = ["repair"]

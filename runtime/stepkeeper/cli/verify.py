@@ -5,11 +5,11 @@ from typing import Annotated, Any
 import typer
 
 from stepkeeper.cli.blocks import CommitFindings, verify_commit
-from stepkeeper.cli.render import count_text, select_commits
+from stepkeeper.cli.render import select_commits
 from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import AsJson, ExitCode, Sequences, print_message, progress_bar, show_document
 from stepkeeper.log import CommitRecord
-from stepkeeper.quantities import size_text
+from stepkeeper.quantities import count_text, size_text
 
 __all__ = ["verify", "verify_with_progress"]
 

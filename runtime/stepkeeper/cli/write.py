@@ -15,14 +15,14 @@ from stepkeeper.cli.removal import (
     commit_to_verify,
     select_removed,
 )
-from stepkeeper.cli.render import age_text, count_text
+from stepkeeper.cli.render import age_text
 from stepkeeper.cli.root import Root, Url, open_root
 from stepkeeper.cli.terminal import AsJson, Sequences, print_message, show_document, show_table
 from stepkeeper.cli.verify import verify_with_progress
 from stepkeeper.errors import PinLostError, RefusedError
 from stepkeeper.log import BeginEntry, CommitRecord, LogState
 from stepkeeper.log.store_times import StoreTimes
-from stepkeeper.quantities import size_text
+from stepkeeper.quantities import count_text, size_text
 from stepkeeper.retention.garbage import Garbage, GcReport, sweep
 from stepkeeper.retention.garbage import gc as collect
 from stepkeeper.retention.leases import IsOver, PinReport, leases_by, report_pins

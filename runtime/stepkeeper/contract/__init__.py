@@ -7,6 +7,7 @@ Both sides use this code: no other code spells these names again.
 from stepkeeper.contract.exits import END_RESERVE_S, Cause, EndKind, ExitCode, NoticeSource
 from stepkeeper.contract.identity import Identity
 from stepkeeper.contract.places import (
+    ATTEMPT_FOLDER_VARIABLE,
     CA_FILE_NAME,
     CONTAINER_NAME,
     COORDINATOR_PORT,
@@ -16,11 +17,13 @@ from stepkeeper.contract.places import (
     RUN_FOLDER,
     SETTINGS_FILE_NAME,
     SETTINGS_FOLDER,
+    SUPERVISOR_VARIABLE,
     TERMINATION_FILE,
     TOKEN_FILE,
     TORCHRUN_VARIABLE,
     token_audience,
 )
+from stepkeeper.contract.rehearsal import Rehearsal
 from stepkeeper.contract.report import (
     CommitPoint,
     Directive,
@@ -40,6 +43,7 @@ from stepkeeper.contract.restarts import (
     RestartLimits,
     Verdict,
     is_disruption,
+    judge_exit,
 )
 from stepkeeper.contract.settings import (
     AutoInterval,
@@ -58,6 +62,7 @@ from stepkeeper.contract.termination import Termination
 from stepkeeper.contract.wire import ContractError
 
 __all__ = [
+    "ATTEMPT_FOLDER_VARIABLE",
     "CA_FILE_NAME",
     "CONTAINER_NAME",
     "COORDINATOR_PORT",
@@ -71,6 +76,7 @@ __all__ = [
     "SETTINGS_FILE_NAME",
     "SETTINGS_FOLDER",
     "STOPPED_KINDS",
+    "SUPERVISOR_VARIABLE",
     "TERMINATION_FILE",
     "TOKEN_FILE",
     "TORCHRUN_VARIABLE",
@@ -94,6 +100,7 @@ __all__ = [
     "Interval",
     "NoticeSource",
     "OnDisruption",
+    "Rehearsal",
     "Report",
     "ReportPhase",
     "ReportedCommit",
@@ -105,5 +112,6 @@ __all__ = [
     "TimeSpent",
     "Verdict",
     "is_disruption",
+    "judge_exit",
     "token_audience",
 ]

@@ -20,6 +20,8 @@ class Identity:
     namespace: str
     job: str
     job_uid: str
+    """The job's metadata.uid; empty for `stepkeeper run`, whose processes claim a root as one started by hand does."""
+
     pod: str
     """The pod's metadata.name, from the downward API."""
 

@@ -3,6 +3,7 @@
 from typing import Final
 
 __all__ = [
+    "ATTEMPT_FOLDER_VARIABLE",
     "CA_FILE_NAME",
     "CONTAINER_NAME",
     "COORDINATOR_PORT",
@@ -12,6 +13,7 @@ __all__ = [
     "RUN_FOLDER",
     "SETTINGS_FILE_NAME",
     "SETTINGS_FOLDER",
+    "SUPERVISOR_VARIABLE",
     "TERMINATION_FILE",
     "TOKEN_FILE",
     "TORCHRUN_VARIABLE",
@@ -46,6 +48,12 @@ LAUNCHER_VARIABLE: Final = "STEPKEEPER_LAUNCHER"
 """The variable with the folder of `python -m stepkeeper.launch` in which processes register that handle SIGTERM. The
 launcher signals them before their own launcher.
 """
+
+ATTEMPT_FOLDER_VARIABLE: Final = "STEPKEEPER_ATTEMPT_FOLDER"
+"""The variable with the folder of an attempt of `stepkeeper run`, which has the files of a pod's folders."""
+
+SUPERVISOR_VARIABLE: Final = "STEPKEEPER_SUPERVISOR"
+"""The variable with the pid of `stepkeeper run`. The launcher that it starts stops the training if it ends."""
 
 TORCHRUN_VARIABLE: Final = "TORCHELASTIC_RUN_ID"
 """A variable that torchrun sets in its processes, and that theirs inherit."""

@@ -1,10 +1,11 @@
-"""Classify the ends of attempts (starts of all pods of a job), and limit and delay the restarts."""
+"""Judge and classify the ends of attempts (starts of all pods of a job), and limit and delay the restarts."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from stepkeeper.contract.exits import Cause
+from stepkeeper.contract.exits import Cause, ExitCode
+from stepkeeper.contract.termination import Termination
 
 __all__ = [
     "FENCED",
@@ -14,6 +15,7 @@ __all__ = [
     "RestartLimits",
     "Verdict",
     "is_disruption",
+    "judge_exit",
 ]
 
 _MAX_DOUBLINGS: Final = 32
@@ -75,6 +77,24 @@ def is_disruption(cause: str) -> bool:
     return cause in _DISRUPTIONS
 
 
+def judge_exit(code: int | None, message: Termination | None, *, has_committed: bool) -> str:
+    """Return the cause that the end of a process shows by itself, unless it ended well.
+
+    `has_committed`: its attempt has. Then a lost peer has more likely lost its machine than failed.
+    """
+    reported = None if message is None else message.cause
+    match code:
+        case ExitCode.FENCED:
+            return FENCED
+        case ExitCode.SAVED:
+            return Cause.REQUESTED if reported is None else reported
+        case ExitCode.PEER_LOST:
+            return Cause.NODE_FAILURE if has_committed else Cause.APPLICATION_ERROR
+        case _:
+            is_storage = reported == Cause.STORAGE_UNAVAILABLE
+            return Cause.STORAGE_UNAVAILABLE if is_storage else Cause.APPLICATION_ERROR
+
+
 STOPPED_KINDS: Final = frozenset({AttemptKind.SUSPENDED.value, AttemptKind.STOPPED.value})
 """Kinds of attempts that the supervisor or a user ended. The ends of their pods prove nothing."""
 
@@ -112,14 +132,17 @@ class Verdict:
 class RestartLimits:
     """Limit the restarts of a job by cause, and compute the wait before the next one."""
 
-    max_failures: int
+    max_failures: int = 3
     """Restarts after ApplicationErrors since the last new commit."""
 
-    max_disruptions: int | None
+    max_disruptions: int | None = None
     """Restarts after disruptions in the job's whole life. None: no limit."""
 
-    initial_wait_s: int
-    max_wait_s: int
+    max_starts: int = 10
+    """Starts in a row without a new commit."""
+
+    initial_wait_s: int = 10
+    max_wait_s: int = 600
 
     def is_used_up(self, cause: str, *, n_failures: int, n_disruptions: int) -> bool:
         """Return True if no restart is left after an end for `cause`."""

@@ -133,7 +133,7 @@ class Endpoint:
 class HangLimits:
     """The times after which a training that doesn't move hangs."""
 
-    startup_s: int
+    startup_s: int = 3600
     """Seconds for each part of the start (until steps have been timed), a restore, a call of the manager, and a phase
     that the training marks without a limit of its own."""
 

@@ -250,7 +250,7 @@ class EndingShell:
         self._await_hooks()
         if compares := self._saver.next_save_compares:
             self._parts.steps.last_step.take_back()
-        self._saver.failures.raise_failure(newest=not compares)
+        self._saver.failures.raise_failure(newest=not (compares or self._saver.failures.may_retry))
         if self._saver.failures.fence is not None:
             return ending.close_with(ExitCode.FENCED)
         self._saver.await_upkeep()

@@ -11,7 +11,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from stepkeeper.contract import RUN_FOLDER, ContractError, ExitCode, Identity, NoticeSource, Termination
+from stepkeeper.contract import (
+    RUN_FOLDER,
+    SUPERVISOR_VARIABLE,
+    ContractError,
+    ExitCode,
+    Identity,
+    NoticeSource,
+    Termination,
+)
 from stepkeeper.ending import message
 from stepkeeper.launch.child import Child
 from stepkeeper.launch.exit_code import choose_exit_code, read_torchrun_error
@@ -94,7 +102,10 @@ def _run_in_pod(command: list[str], pod: Identity, folder: Path) -> int:
 
 def _start(command: list[str], environ: Mapping[str, str], folder: Path, grace_s: float) -> Child:
     try:
-        return Child(command, environ, folder, grace_s)
+        # Only this process's parent is the supervisor.
+        inherited = {name: value for name, value in environ.items() if name != SUPERVISOR_VARIABLE}
+        supervisor = environ.get(SUPERVISOR_VARIABLE)
+        return Child(command, inherited, folder, grace_s, None if supervisor is None else int(supervisor))
     except FileNotFoundError:
         sys.exit(_complain(f"program {command[0]!r} not found", _NO_PROGRAM))
     except OSError as error:

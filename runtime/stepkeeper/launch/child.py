@@ -30,11 +30,20 @@ processes end themselves 0.3 s before the kill.
 class Child:
     """A command with an orderly stop: its ranks get SIGTERM first, and the command once all ranks have ended."""
 
-    def __init__(self, command: list[str], environ: Mapping[str, str], folder: Path, grace_s: float) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        environ: Mapping[str, str],
+        folder: Path,
+        grace_s: float,
+        supervisor: int | None = None,
+    ) -> None:
         """Start the command, in the main thread. Raises OSError. Its ranks register in `folder`.
 
-        `grace_s` are the seconds from SIGTERM until its sender kills all processes.
+        `grace_s` are the seconds from SIGTERM until its sender kills all processes. `supervisor` is the parent process
+        whose end counts as SIGTERM, if any. The command is killed after that, since nothing else would do it.
         """
+        self._supervisor = supervisor
         self._folder = folder
         self._time_s = grace_s - _MARGIN_S
         self._came: list[int] = []
@@ -64,12 +73,16 @@ class Child:
         """
         n_seen, has_asked = 0, False
         while (code := self._process.poll()) is None:
+            if self._is_orphan and signal.SIGTERM not in self._came:
+                self._came.append(signal.SIGTERM)
             for signum in self._came[n_seen:]:
                 n_seen += 1
                 self._forward(signum)
             if self._stop() and not has_asked:
                 has_asked = True
-                if may_leave():
+                if self._is_orphan:
+                    self._process.kill()
+                elif may_leave():
                     code = -signal.SIGKILL
                     break
             time.sleep(_LOOK_S)
@@ -77,6 +90,11 @@ class Child:
             # The interpreter resets handlers at its exit, and a signal would then replace the exit code.
             signal.signal(signum, signal.SIG_IGN)
         return code if code >= 0 else _BY_SIGNAL - code
+
+    @property
+    def _is_orphan(self) -> bool:
+        """True if this process has a supervisor that has ended."""
+        return self._supervisor not in {None, os.getppid()}
 
     def _forward(self, signum: int) -> None:
         """Forward a signal to the command; `_stop` handles SIGTERM."""

@@ -126,7 +126,7 @@ def begin_body(base: Base, owner: Owner | None, host: str, *, scratch: bool) -> 
 
 def owner_of(identity: Identity | None) -> Owner | None:
     """Build the owner that stands for this process in the log; None if it was started by hand."""
-    if identity is None:
+    if identity is None or not identity.job_uid:
         return None
     return Owner(
         name=f"{identity.namespace}/{identity.job}",

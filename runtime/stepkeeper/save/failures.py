@@ -8,17 +8,33 @@ from stepkeeper.coordination.waits import call_weakly
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
+    ForeignStepsError,
+    LogFormatError,
+    LogGapError,
     NoticeDeadlineError,
     PeerLostError,
+    RefusedError,
     SaveError,
     StepkeeperError,
 )
 from stepkeeper.loggers import logger
+from stepkeeper_planners.errors import PlannerError
 
 __all__ = ["SaveFailures"]
 
 _log: Final = logger("stepkeeper")
 _MAX_LOST_IN_A_ROW: Final = 2
+_LASTING: Final = (
+    FencedError,
+    ForeignStepsError,
+    LogFormatError,
+    LogGapError,
+    NoticeDeadlineError,
+    PeerLostError,
+    PlannerError,
+    RefusedError,
+)
+"""Failures that another save would meet again, and the ends of the training. They are never tolerated."""
 
 
 class EndAsFencedIf(Protocol):
@@ -30,11 +46,12 @@ class EndAsFencedIf(Protocol):
 class SaveFailures:
     """Remember failures of saves, and decide which of them a later save recovers from. Any thread may call it.
 
-    A later save recovers from the loss of one companion, and from full devices, where each save copies less. A fence is
-    the error that another claim owns the root.
+    A later save recovers from the loss of one companion, and from full devices, where each save copies less. So it may
+    from others, if that many in a row are tolerated. A fence is the error that another claim owns the root.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tolerated: int = 0) -> None:
+        self._tolerated: Final = tolerated
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         """The failure to raise, even if a later save succeeds."""
@@ -42,6 +59,7 @@ class SaveFailures:
         self._unrecovered: BaseException | None = None
         """The failure of the newest save that has ended."""
 
+        self._failed_in_a_row = 0
         self._lost_in_a_row = 0
         """The number of newest saves that have each lost a companion."""
 
@@ -111,19 +129,34 @@ class SaveFailures:
         with self._lock:
             if failure is None:
                 self._unrecovered = None
-                self._lost_in_a_row = 0
+                self._failed_in_a_row = self._lost_in_a_row = 0
                 return
             self._unrecovered = failure
+            self._failed_in_a_row += 1
             self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(failure, CompanionLostError) else 0
             recovers = isinstance(failure, StepkeeperError) and failure.next_save_recovers
+            recovers = recovers and self._lost_in_a_row < _MAX_LOST_IN_A_ROW
             if isinstance(failure, FencedError):
                 fence = failure
-            ends_training = not recovers or self._lost_in_a_row >= _MAX_LOST_IN_A_ROW
+            ends_training = not recovers and not self._tolerates(failure)
             # The saves that were in flight when the root was lost fail later, each in its own way.
             if ends_training and not isinstance(self._failure, FencedError):
                 self._failure = failure
+        if not recovers and not ends_training:
+            text = "failed save %d of %d in a row that training continues after: %s"
+            _log.warning(text, self._failed_in_a_row, self._tolerated, failure)
         if fence is not None:
             self.record_fence(fence)
+
+    @property
+    def may_retry(self) -> bool:
+        """True if the newest save that has ended failed, and that is tolerated: the last step may still be saved."""
+        return self._unrecovered is not None and self._tolerates(self._unrecovered)
+
+    def _tolerates(self, failure: BaseException) -> bool:
+        """Return True if training continues after `failure`. Ranks decide alike: they count the same saves."""
+        few = self._failed_in_a_row <= self._tolerated
+        return few and isinstance(failure, Exception) and not isinstance(failure, _LASTING)
 
     def pop_failure(self, *, newest: bool) -> BaseException | None:
         """Return the failure of a save since the last call, if there was one, and forget it.

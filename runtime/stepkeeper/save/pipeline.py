@@ -65,6 +65,7 @@ class SavePipeline:
         rank_group: RankGroup,
         *,
         max_pending: int,
+        tolerated_failures: int,
         device_budget_bytes: int | None,
         all_first: bool,
         lineage: Lineage,
@@ -99,7 +100,7 @@ class SavePipeline:
         self._after: set[int] = set()
         """For each save whose copies differed, the number of the first one that starts when all ranks know that."""
 
-        self.failures: Final = SaveFailures()
+        self.failures: Final = SaveFailures(tolerated_failures)
         self._transfers = Worker("save-transfer", self._waits)
         self._persisting = Worker("save", self._waits)
 

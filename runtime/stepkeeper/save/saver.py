@@ -15,6 +15,7 @@ from stepkeeper.coordination.waits import Waits
 from stepkeeper.errors import CopiesDifferError, StepkeeperError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import Restorable
+from stepkeeper.policy.keep import KeepPolicy
 from stepkeeper.policy.save import SaveCost
 from stepkeeper.save.given_state import SaveRequest
 from stepkeeper.save.hooks import SaveHooks
@@ -22,6 +23,7 @@ from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.lineage import Lineage
 from stepkeeper.save.pipeline import SavePipeline, seconds_until
 from stepkeeper.save.report import RecentCosts, SaveClock
+from stepkeeper.save.room import log_room
 from stepkeeper.storage import Store
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.state.tree import FlatState
@@ -43,6 +45,8 @@ class Saver:
         progress: Progress,
         *,
         max_pending: int,
+        tolerated_failures: int = 0,
+        keep: KeepPolicy | None = None,
         device_budget_bytes: int | None = None,
         all_first: bool = False,
         save_hooks: SaveHooks | None = None,
@@ -55,6 +59,8 @@ class Saver:
         self._progress = progress
         self._save_hooks = save_hooks or SaveHooks()
         self._recent_costs = RecentCosts()
+        self._uri: Final = store.uri
+        self._keep: Final = keep
         self._proof = RootProof(store, rank_group)
         self.lineage: Final = Lineage(companion)
         self._error: str | None = None
@@ -65,6 +71,7 @@ class Saver:
             companion,
             rank_group,
             max_pending=max_pending,
+            tolerated_failures=tolerated_failures,
             device_budget_bytes=device_budget_bytes,
             all_first=all_first,
             lineage=self.lineage,
@@ -219,6 +226,7 @@ class Saver:
         """Handle the end of a save. Called in the pipeline's thread."""
         assert save.report is not None
         if record is not None:
+            begins = self.lineage.own_commit is None and self.lineage.restored_commit is None
             self.lineage.own_commit = record
             self._upkeep.note_commit(record.slot, save.upkeep)
             self._recent_costs.record(save.report)
@@ -228,3 +236,6 @@ class Saver:
         if idle:
             self._progress.set_in_flight(None)
         self._save_hooks.report_save(save.report)
+        # Later starts find the commits that retention keeps on the disk.
+        if record is not None and begins and self._rank_group.rank == 0:
+            log_room(self._uri, save.report.total_bytes or 0, self._keep)

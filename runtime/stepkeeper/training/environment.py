@@ -1,15 +1,17 @@
-"""Read this process's identity and settings, in a container that the operator made."""
+"""Read this process's identity and settings, as the operator or `stepkeeper run` made them."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, Self
 
 import torch.distributed as dist
 
 from stepkeeper.companion.messages import OpenRequest
 from stepkeeper.companion.reporter import ReportTarget
 from stepkeeper.contract import (
+    ATTEMPT_FOLDER_VARIABLE,
     CA_FILE_NAME,
     LOCAL_TIER_FOLDER,
     NOTICE_FILE,
@@ -42,13 +44,29 @@ _log: Final = logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodPaths:
-    """Paths of the operator's files and folders in a pod. Tests use other paths."""
+    """Paths of the operator's files and folders in a pod, or of those of `stepkeeper run`. Tests use other paths."""
 
     settings_folder: Path = Path(SETTINGS_FOLDER)
     notice_file: Path = Path(NOTICE_FILE)
     termination_file: Path = Path(TERMINATION_FILE)
     token_file: Path = Path(TOKEN_FILE)
     local_tier_folder: Path = Path(LOCAL_TIER_FOLDER)
+    attempt_folder: Path | None = None
+    """The folder of an attempt of `stepkeeper run`; None in a pod."""
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Self:
+        """Return the paths of this process's supervisor: the operator, or `stepkeeper run`."""
+        if ATTEMPT_FOLDER_VARIABLE not in environ:
+            return cls()
+        folder = Path(environ[ATTEMPT_FOLDER_VARIABLE])
+        return cls(
+            settings_folder=folder,
+            notice_file=folder / "notice",
+            token_file=folder / Path(TOKEN_FILE).name,
+            local_tier_folder=folder,
+            attempt_folder=folder,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +105,13 @@ def read_environment(places: PodPaths | None = None) -> Environment:
     if not Identity.present(os.environ):
         raise NotInPodError(
             f"{Identity.variable('job_uid')} is not set: this process is not in a container of a "
-            "CheckpointedTrainingJob. Without the operator, write "
+            "CheckpointedTrainingJob. Start it by `stepkeeper run --root runs/a train.py`, or write "
             "stepkeeper.CheckpointManager('gs://bucket/run', save=500) instead of from_env()"
         )
     identity = Identity.from_env(os.environ)
-    places = places or replace(PodPaths(), termination_file=Path(identity.termination_file))
+    places = places or replace(
+        PodPaths.from_env(os.environ), termination_file=Path(identity.termination_file)
+    )
     path = places.settings_folder / SETTINGS_FILE_NAME
     try:
         text = path.read_bytes()

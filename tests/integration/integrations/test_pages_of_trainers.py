@@ -1,6 +1,8 @@
 """The scripts of the pages on trainers do what the pages say: stopped and started again, they print the same."""
 
 import random
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,8 +40,11 @@ LOSSES = tuple("0123456789{")
 """How lines with losses begin: with the epoch, or as a dict."""
 
 
-@pytest.mark.parametrize("page", ["transformers.md", "accelerate.md", "lightning.md"])
-def test_the_script_resumes_exactly(trainers_server: ForkServer, page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["transformers.md", "accelerate.md", "lightning.md", "wandb.md"])
+def test_the_script_resumes_exactly(
+    trainers_server: ForkServer, page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
     (script,) = (block for block in read_blocks(f"docs/user/{page}") if block.file == "train.py")
     (tmp_path / "train.py").write_text(script.text, encoding="utf-8")
     (tmp_path / "run.py").write_text(RUN, encoding="utf-8")
@@ -68,3 +73,24 @@ def test_the_script_resumes_exactly(trainers_server: ForkServer, page: str, tmp_
     assert code == 0
     assert n_starts > 1, "it was never stopped"
     assert lines == undisturbed
+    if page == "wandb.md":
+        starts = sorted((tmp_path / "stopped/wandb").glob("offline-run-*/*.wandb"))
+        assert [start.name for start in starts] == ["run-llm-7.wandb"] * n_starts
+        assert [step for start in starts for step in _read_logged(start)] == list(range(1, 41))
+
+
+def _read_logged(path: Path) -> Iterator[int]:
+    """Yield the steps in what W&B would have sent. The file is a log as of LevelDB, of protobuf records."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        whole, at = whole + data[at + 7 : at + 7 + size], at + 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            record, whole = Record.FromString(whole), b""
+            if record.WhichOneof("record_type") == "history":
+                yield record.history.step.num

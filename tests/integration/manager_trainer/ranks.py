@@ -13,13 +13,21 @@ import torch
 import torch.distributed as dist
 
 import stepkeeper.torch_xla as xc
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
+from stepkeeper.errors import StorageError
 from stepkeeper.policy.save import EverySeconds
-from stepkeeper_testing.trainer import in_pod, join, say
+from stepkeeper_testing.trainer import in_pod, join, say, slow_shares
 
 RANK, WORLD_SIZE, FOLDER, CASE = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 OPTIONS = json.loads(sys.argv[5]) if sys.argv[5:] else {}
 ROOT = FOLDER / "root"
+
+
+def refuse_one(write: Callable[..., Any], job: Any, *args: Any, **options: Any) -> Any:
+    """Write this rank's shares, but that of one step."""
+    if job.step == OPTIONS["refused_at"]:
+        raise StorageError("the quota is used up")
+    return write(job, *args, **options)
 
 
 def train() -> None:
@@ -30,7 +38,11 @@ def train() -> None:
         place: dict[str, Any] = {"hosts_per_slice": WORLD_SIZE, "host_index": RANK, "pod": f"lm-{RANK}"}
         manager = in_pod(FOLDER, RANK, steps=OPTIONS["interval"], **place)
     else:
-        manager = CheckpointManager(ROOT, save=policy)
+        manager = CheckpointManager(
+            ROOT, save=policy, options=Options(on_save_failure=OPTIONS.get("tolerated", 0))
+        )
+    if RANK == 1 and "refused_at" in OPTIONS:
+        slow_shares(refuse_one)
     with manager:
         restored = manager.restore(state)
         first = restored.step + 1 if restored else 1

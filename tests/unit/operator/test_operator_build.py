@@ -18,6 +18,8 @@ from stepkeeper_operator.training_jobs.build.objects import build_config_map
 GOLDEN = Path(__file__).parents[2] / "data/operator"
 TPU = {"tpu": {"accelerator": "v5p", "topology": "2x2x2", "slices": 2, "provisioning": "Spot"}}
 
+KUBEFLOW = [f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN")]
+
 
 def job(*, annotations: dict[str, str] | None = None, **spec: Any) -> CheckpointedTrainingJob:
     raw = training_job(**spec)
@@ -168,12 +170,21 @@ def test_the_settings_are_what_the_runtime_reads() -> None:
     url = "https://stepkeeper-operator.stepkeeper-system.svc:8443/v1/namespaces/default/jobs/lm/report"
     assert settings.endpoint.url == url
     assert manifest["data"]["ca.crt"] == "PEM"
+    assert manifest["data"]["trainer-status-url"] == url.replace("report", "trainer-status")
 
 
 def test_every_variable_of_the_identity_is_set_and_the_users_can_refer_to_them() -> None:
     names = [*env(jobset(template=template(env=[{"name": "RANK", "value": "$(STEPKEEPER_HOST_INDEX)"}])))]
-    assert sorted(names[:-1]) == sorted(Identity.variables())
-    assert names[-1] == "RANK"
+    assert sorted(names[:-4]) == sorted(Identity.variables())
+    assert names[-4:] == [*KUBEFLOW, "RANK"]
+
+
+def test_a_variable_of_kubeflow_that_the_template_has_is_left_as_it_is() -> None:
+    """The API server refuses a JobSet whose container names a variable twice."""
+    own = {"name": KUBEFLOW[0], "value": "https://trainer.kubeflow/status"}
+    variables = trainer(jobset(template=template(env=[own])))["env"]
+    assert [each for each in variables if each["name"] in KUBEFLOW][-1] == own
+    assert [each["name"] for each in variables if each["name"] in KUBEFLOW] == [*KUBEFLOW[1:], KUBEFLOW[0]]
 
 
 def test_jobset_restarts_failures_twice_at_most_and_never_more_often_than_the_job_may() -> None:

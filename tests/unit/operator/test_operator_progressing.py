@@ -9,6 +9,7 @@ from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.stories import play, run_job, stories
 from fake_cluster.world import World
 from stepkeeper.contract import ExitCode, Hang, ReportPhase
+from stepkeeper_operator.cache.reports import TrainerStatus
 from stepkeeper_operator.cluster.resources import BATCH_JOBS
 
 FIELDS: Final[dict[str, dict[str, Any]]] = {"done": {"phase": ReportPhase.DONE}}
@@ -130,3 +131,16 @@ async def test_pods_that_were_left_alone_and_all_run_again_are_not_left_alone_an
     job = world.pods[1]["metadata"]["ownerReferences"][0]
     await world.cluster.delete(BATCH_JOBS, "default", job["name"], uid=job["uid"])
     await tell("run 4, condition Running True/AllPodsRun, it silent, rests", world)
+
+
+async def test_a_share_that_the_trainer_reports_by_itself_is_no_step() -> None:
+    world = await run_job()
+    status = TrainerStatus(ordinal=(0, 0), percent=30, remaining_s=280, metrics={"current_step": "120"})
+    for _ in range(2):
+        world.reports.set_trainer_status(world.job.metadata.uid, status)
+        await world.reconcile()
+        world.now += 36_000
+    assert world.status.progress is not None
+    assert (world.status.progress.percent, world.status.progress.eta) == (30, "5m")
+    assert world.status.progress.step is None
+    check(world, "silent")

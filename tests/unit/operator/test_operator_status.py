@@ -15,7 +15,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     OperatorState,
     RestartsStatus,
 )
-from stepkeeper_operator.cache.reports import LastReport, ReportCache
+from stepkeeper_operator.cache.reports import LastReport, ReportCache, TrainerStatus
 from stepkeeper_operator.training_jobs.attempts.history import JobHistory
 from stepkeeper_operator.training_jobs.decide.status import Mirror, derive_progress, mirror_storage
 from stepkeeper_operator.training_jobs.observed import Observed
@@ -214,3 +214,34 @@ async def test_last_words_of_another_root_count_only_while_nothing_newer_is_know
     await play(world, "run 2, latest 2 20, costs ApplicationError=3/2")  # an old root refills no budget
     world.receive_report(training_report(sequence=9, step=140, root="third"))
     await play(world, "run 3, latest 9 140, costs ApplicationError=3/0, rests")
+
+
+TRAINERS: Final[dict[str, Any]] = {"percent": 70, "remaining_s": 9, "metrics": {"loss": "0.5"}}
+
+
+@table(
+    "total, report, ordinal, shown",
+    {
+        "no report": (1000, None, (0, 0), (70, 9, ["0.5"])),
+        "a report without a step": (1000, training(), (0, 0), (70, 9, ["0.5"])),
+        "the companion's step": (1000, training(step=250, step_millis=2000), (0, 0), (25, 1500, ["0.5"])),
+        "the companion's metrics": (1000, training(metrics={"loss": "1"}), (0, 0), (70, 9, ["1"])),
+        "no number of steps": (None, training(step=250, step_millis=2000), (0, 0), (70, 9, ["0.5"])),
+        "an earlier attempt": (1000, training(step=250), (0, 1), (25, None, [])),
+    },
+)
+def test_what_the_trainer_reports_by_itself_is_shown_where_the_companion_has_nothing(
+    total: int | None,
+    report: Report | None,
+    ordinal: tuple[int, int],
+    shown: tuple[int | None, int | None, list[str]],
+) -> None:
+    given = job_with().model_copy(update={"spec": job_with().spec.model_copy(update={"total_steps": total})})
+    status = TrainerStatus(ordinal=(0, 0), **TRAINERS)
+    seen = replace(observed() if report is None else observed(report), trainer_status=status)
+    job_sets, restarts = ordinal
+    history = make_history(job_sets=job_sets + 1, restarts_seen=restarts)
+    progress = derive_progress(make_view(given, seen), history)
+    assert progress is not None
+    assert (progress.percent, progress.eta_seconds, [m.value for m in progress.metrics]) == shown
+    assert progress.longest_step_millis is None

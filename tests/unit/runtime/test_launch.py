@@ -170,6 +170,32 @@ print(child.wait(lambda: {may_leave}), child.was_asked_to_stop)
     assert run_script(script) == (0, f"{ends}\n")
 
 
+@pytest.mark.parametrize(
+    ("trap", "grace_s", "ends"),
+    [
+        pytest.param("exit 7", 600, "7 True", id="it is told"),
+        pytest.param("", 0.5, "137 True", id="it is killed when its time is over: nobody else would"),
+    ],
+)
+def test_the_end_of_the_supervisor_ends_the_command(trap: str, grace_s: float, ends: str) -> None:
+    script = f"""
+parent, began = os.getppid(), folder / "began"
+os.getppid = lambda: 1 if began.exists() else parent
+command = f"trap {trap!r} TERM; touch {{began}}; while :; do sleep 0.05; done"
+child = Child(["sh", "-c", command], os.environ, folder, {grace_s}, parent)
+print(child.wait(lambda: False), child.was_asked_to_stop)
+"""
+    assert run_script(script) == (0, f"{ends}\n")
+
+
+def test_without_the_end_of_the_supervisor_the_command_ends_by_itself() -> None:
+    script = """
+child = Child(["sh", "-c", "sleep 0.2; exit 3"], os.environ, folder, 600, os.getppid())
+print(child.wait(lambda: False), child.was_asked_to_stop)
+"""
+    assert run_script(script) == (0, "3 False\n")
+
+
 def test_only_the_processes_that_have_signed_on_and_still_run_are_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

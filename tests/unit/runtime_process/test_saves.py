@@ -14,7 +14,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from typing_extensions import override
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, Options
 from stepkeeper.companion.messages import Committed, Kind, Written
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
@@ -23,9 +23,12 @@ from stepkeeper.errors import (
     CompanionLostError,
     DevicesFullError,
     FencedError,
+    LogGapError,
     PeerLostError,
+    RefusedError,
     SaveError,
     StepkeeperError,
+    StorageError,
 )
 from stepkeeper.prometheus import export
 from stepkeeper.save import pipeline
@@ -36,6 +39,7 @@ from stepkeeper.save.report import SaveClock, SaveReport, SaveState
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot
 from stepkeeper.save.snapshot.transfer import await_transfer
+from stepkeeper_planners.errors import WrongRanksError
 from stepkeeper_testing.saves import REF, record_of, saver_with
 
 STATE = {"step": 1}
@@ -80,6 +84,56 @@ def test_a_failure_that_nobody_asked_for_is_raised_whatever_others_were_heard(
     with pytest.raises(SaveError, match="no answer"):
         manager.wait()
     manager.close()
+
+
+def test_training_continues_after_as_many_failed_saves_in_a_row_as_it_tolerates(
+    tmp_path: Path, ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = CheckpointManager(str(tmp_path), save=1, options=Options(on_save_failure=2))
+    ends += [StorageError("full"), SaveError("no answer"), None, OSError("x"), OSError("y"), OSError("z")]
+    for step in range(1, 7):
+        manager.step(step, STATE)
+        manager._parts.saver.wait_until_idle()
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    counted = [(1, "full"), (2, "no answer"), (1, "x"), (2, "y")]
+    assert warnings == [
+        f"failed save {n} of 2 in a row that training continues after: {text}" for n, text in counted
+    ]
+    with pytest.raises(SaveError, match="a save in the background failed: z"):
+        manager.step(7, STATE)
+    ends += [None]
+    manager.close()
+
+
+@pytest.mark.parametrize("error", [FencedError, PeerLostError, RefusedError, LogGapError, WrongRanksError])
+def test_what_another_save_would_meet_again_is_never_tolerated(
+    tmp_path: Path, ends: Ends, error: type[Exception]
+) -> None:
+    manager = CheckpointManager(str(tmp_path), save=1, options=Options(on_save_failure=9))
+    ends += [error("it stays so")]
+    manager.step(1, STATE)
+    manager._parts.saver.wait_until_idle()
+    with pytest.raises(StepkeeperError, match="it stays so"):
+        manager.step(2, STATE)
+    assert ends == []
+
+
+@pytest.mark.parametrize("last", [4, 5])
+def test_the_end_saves_the_last_step_after_a_tolerated_failure_and_raises_its_own(
+    tmp_path: Path, ends: Ends, last: int
+) -> None:
+    manager = CheckpointManager(str(tmp_path), save=4, options=Options(on_save_failure=1))
+    ends += [StorageError("full"), *([None] if last == 5 else [])]
+    for step in range(1, last + 1):
+        manager.step(step, STATE)
+        manager._parts.saver.wait_until_idle()
+    if last == 5:
+        manager.close()
+        assert manager._parts.saver.lineage.own_commit == RECORD
+    else:
+        with pytest.raises(SaveError, match="full"):
+            manager.close()
+    assert ends == []
 
 
 @pytest.mark.parametrize("error", [FencedError, PeerLostError])

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from stepkeeper.contract import BestMode, OnDisruption
+from stepkeeper.contract import BestMode, OnDisruption, RestartLimits
 from stepkeeper_operator.api.accelerators import Accelerator, choose_chips_per_host, count_chips, count_hosts
 from stepkeeper_operator.api.base import SET, ApiModel, ObjectMeta, SpecPart
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
@@ -44,6 +44,7 @@ VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 KIND: Final = "CheckpointedTrainingJob"
 SHORT_NAMES: Final = ("ctj",)
+_LIMITS: Final = RestartLimits()
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -216,15 +217,15 @@ class CheckpointSpec(SpecPart):
 class BackoffSpec(SpecPart):
     """Wait before the next start. It doubles with each failure, or with each start without a new checkpoint."""
 
-    initial_seconds: Annotated[int, Field(ge=0, le=86_400)] = 10
+    initial_seconds: Annotated[int, Field(ge=0, le=86_400)] = _LIMITS.initial_wait_s
     """Wait after the first failure."""
 
-    max_seconds: Annotated[int, Field(ge=0, le=86_400)] = 600
+    max_seconds: Annotated[int, Field(ge=0, le=86_400)] = _LIMITS.max_wait_s
     """Longest wait."""
 
 
 class RestartsSpec(SpecPart):
-    max_failures: Annotated[int, Field(ge=0, le=10_000)] = 3
+    max_failures: Annotated[int, Field(ge=0, le=10_000)] = _LIMITS.max_failures
     """Restarts allowed after failures of the application. The next failure is final."""
 
     max_disruptions: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
@@ -240,7 +241,7 @@ class RestartsSpec(SpecPart):
     ] = ()
     """Exit codes of the trainer that fail the job at once. 0, 75, 77 and 78 are rejected: stepkeeper reserves them."""
 
-    max_starts_without_checkpoint: Annotated[int, Field(ge=1, le=1_000_000)] = 10
+    max_starts_without_checkpoint: Annotated[int, Field(ge=1, le=1_000_000)] = _LIMITS.max_starts
     """Consecutive starts without a newly committed checkpoint, regardless of how they end. Then the job is suspended
     until a user resumes it: condition Suspended, reason NoNewCheckpoint."""
 

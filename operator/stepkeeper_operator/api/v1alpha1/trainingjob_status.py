@@ -218,7 +218,7 @@ class ProgressStatus(StatusPart):
     """Last finished step."""
 
     percent: Annotated[int, Field(ge=0, le=100)] | None = None
-    """Share of totalSteps that is finished."""
+    """Finished share of totalSteps, or the share that the trainer reports by itself."""
 
     eta_seconds: Count | None = None
     """Estimated time to totalSteps at the current speed, without disruptions."""

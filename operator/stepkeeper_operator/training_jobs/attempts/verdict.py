@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from stepkeeper.contract import FENCED, AttemptKind, Cause, ExitCode, NoticeSource, Verdict
+from stepkeeper.contract import FENCED, AttemptKind, Cause, ExitCode, NoticeSource, Verdict, judge_exit
 from stepkeeper_operator.facts.pod import Pod
 from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.training_jobs.attempts.evidence import Evidence
@@ -176,7 +176,7 @@ def _saved_and_stopped(evidence: Evidence) -> Verdict | None:
     pod = min(stopped, key=_reason_order)
     message = pod.termination
     notice = (None if message is None else message.notice) or evidence.notice
-    cause = Cause.REQUESTED.value if message is None or message.cause is None else message.cause
+    cause = judge_exit(ExitCode.SAVED, message, has_committed=evidence.has_committed)
     why = f"after notice {notice!r}" if notice else "without a known notice"
     text = f"pod {pod.name} stopped with exit code {ExitCode.SAVED.value} {why}{explain_end(pod)}"
     if failed_probe(pod):
@@ -227,7 +227,8 @@ def _blame_first(failed: list[Pod], evidence: Evidence) -> Verdict:
         verdict = _blame(Cause.APPLICATION_ERROR, fatal, describe_failure(fatal))
         return replace(verdict, kind=AttemptKind.UNRECOVERABLE)
     for pod in failed:
-        if pod.termination is not None and pod.termination.cause == Cause.STORAGE_UNAVAILABLE:
+        cause = judge_exit(pod.code, pod.termination, has_committed=evidence.has_committed)
+        if cause == Cause.STORAGE_UNAVAILABLE:
             # The other failures follow from this one.
             return _blame(Cause.STORAGE_UNAVAILABLE, pod, describe_failure(pod))
     first = failed[0]
@@ -261,8 +262,7 @@ def _blame_lost_peers(evidence: Evidence) -> Verdict | None:
     text = f"pod {pod.name} lost its peers; no pod reported the cause"
     if detail := last_error_line(pod) or pod.log_tail:
         text += f": {detail}"
-    # Once the attempt has committed, a lost node is more likely than an error of the application.
-    cause = Cause.NODE_FAILURE if evidence.has_committed else Cause.APPLICATION_ERROR
+    cause = judge_exit(ExitCode.PEER_LOST, pod.termination, has_committed=evidence.has_committed)
     return replace(_blame(cause, pod, text), inferred=True)
 
 

@@ -31,6 +31,7 @@ from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = [
     "KEPT_JOBSET",
+    "TRAINER_STATUS_URL",
     "build_config_map",
     "build_settings",
     "build_stacks",
@@ -43,6 +44,9 @@ __all__ = [
 
 KEPT_JOBSET: Final = "jobset.json"
 """Key of the ConfigMap with the JobSet of the last accepted spec, which runs the job while its spec can't be read."""
+
+TRAINER_STATUS_URL: Final = "trainer-status-url"
+"""Key of the ConfigMap with the URL for the trainer's own progress. Pods have it as a variable."""
 
 
 def owner_reference(job: CheckpointedTrainingJob) -> dict[str, Any]:
@@ -88,7 +92,11 @@ def build_config_map(
     """
     kept = {} if jobset is None else {KEPT_JOBSET: jobset}
     read = {} if started is None else {STARTED_SETTINGS_ANNOTATION: started}
-    own = {SETTINGS_FILE_NAME: build_settings(job, settings).to_json().decode(), CA_FILE_NAME: ca_pem}
+    own = {
+        SETTINGS_FILE_NAME: build_settings(job, settings).to_json().decode(),
+        CA_FILE_NAME: ca_pem,
+        TRAINER_STATUS_URL: settings.trainer_status_url(job.metadata.namespace, job.metadata.name),
+    }
     return _config_map(job, config_map_name(job.metadata.name), own | kept, annotations=read)
 
 

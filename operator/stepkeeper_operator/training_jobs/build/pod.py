@@ -4,9 +4,11 @@ A container's `null` list or map counts as an empty one, as for the API server.
 """
 
 import copy
+from collections.abc import Collection
 from typing import Any, Final
 
 from stepkeeper.contract import (
+    CA_FILE_NAME,
     CONTAINER_NAME,
     COORDINATOR_PORT,
     NOTICE_FILE,
@@ -27,7 +29,11 @@ from stepkeeper_operator.labels import (
     TPU_RESOURCE,
     WORKER_JOB,
 )
-from stepkeeper_operator.training_jobs.build.objects import config_map_name, job_labels
+from stepkeeper_operator.training_jobs.build.objects import (
+    TRAINER_STATUS_URL,
+    config_map_name,
+    job_labels,
+)
 from stepkeeper_operator.training_jobs.build.placement import (
     choose_grace_s,
     limit_grace_s,
@@ -84,9 +90,11 @@ def _trainer(
     trainer = copy.deepcopy(container)
     termination_file = trainer.get("terminationMessagePath") or TERMINATION_FILE
     # The user's variables come last: they can refer only to those before them.
+    own = trainer.get("env") or []
     trainer["env"] = [
         *_identity(job, number=number, grace_s=grace_s, termination_file=termination_file),
-        *(trainer.get("env") or []),
+        *_kubeflow(job, {each["name"] for each in own}),
+        *own,
     ]
     trainer["volumeMounts"] = [
         *(trainer.get("volumeMounts") or []),
@@ -126,6 +134,17 @@ def _identity(
         for field, path in _FIELD_PATHS.items()
     ]
     return [*fixed, *by_pod]
+
+
+def _kubeflow(job: CheckpointedTrainingJob, own: Collection[str]) -> list[dict[str, Any]]:
+    """List the variables by which trainers send their progress, as in a TrainJob of Kubeflow, but those in `own`."""
+    url = {"name": config_map_name(job.metadata.name), "key": TRAINER_STATUS_URL, "optional": True}
+    variables: list[dict[str, Any]] = [
+        {"name": "KUBEFLOW_TRAINER_SERVER_URL", "valueFrom": {"configMapKeyRef": url}},
+        {"name": "KUBEFLOW_TRAINER_SERVER_CA_CERT", "value": f"{SETTINGS_FOLDER}/{CA_FILE_NAME}"},
+        {"name": "KUBEFLOW_TRAINER_SERVER_TOKEN", "value": TOKEN_FILE},
+    ]
+    return [each for each in variables if each["name"] not in own]
 
 
 def _volumes(job: CheckpointedTrainingJob) -> list[dict[str, Any]]:

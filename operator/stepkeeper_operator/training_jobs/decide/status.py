@@ -4,6 +4,7 @@ A root is one storage log, named by the nonce of its first entry. The log has nu
 a commit, `tail` the newest slot, and `head` the commit that the next attempt resumes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,6 +84,11 @@ def show_autocheckpoint(
 
 def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
     """Derive the progress part of the status."""
+    return _add_trainer_status(view, history, _derive_reported_progress(view, history))
+
+
+def _derive_reported_progress(view: View, history: JobHistory) -> ProgressStatus | None:
+    """Derive it from the companion's reports and the ends of attempts."""
     before, observed = view.job.status.progress, view.observed
     if observed.report is None:
         return _show_last_step(view.job, before, history)
@@ -105,6 +111,25 @@ def derive_progress(view: View, history: JobHistory) -> ProgressStatus | None:
     return _show_last_step(view.job, _show_step(view.job, reported, step, moved_at), history)
 
 
+def _add_trainer_status(
+    view: View, history: JobHistory, progress: ProgressStatus | None
+) -> ProgressStatus | None:
+    """Add what the attempt's trainer reports by itself, where the companion's reports have nothing.
+
+    A share is no step: the training isn't judged by it.
+    """
+    status, report = view.observed.trainer_status, view.observed.report
+    if status is None or status.ordinal != history.ordinal:
+        return progress
+    known = progress or ProgressStatus()
+    update: dict[str, object] = {}
+    if known.step is None or not view.job.spec.total_steps:
+        update = {"percent": status.percent, **_describe_eta(status.remaining_s)}
+    if status.metrics and (report is None or not report.report.metrics):
+        update["metrics"] = _convert_metrics(status.metrics)
+    return known.model_copy(update=update)
+
+
 def _show_last_step(
     job: CheckpointedTrainingJob, progress: ProgressStatus | None, history: JobHistory
 ) -> ProgressStatus | None:
@@ -121,16 +146,22 @@ def _show_step(
     """Return the progress at `step`, with the share and the time that remain of `totalSteps`."""
     total, step_ms = job.spec.total_steps, progress.step_millis
     left = None if step is None or total is None else max(0, total - step)
-    eta_s = None if left is None or step_ms is None else min(_MAX_ETA_S, left * step_ms // 1000)
+    eta_s = None if left is None or step_ms is None else left * step_ms // 1000
     update = {
         "step": step,
         "display": None if step is None else f"{step}/{total}" if total else str(step),
         "percent": None if step is None or not total else min(100, 100 * step // total),
-        "eta_seconds": eta_s,
-        "eta": None if eta_s is None else _describe_duration(eta_s),
         "last_progress_time": moved_at,
+        **_describe_eta(eta_s),
     }
     return progress.model_copy(update=update)
+
+
+def _describe_eta(eta_s: int | None) -> dict[str, object]:
+    if eta_s is None:
+        return {"eta_seconds": None, "eta": None}
+    eta_s = min(_MAX_ETA_S, eta_s)
+    return {"eta_seconds": eta_s, "eta": _describe_duration(eta_s)}
 
 
 def _describe_duration(duration_s: int) -> str:
@@ -276,7 +307,7 @@ def _find_newest_sequence(status: CheckpointStatus, root: str, *, tail: bool) ->
     return max(latest, slot, *(commit.sequence for commit in status.recent))
 
 
-def _convert_metrics(metrics: dict[str, str]) -> tuple[Metric, ...]:
+def _convert_metrics(metrics: Mapping[str, str]) -> tuple[Metric, ...]:
     return tuple(
         Metric(name=name[: _TEXT_LIMIT - 1], value=value[:_TEXT_LIMIT])
         for name, value in sorted(metrics.items())
