@@ -1,12 +1,14 @@
 """What a manager is given as `state`, and how often it calls state_dict(), which has side effects in some objects."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typing_extensions import override
 
 from stepkeeper import CheckpointManager, PerRank, Whole, prime_optimizer
 from stepkeeper.log import Log
@@ -158,6 +160,26 @@ def test_a_save_calls_state_dict_once(tmp_path: Path, call: str) -> None:
             manager.wait()
             assert part.take_calls() == ["state_dict"]
     assert not part.take_calls()
+
+
+class Failing(Recorder):
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        super().state_dict()
+        raise KeyError("not built yet")
+
+
+@pytest.mark.parametrize("has_commit", [False, True])
+def test_a_restore_calls_a_state_dict_that_fails_only_once(tmp_path: Path, has_commit: bool) -> None:
+    # Another rank's may have succeeded. If it exchanges data between ranks, a second call would wait for that rank.
+    if has_commit:
+        with open_manager(tmp_path) as manager:
+            manager.save(1, {"part": Recorder()}).result()
+    part = Failing()
+    with open_manager(tmp_path) as manager:
+        with pytest.raises(KeyError, match="not built yet") if has_commit else nullcontext():
+            manager.restore({"part": part})
+        assert part.take_calls() == ["state_dict"]
 
 
 @pytest.mark.smoke

@@ -110,7 +110,8 @@ def identity(tensor: torch.Tensor) -> object:
 def structure(tensor: torch.Tensor) -> object:
     """Return a hashable key that is equal for tensors with equal descriptions; their elements don't matter. Cheap."""
     if is_ordinary(tensor):
-        return (tensor.dtype, tensor.layout, tensor.shape)
+        # A nested one has no shape.
+        return (tensor.dtype, tensor.layout, None if tensor.is_nested else tensor.shape)
     kind: object = None
     if _is_dtensor(tensor):
         kind = dtensor.structure(tensor)

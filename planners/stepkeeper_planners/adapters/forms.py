@@ -17,6 +17,7 @@ _BLOCK: Final = 2048
 
 _INDEXES: Final = list(range(_BLOCK))
 _attributes: Final = attrgetter("__dict__")
+_is_nested: Final = attrgetter("is_nested")
 _form: Final = attrgetter("dtype", "layout", "shape", "is_cpu")
 _SHAPE: Final = 2
 
@@ -52,10 +53,11 @@ class OrdinaryForms:
         for number, guards in enumerate(self._guards):
             span = slice(number * _BLOCK, (number + 1) * _BLOCK)
             block: list[Any] = list(tensors[span])
+            # Of a nested tensor, which has no shape, the guards would end the process.
+            if any(map(_attributes, block)) or any(map(_is_nested, block)):
+                return False, False
             # The guards also fail for tensors that differ in what doesn't count, such as `requires_grad`.
-            if any(map(_attributes, block)) or not (
-                guards.check(*block) or _have_forms(block, self._forms[span])
-            ):
+            if not (guards.check(*block) or _have_forms(block, self._forms[span])):
                 return False, False
             are_there = (
                 are_there

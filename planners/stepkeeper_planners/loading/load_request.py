@@ -19,8 +19,8 @@ __all__ = ["LoadRequest", "LoadTarget", "Path", "build_load_request"]
 class LoadTarget:
     """A rank's state that is to be filled, as it is before the load.
 
-    state_dict() is called once, however many checkpoints are tried. It has side effects in some objects: a data loader
-    makes its iterator.
+    state_dict() is called once, however many checkpoints are tried, and also if it fails. It has side effects in some
+    objects: a data loader makes its iterator. If it exchanges data between ranks, a second call in one rank would hang.
     """
 
     def __init__(self, state: Mapping[str, object]) -> None:
@@ -29,10 +29,21 @@ class LoadTarget:
         self.of_groups: frozenset[str] = frozenset()
         """The checkpoint's names of optimizers' groups: all are requested, whether or not the state has them."""
 
+        self._failure: Exception | None = None
+
     @cached_property
     def flat(self) -> FlatState:
-        """The leaves of the state. The first access calls state_dict() of every Stateful: see `flatten_state`."""
-        return flatten_state(self.state)
+        """The leaves of the state. The first access calls state_dict() of every Stateful: see `flatten_state`.
+
+        If that fails, each later access raises the same error.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return flatten_state(self.state)
+        except Exception as error:
+            self._failure = error
+            raise
 
     @cached_property
     def resizable(self) -> Mapping[str, Resizable]:

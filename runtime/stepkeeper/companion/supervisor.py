@@ -121,7 +121,7 @@ class Companion(RootClaims):
         """Start a process in another thread, if there is none: that takes a while. `ensure_process` waits for it."""
 
         def start() -> None:
-            with suppress(StepkeeperError):  # the call that needs the process raises it
+            with suppress(Exception):  # the call that needs the process raises it
                 self.ensure_process()
 
         threading.Thread(target=start, name="companion-start", daemon=True).start()

@@ -55,6 +55,15 @@ def test_a_tensor_of_another_kind_is_noticed(other: torch.Tensor) -> None:
     assert forms.compare(tensors) == (False, False)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_nested_tensor_is_noticed_without_asking_for_its_shape() -> None:
+    # It has none, and raises an error that torch's guards don't catch: the process would end.
+    tensors = make()
+    forms = OrdinaryForms(tensors)
+    tensors[-1] = torch.nested.nested_tensor([torch.ones(3), torch.ones(3)])
+    assert forms.compare(tensors) == (False, False)
+
+
 @pytest.mark.parametrize(
     "other",
     [torch.ones(3, 2).t(), torch.ones(2, 3, requires_grad=True), torch.nn.Parameter(torch.ones(2, 3))],

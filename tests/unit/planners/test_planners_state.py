@@ -11,6 +11,7 @@ from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.state.filling import finish_load
 from stepkeeper_planners.state.nesting import rebuild_nesting
 from stepkeeper_planners.state.per_rank import PerRank, parse_stored_name, stored_name
+from stepkeeper_planners.state.structure import StructureCache
 from stepkeeper_planners.state.tree import flatten_state
 
 
@@ -120,6 +121,19 @@ def test_a_nested_tensor_is_refused_and_its_parts_are_not(layout: torch.layout) 
     ):
         flatten_state({"m": {"rows": nested}})
     assert list(flatten_state({"m": {"rows": list(nested.unbind())}}).tensors) == ["m.rows.0", "m.rows.1"]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize("note", [False, True], ids=["all ordinary", "one with an attribute"])
+def test_a_tensor_that_becomes_nested_is_refused_by_name(note: bool) -> None:
+    cache = StructureCache(lambda _flat, _sizes: None)
+    state = {"rows": torch.ones(2), "w": torch.ones(2)}
+    if note:
+        state["w"].note = "seen"  # type: ignore[attr-defined]  # programs do so
+    cache.look_up(state)
+    state["rows"] = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(UnsupportedValueError, match="rows: a nested tensor can't be stored"):
+        cache.look_up(state)
 
 
 class Worker:

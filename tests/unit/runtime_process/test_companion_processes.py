@@ -8,13 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from stepkeeper.companion import channel, client
+from stepkeeper.companion import channel, client, supervisor
 from stepkeeper.companion.channel import Channel, Outbox
 from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import Kind, OpenRequest
@@ -201,6 +202,25 @@ def test_nobody_waits_for_a_killed_companion_that_the_kernel_holds_up(
     assert "did not end" in caplog.text
     process.close()
     assert process._process.has_ended()
+
+
+def test_a_failed_early_start_is_raised_by_the_call_that_needs_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_start(on_directive: object) -> CompanionProcess:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(supervisor, "CompanionProcess", refuse_start)
+    unhandled: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", unhandled.append)
+    companion = Companion(OpenRequest(uri=tmp_path.as_uri(), rank=0, world_size=1), refuse)
+    companion.start_early()
+    for thread in threading.enumerate():
+        if thread.name == "companion-start":
+            thread.join()
+    assert not unhandled
+    with pytest.raises(OSError, match=os.strerror(errno.EAGAIN)):
+        companion.ensure_process()
 
 
 def test_of_a_companion_that_was_dropped_nothing_is_left(
