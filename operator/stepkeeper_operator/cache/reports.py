@@ -70,6 +70,7 @@ class ReportCache:
         self._clock = clock
         self._last: dict[str, LastReport] = {}
         self._trainer_statuses: dict[str, TrainerStatus] = {}
+        self._trainer_due_at: dict[str, float] = {}
         self._due_at: dict[str, float] = {}
         """When the last report of a job was due."""
 
@@ -100,9 +101,18 @@ class ReportCache:
     def get_report(self, job_uid: str) -> LastReport | None:
         return self._last.get(job_uid)
 
-    def set_trainer_status(self, job_uid: str, status: TrainerStatus) -> None:
-        """Keep the trainer's own progress as the job's newest. It is no report: nothing is judged by it."""
+    def set_trainer_status(self, job_uid: str, status: TrainerStatus) -> bool:
+        """Keep the trainer's own progress as the job's newest. It is no report: nothing is judged by it.
+
+        Return True if it is due to be shown: the first of its attempt, or for the first time in its interval.
+        """
+        known, now = self._trainer_statuses.get(job_uid), self._clock()
         self._trainer_statuses[job_uid] = status
+        is_new = known is None or known.ordinal != status.ordinal
+        is_due = is_new or now - self._trainer_due_at[job_uid] >= self._progress_interval_s
+        if is_due:
+            self._trainer_due_at[job_uid] = now
+        return is_due
 
     def get_trainer_status(self, job_uid: str) -> TrainerStatus | None:
         return self._trainer_statuses.get(job_uid)
@@ -110,6 +120,7 @@ class ReportCache:
     def forget_job(self, job_uid: str) -> None:
         self._last.pop(job_uid, None)
         self._trainer_statuses.pop(job_uid, None)
+        self._trainer_due_at.pop(job_uid, None)
         self._due_at.pop(job_uid, None)
         self._save_requests.pop(job_uid, None)
 

@@ -102,8 +102,8 @@ class ReportEndpoint:
 
     async def _accept_trainer_status(self, key: ObjectKey, request: web.Request) -> bytes:
         attempt, body = await self._authenticate(key, request)
-        self.reports.set_trainer_status(attempt.job_uid, read_trainer_status(body, attempt.ordinal))
-        self.enqueue(key)
+        if self.reports.set_trainer_status(attempt.job_uid, read_trainer_status(body, attempt.ordinal)):
+            self.enqueue(key)
         return b"{}"
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import takewhile
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainerState
+from transformers.integrations import KubeflowCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
@@ -27,6 +29,9 @@ _POSITION: Final = "trainer"
 _COUNTERS: Final = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current_flos")
 _LOADER: Final = "_load_from_checkpoint"
 """What is needed of the Trainer and isn't public: as it is in transformers 5.24."""
+
+_POST: Final = "_update_status"
+"""The method of its KubeflowCallback that waits for an answer. Without it training isn't refused."""
 
 
 def train(trainer: Trainer, manager: CheckpointManager, **arguments: Any) -> TrainOutput:
@@ -56,6 +61,9 @@ def train(trainer: Trainer, manager: CheckpointManager, **arguments: Any) -> Tra
     if trainer.is_deepspeed_enabled:
         raise ValueError("only DeepSpeed can save its state: train with DDP or FSDP")
     check_attributes("transformers", trainer, _LOADER, "get_batch_samples", "current_flos")
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, KubeflowCallback) and hasattr(callback, _POST):
+            _post_aside(callback)
     position = PerRank(None, resize=first_of_ranks)
     restored = manager.restore({_POSITION: position}, items=[_POSITION])
     checkpoints = _Checkpoints(trainer, manager, None if restored is None else restored.step)
@@ -83,6 +91,19 @@ def _hooked(trainer: Trainer, checkpoints: "_Checkpoints", *, resumes: bool) -> 
             del vars(trainer)[name]
         vars(trainer).update(before)
         trainer.remove_callback(checkpoints)
+
+
+def _post_aside(callback: KubeflowCallback) -> None:
+    """Let its posts wait in threads, since training waits for no operator. None is made while one is under way."""
+    post, last = getattr(type(callback), _POST), threading.Thread()
+
+    def start(**arguments: Any) -> None:
+        nonlocal last
+        if not last.is_alive():
+            last = threading.Thread(target=post, args=(callback,), kwargs=arguments, daemon=True)
+            last.start()
+
+    setattr(callback, _POST, start)
 
 
 def _load_nothing(*_: object, **__: object) -> None:

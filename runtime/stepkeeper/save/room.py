@@ -34,7 +34,10 @@ def log_room(uri: str, size_bytes: int, keep: KeepPolicy | None) -> None:
             f"retention keeps {n_kept}: it will be full; keep fewer, or use another disk",
         )
     else:
-        level, end = logging.INFO, f"retention keeps {n_kept or 'without a limit'}"
+        level, end = (
+            logging.INFO,
+            "retention does not limit their number" if n_kept is None else f"retention keeps {n_kept}",
+        )
     _log.log(level, text, uri, n_more, size_text(size_bytes), end)
 
 

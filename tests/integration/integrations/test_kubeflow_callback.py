@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typing_extensions import override
 
 RECORDED = Path(__file__).parents[2] / "data/kubeflow/trainer-status.json"
@@ -66,6 +67,47 @@ def test_it_sends_what_the_operator_takes(
     assert {token for token, _ in desk.posts} == {"Bearer the pod's token"}
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     assert [_without_times(body) for _, body in desk.posts] == [_without_times(body) for body in recorded]
+
+
+def test_training_does_not_wait_for_the_operator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The callback posts in the train thread, which would wait 5 s each time where nobody answers."""
+    pytest.importorskip("transformers", reason="`make test-newest` has the trainers, and runs this")
+    from transformers import Trainer, TrainingArguments
+
+    from stepkeeper import CheckpointManager
+    from stepkeeper.integrations.transformers import train
+
+    posted, answered, in_train_thread = threading.Event(), threading.Event(), []
+
+    def post(*_: object, **__: object) -> None:
+        in_train_thread.append(threading.current_thread() is threading.main_thread())
+        posted.set()
+        if not in_train_thread[-1]:
+            answered.wait(60)
+        raise TimeoutError
+
+    (tmp_path / "token").write_text("the pod's token", encoding="ascii")
+    monkeypatch.setattr("urllib.request.urlopen", post)
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "https://operator.example/trainer-status")
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(tmp_path / "token"))
+    options: dict[str, Any] = {"max_steps": 2, "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+    rows = [{"x": torch.ones(2)}] * 16
+    trainer = Trainer(Squared(), TrainingArguments(str(tmp_path / "out"), **options), train_dataset=rows)
+    with CheckpointManager(str(tmp_path / "root"), save=2) as manager:
+        train(trainer, manager)
+    assert posted.wait(60)
+    answered.set()
+    assert in_train_thread == [False]  # the later posts are left out while nobody answers
+
+
+class Squared(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    @override
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.weight * x).square().mean()}
 
 
 def _without_times(body: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from fake_cluster.kubelets import training_report
 from stepkeeper.contract import Report, ReportPhase
 from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.cache.kinds import list_watched_kinds
-from stepkeeper_operator.cache.reports import LastReport, ReportCache
+from stepkeeper_operator.cache.reports import LastReport, ReportCache, TrainerStatus
 from stepkeeper_operator.cache.roots import Roots
 from stepkeeper_operator.cluster.resources import NODES
 from stepkeeper_operator.errors import ApiError
@@ -182,3 +182,19 @@ def test_the_first_step_is_due() -> None:
     assert due == [60, 120, 180]
     reports.forget_job("job")
     assert reports.add_report("job", LAST)
+
+
+def test_what_trainers_post_themselves_is_due_as_seldom_as_progress() -> None:
+    """transformers posts every 5 s."""
+    now = 0.0
+    reports = ReportCache(report_interval_s=10, progress_interval_s=60, clock=lambda: now)
+    due = []
+    for time in range(0, 135, 5):
+        now = float(time)
+        status = TrainerStatus(ordinal=(0, int(time >= 70)), percent=time // 5)
+        if reports.set_trainer_status("job", status):
+            due.append(time)
+        assert reports.get_trainer_status("job") == status
+    assert due == [0, 60, 70, 130]
+    reports.forget_job("job")
+    assert reports.set_trainer_status("job", status)

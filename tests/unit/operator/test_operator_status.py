@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any, Final
 
+import pytest
+
 from fake_cluster.facts import make_history, make_view
 from fake_cluster.kubelets import termination_message, training_report
 from fake_cluster.stories import end_pods, play, run_job, table
@@ -13,6 +15,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Attempt,
     CheckpointStatus,
     OperatorState,
+    ProgressStatus,
     RestartsStatus,
 )
 from stepkeeper_operator.cache.reports import LastReport, ReportCache, TrainerStatus
@@ -245,3 +248,30 @@ def test_what_the_trainer_reports_by_itself_is_shown_where_the_companion_has_not
     assert progress is not None
     assert (progress.percent, progress.eta_seconds, [m.value for m in progress.metrics]) == shown
     assert progress.longest_step_millis is None
+
+
+@table(
+    "status, ordinal, shown",
+    {
+        "the attempt has ended": (
+            TrainerStatus(ordinal=(0, 0), percent=71, remaining_s=9),
+            (0, 1),
+            (70, None),
+        ),
+        "it begins": (TrainerStatus(ordinal=(0, 1), percent=0), (0, 1), (70, None)),
+        "its first step": (TrainerStatus(ordinal=(0, 1), percent=0, remaining_s=9), (0, 1), (0, None)),
+        "its later steps": (TrainerStatus(ordinal=(0, 1), percent=72, remaining_s=9), (0, 1), (72, None)),
+    },
+)
+@pytest.mark.parametrize("report", [None, training(step=250)])
+def test_a_restart_takes_no_share_away_and_the_trainers_time_is_that_of_the_first_start_only(
+    status: TrainerStatus, ordinal: tuple[int, int], shown: tuple[int, int | None], report: Report | None
+) -> None:
+    """transformers posts 0 % before it resumes, and then divides the time since the start by all steps."""
+    given = job_with(progress=ProgressStatus(percent=70))
+    given = given.model_copy(update={"spec": given.spec.model_copy(update={"total_steps": None})})
+    seen = replace(observed() if report is None else observed(report), trainer_status=status)
+    history = make_history(job_sets=ordinal[0] + 1, restarts_seen=ordinal[1])
+    progress = derive_progress(make_view(given, seen), history)
+    assert progress is not None
+    assert (progress.percent, progress.eta_seconds) == shown

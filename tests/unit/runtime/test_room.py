@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager
-from stepkeeper.policy.keep import AnyOf, BestN, EveryNSteps, KeepPolicy, LastN
+from stepkeeper.policy.keep import AnyOf, BestN, EveryNSteps, KeepPolicy, LastN, MaxAge
 from stepkeeper.save.room import count_kept, log_room
 
 URI = "file:///runs/a%20b"
@@ -39,7 +39,7 @@ def disk(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> l
             "WARNING",
             "and retention keeps 11: it will be full; keep fewer, or use another disk",
         ),
-        (None, 1024, "INFO", "and retention keeps without a limit"),
+        (None, 1024, "INFO", "and retention does not limit their number"),
         (
             LastN(1),
             20480,
@@ -74,6 +74,7 @@ def test_nothing_is_known_of_a_bucket(disk: list[str], caplog: pytest.LogCapture
         (AnyOf((LastN(2), BestN(3, "loss", "min", keep_without=False))), 5),
         (AnyOf((LastN(2), BestN(3, "loss", "min"))), None),
         (EveryNSteps(100), None),
+        (AnyOf((LastN(2), MaxAge(60))), None),
     ],
 )
 def test_how_many_a_policy_keeps_at_most(policy: KeepPolicy, n: int | None) -> None:

@@ -118,14 +118,19 @@ def _add_trainer_status(
 
     A share is no step: the training isn't judged by it.
     """
-    status, report = view.observed.trainer_status, view.observed.report
-    if status is None or status.ordinal != history.ordinal:
+    status, report, shown = view.observed.trainer_status, view.observed.report, view.job.status.progress
+    is_current = status is not None and status.ordinal == history.ordinal
+    if status is None or (shown is None and not is_current):
         return progress
     known = progress or ProgressStatus()
     update: dict[str, object] = {}
     if known.step is None or not view.job.spec.total_steps:
-        update = {"percent": status.percent, **_describe_eta(status.remaining_s)}
-    if status.metrics and (report is None or not report.report.metrics):
+        # transformers posts 0 % before it resumes. Its later estimates count the steps of earlier starts as this one's.
+        has_moved = is_current and (status.percent or status.remaining_s is not None)
+        percent = status.percent if has_moved or shown is None else shown.percent or status.percent
+        is_first = is_current and history.ordinal == (0, 0)
+        update = {"percent": percent, **_describe_eta(status.remaining_s if is_first else None)}
+    if is_current and status.metrics and (report is None or not report.report.metrics):
         update["metrics"] = _convert_metrics(status.metrics)
     return known.model_copy(update=update)
 
