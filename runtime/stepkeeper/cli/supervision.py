@@ -1,6 +1,7 @@
 """Define the commands run and rehearse, which start a training."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,8 @@ from stepkeeper.contract import (
     Retention,
     Settings,
 )
-from stepkeeper.errors import RefusedError
-from stepkeeper.storage import root_uri
+from stepkeeper.errors import RefusedError, StorageError
+from stepkeeper.storage import open_store, root_uri
 from stepkeeper.supervise.attempt import build_command
 from stepkeeper.supervise.rehearsal import RehearsalOptions
 from stepkeeper.supervise.rehearsal import rehearse as rehearse_training
@@ -69,7 +70,7 @@ def run(
     options = RunOptions(
         command=_build_command(words, n_procs),
         settings=Settings(
-            uri=root_uri(root),
+            uri=_check_root(root),
             interval=_build_interval(save),
             retention=Retention(last=keep),
             hang=HangLimits(),
@@ -104,6 +105,14 @@ def rehearse(
         grace_s=grace_s,
     )
     raise typer.Exit(rehearse_training(options, RunTerminal()))
+
+
+def _check_root(root: str) -> str:
+    """Return the root's URI. Raises BadUriError if no start could open it. The training waits for storage itself."""
+    uri = root_uri(root)
+    with suppress(StorageError):
+        open_store(uri)
+    return uri
 
 
 def _build_interval(save: int | None) -> Interval:

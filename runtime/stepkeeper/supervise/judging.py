@@ -26,6 +26,12 @@ _KILLED: Final = frozenset({_BY_SIGNAL + signal.SIGTERM, _BY_SIGNAL + signal.SIG
 
 _FAILURE: Final = 1
 
+_STOPPED_WITH_0: Final = (
+    "stopped with code 0, and no manager was closed: open it in a `with` block, or close it. The same command "
+    "continues"
+)
+"""The end of a script that may have stopped early: a manager that is closed reports a training that is done."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
@@ -112,6 +118,8 @@ def judge(end: AttemptEnd) -> Verdict:
 def decide(history: RunHistory, end: AttemptEnd) -> Restart | Finish:
     """Decide by the operator's limits what follows the newest attempt's end."""
     verdict = judge(end)
+    if end.is_asked and end.code == ExitCode.DONE and end.message is None:
+        return Finish(code=ExitCode.SAVED, why=_STOPPED_WITH_0)
     if verdict.cause is None:
         return Finish(code=ExitCode.DONE, why=verdict.message)
     if end.is_asked:
@@ -148,12 +156,12 @@ def _explain_limit(history: RunHistory, cause: str) -> str | None:
 
 
 def _describe(end: AttemptEnd) -> str:
-    """Describe the end by its exit code or signal, and the last line of its error."""
+    """Describe the end by its exit code or signal, and its error in one line."""
     text = f"exited with code {end.code}"
     if end.code > _BY_SIGNAL and end.code - _BY_SIGNAL in set(signal.Signals):
         text = f"was ended by {signal.Signals(end.code - _BY_SIGNAL).name}"
-    lines = (end.message.error or "").strip().splitlines() if end.message is not None else []
-    return f"{text}: {lines[-1]}" if lines else text
+    line = "" if end.message is None else end.message.error_line.removesuffix(".")
+    return f"{text}: {line}" if line else text
 
 
 def _describe_stop(end: AttemptEnd) -> str:
