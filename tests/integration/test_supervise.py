@@ -291,10 +291,15 @@ def test_a_second_run_takes_the_root_and_the_first_one_ends(tmp_path: Path, star
     assert second.end() == 75
 
 
-def test_a_script_that_is_not_there_is_named(start: Start) -> None:
-    run = start("run", "--root", "root", "no-such-script.py")
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("no-such-script.py", "file"), ("no-such-program", "program")],
+    ids=["a script", "a program"],
+)
+def test_what_is_not_there_is_named(start: Start, name: str, what: str) -> None:
+    run = start("run", "--root", "root", name)
     assert run.end() == 2
-    assert "there is no file no-such-script.py" in run.text
+    assert f"there is no {what} {name}" in run.text
 
 
 def test_a_root_that_no_start_could_open_is_refused(start: Start) -> None:

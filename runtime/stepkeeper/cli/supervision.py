@@ -1,6 +1,7 @@
 """Define the commands run and rehearse, which start a training."""
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +32,9 @@ _LIMITS = RestartLimits()
 
 Words = Annotated[
     list[str],
-    typer.Argument(metavar="SCRIPT", help="The script, or another command, and its arguments."),
+    typer.Argument(
+        metavar="SCRIPT", help="The script, or another command, and its arguments. Options stand before it."
+    ),
 ]
 NProcs = Annotated[int, typer.Option("--nproc", min=1, help="Number of processes, which torchrun starts.")]
 SaveEvery = Annotated[
@@ -126,6 +129,8 @@ def _build_command(words: list[str], n_procs: int) -> list[str]:
         )
     if words[0].endswith(".py") and not Path(words[0]).is_file():
         raise typer.BadParameter(f"there is no file {words[0]}")
+    if not words[0].endswith(".py") and shutil.which(words[0]) is None:
+        raise typer.BadParameter(f"there is no program {words[0]}")
     try:
         return build_command(words, n_procs)
     except ValueError as error:

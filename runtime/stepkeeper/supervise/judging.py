@@ -109,7 +109,8 @@ class Finish:
 
 def judge(end: AttemptEnd) -> Verdict:
     """Judge why an attempt ended."""
-    if end.code == ExitCode.DONE:
+    # A program that exits 0 when it is preempted may be far from done.
+    if end.code == ExitCode.DONE and (end.known_cause is None or end.message is not None):
         return Verdict(kind=AttemptKind.COMPLETED, cause=None, message="the training is done")
     cause = end.known_cause or judge_exit(end.code, end.message, has_committed=end.has_committed)
     return Verdict(kind=AttemptKind.of(cause), cause=cause, message=_describe(end))
@@ -165,6 +166,10 @@ def _describe(end: AttemptEnd) -> str:
 
 
 def _describe_stop(end: AttemptEnd) -> str:
-    if end.message is None or end.message.kind != EndKind.SAVED:
+    is_saved = end.message is not None and end.message.kind == EndKind.SAVED
+    # SIGTERM kills a launcher only before it has begun: afterwards it passes the signal on.
+    if end.code == _BY_SIGNAL + signal.SIGTERM or (is_saved and end.message and end.message.step is None):
+        return "stopped before it finished a step. The same command continues"
+    if not is_saved:
         return "stopped, but the last step isn't saved. The same command continues from the last checkpoint"
     return "saved and stopped. The same command continues"

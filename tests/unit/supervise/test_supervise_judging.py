@@ -50,6 +50,9 @@ TWO_LINES = Termination(
         pytest.param(ended(75), "Requested", None, id="a stop that the program asked for"),
         pytest.param(ended(75, message=said(75, Cause.SPOT_PREEMPTION)), "SpotPreemption", None),
         pytest.param(ended(137, known_cause=Cause.SPOT_PREEMPTION), "SpotPreemption", None),
+        pytest.param(
+            ended(0, known_cause=Cause.SPOT_PREEMPTION), "SpotPreemption", None, id="preempted, with 0"
+        ),
         pytest.param(ended(78), "ApplicationError", 110.0, id="a lost peer before a commit"),
         pytest.param(ended(78, has_committed=True), "NodeFailure", None, id="a lost peer after a commit"),
     ],
@@ -65,9 +68,18 @@ def test_it_is_restarted_by_the_cause(end: AttemptEnd, cause: str, at_s: float |
         pytest.param(
             {}, ended(0, message=Termination(code=0), is_asked=True), 0, "the training is done", id="done when asked"
         ),
+        pytest.param(
+            {}, ended(0, message=Termination(code=0), known_cause=Cause.SPOT_PREEMPTION), 0, "the training is done",
+            id="done when preempted",
+        ),
         pytest.param({}, ended(0, is_asked=True), 75, "stopped with code 0, and no manager was closed", id="left open"),
         pytest.param({}, ended(77), 77, "Stop the other process that uses this root", id="fenced"),
         pytest.param({}, ended(75, message=SAVED, is_asked=True), 75, "saved and stopped. The same", id="asked"),
+        pytest.param(
+            {}, ended(75, message=replace(SAVED, step=None), is_asked=True), 75, "stopped before it finished a step",
+            id="asked early",
+        ),
+        pytest.param({}, ended(143, is_asked=True), 75, "stopped before it finished a step", id="asked at once"),
         pytest.param({}, ended(137, message=SAVED, is_asked=True), 75, "saved and stopped.", id="killed after that"),
         pytest.param({}, ended(1, is_asked=True), 1, "exited with code 1", id="failed when asked"),
         pytest.param(
@@ -109,7 +121,6 @@ def test_it_ends_with_the_code_and_the_reason(
         ended(75, message=Termination(code=75, kind="stopping", step=9), is_asked=True),
         ended(137, is_asked=True),
         ended(75, is_asked=True),
-        ended(143, is_asked=True),
     ],
 )
 def test_a_stop_that_could_not_save_asks_for_a_restart_and_says_so(end: AttemptEnd) -> None:
