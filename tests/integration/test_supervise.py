@@ -182,6 +182,19 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, start: Start) -> None:
         assert run.end() == 130
 
 
+def test_further_ctrl_cs_leave_nothing_out(tmp_path: Path, start: Start) -> None:
+    with nobody_left(tmp_path):
+        run = start(*run_into(tmp_path, "--grace", 600), case="hangs")
+        while not (tmp_path / "hangs").exists():
+            time.sleep(0.05)
+        while run.process.poll() is None and "last checkpoint: " not in run.text:
+            run.process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        run.end()
+        assert "stepkeeper: ended at once" in run.text
+        assert not list((tmp_path / "tmp").glob("stepkeeper-run-*"))
+
+
 def test_what_has_not_stopped_in_its_time_is_killed(tmp_path: Path, start: Start) -> None:
     with nobody_left(tmp_path):
         run = start(*run_into(tmp_path, "--grace", 2), case="hangs")
@@ -278,10 +291,21 @@ def test_a_second_run_takes_the_root_and_the_first_one_ends(tmp_path: Path, star
     assert second.end() == 75
 
 
-def test_a_script_that_is_not_there_is_named(start: Start) -> None:
-    run = start("run", "--root", "root", "no-such-script.py")
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("no-such-script.py", "file"), ("no-such-program", "program")],
+    ids=["a script", "a program"],
+)
+def test_what_is_not_there_is_named(start: Start, name: str, what: str) -> None:
+    run = start("run", "--root", "root", name)
     assert run.end() == 2
-    assert "there is no file no-such-script.py" in run.text
+    assert f"there is no {what} {name}" in run.text
+
+
+def test_a_root_that_no_start_could_open_is_refused(start: Start) -> None:
+    run = start("run", "--root", TRAINING)
+    assert run.end() == 2
+    assert f"{TRAINING} is a file; a root is a folder" in run.text
 
 
 def test_the_batch_script_of_the_page_is_the_run_that_slurm_signals(tmp_path: Path, start: Start) -> None:

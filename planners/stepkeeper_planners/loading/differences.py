@@ -239,8 +239,8 @@ def _advise_priming(differences: Differences) -> Iterator[str]:
     stored = {name for name, _ in list_with_state(differences.unexpected, differences.optimizers)}
     if stored.difference(differences.primed):
         yield (
-            "An optimizer has no state before its first step: prime_optimizer(optimizer), before the load, makes one "
-            "to fill."
+            "Call prime_optimizer(optimizer) before the load: an optimizer has no state before its first step, and a "
+            "load fills only what is there."
         )
     if stored.intersection(differences.primed):
         yield "A parameter frozen before prime_optimizer() has no state: prime first, then freeze it."
@@ -252,7 +252,7 @@ def _arguments(differences: Differences) -> Iterator[str]:
     if foreign and find_rename(missing, unexpected) is None:
         yield f"exclude={_tuple(foreign)} loads the rest."
     if missing or unexpected:
-        yield "strict=False loads what both have and leaves the rest of the state as it is."
+        yield "strict=False loads only what both have and leaves the rest of the state as it is."
     if differences.castable:
         yield f"cast=True converts the dtype of {len(differences.castable)} of those that differ."
     others = [name for name in differences.mismatched if name not in differences.castable]

@@ -1,6 +1,8 @@
 """Define the commands run and rehearse, which start a training."""
 
 import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +18,8 @@ from stepkeeper.contract import (
     Retention,
     Settings,
 )
-from stepkeeper.errors import RefusedError
-from stepkeeper.storage import root_uri
+from stepkeeper.errors import RefusedError, StorageError
+from stepkeeper.storage import open_store, root_uri
 from stepkeeper.supervise.attempt import build_command
 from stepkeeper.supervise.rehearsal import RehearsalOptions
 from stepkeeper.supervise.rehearsal import rehearse as rehearse_training
@@ -30,7 +32,9 @@ _LIMITS = RestartLimits()
 
 Words = Annotated[
     list[str],
-    typer.Argument(metavar="SCRIPT", help="The script, or another command, and its arguments."),
+    typer.Argument(
+        metavar="SCRIPT", help="The script, or another command, and its arguments. Options stand before it."
+    ),
 ]
 NProcs = Annotated[int, typer.Option("--nproc", min=1, help="Number of processes, which torchrun starts.")]
 SaveEvery = Annotated[
@@ -69,7 +73,7 @@ def run(
     options = RunOptions(
         command=_build_command(words, n_procs),
         settings=Settings(
-            uri=root_uri(root),
+            uri=_check_root(root),
             interval=_build_interval(save),
             retention=Retention(last=keep),
             hang=HangLimits(),
@@ -106,6 +110,14 @@ def rehearse(
     raise typer.Exit(rehearse_training(options, RunTerminal()))
 
 
+def _check_root(root: str) -> str:
+    """Return the root's URI. Raises BadUriError if no start could open it. The training waits for storage itself."""
+    uri = root_uri(root)
+    with suppress(StorageError):
+        open_store(uri)
+    return uri
+
+
 def _build_interval(save: int | None) -> Interval:
     return Interval(auto=AutoInterval()) if save is None else Interval(every=EveryInterval(steps=save))
 
@@ -117,6 +129,8 @@ def _build_command(words: list[str], n_procs: int) -> list[str]:
         )
     if words[0].endswith(".py") and not Path(words[0]).is_file():
         raise typer.BadParameter(f"there is no file {words[0]}")
+    if not words[0].endswith(".py") and shutil.which(words[0]) is None:
+        raise typer.BadParameter(f"there is no program {words[0]}")
     try:
         return build_command(words, n_procs)
     except ValueError as error:

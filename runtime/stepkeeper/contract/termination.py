@@ -74,6 +74,14 @@ class Termination:
     restart: int | None = None
     """The number of restarts by a launcher in the pod before this process (torchrun's max_restarts)."""
 
+    @property
+    def error_line(self) -> str:
+        """The error's type and the first line of its message; the error's last line if only that is known, or empty."""
+        if not self.error or not self.error.strip():
+            return ""
+        whose, _, line = (self.first_failure or "").partition(": ")
+        return line if line and whose == f"rank {self.rank}" else self.error.strip().splitlines()[-1]
+
     def replaces(self, earlier: "Termination") -> bool:
         """Return whether this message replaces an earlier one in the pod.
 

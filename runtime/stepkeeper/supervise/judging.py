@@ -26,6 +26,12 @@ _KILLED: Final = frozenset({_BY_SIGNAL + signal.SIGTERM, _BY_SIGNAL + signal.SIG
 
 _FAILURE: Final = 1
 
+_STOPPED_WITH_0: Final = (
+    "stopped with code 0, and no manager was closed: open it in a `with` block, or close it. The same command "
+    "continues"
+)
+"""The end of a script that may have stopped early: a manager that is closed reports a training that is done."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
@@ -103,7 +109,8 @@ class Finish:
 
 def judge(end: AttemptEnd) -> Verdict:
     """Judge why an attempt ended."""
-    if end.code == ExitCode.DONE:
+    # A program that exits 0 when it is preempted may be far from done.
+    if end.code == ExitCode.DONE and (end.known_cause is None or end.message is not None):
         return Verdict(kind=AttemptKind.COMPLETED, cause=None, message="the training is done")
     cause = end.known_cause or judge_exit(end.code, end.message, has_committed=end.has_committed)
     return Verdict(kind=AttemptKind.of(cause), cause=cause, message=_describe(end))
@@ -112,6 +119,8 @@ def judge(end: AttemptEnd) -> Verdict:
 def decide(history: RunHistory, end: AttemptEnd) -> Restart | Finish:
     """Decide by the operator's limits what follows the newest attempt's end."""
     verdict = judge(end)
+    if end.is_asked and end.code == ExitCode.DONE and end.message is None:
+        return Finish(code=ExitCode.SAVED, why=_STOPPED_WITH_0)
     if verdict.cause is None:
         return Finish(code=ExitCode.DONE, why=verdict.message)
     if end.is_asked:
@@ -148,15 +157,19 @@ def _explain_limit(history: RunHistory, cause: str) -> str | None:
 
 
 def _describe(end: AttemptEnd) -> str:
-    """Describe the end by its exit code or signal, and the last line of its error."""
+    """Describe the end by its exit code or signal, and its error in one line."""
     text = f"exited with code {end.code}"
     if end.code > _BY_SIGNAL and end.code - _BY_SIGNAL in set(signal.Signals):
         text = f"was ended by {signal.Signals(end.code - _BY_SIGNAL).name}"
-    lines = (end.message.error or "").strip().splitlines() if end.message is not None else []
-    return f"{text}: {lines[-1]}" if lines else text
+    line = "" if end.message is None else end.message.error_line.removesuffix(".")
+    return f"{text}: {line}" if line else text
 
 
 def _describe_stop(end: AttemptEnd) -> str:
-    if end.message is None or end.message.kind != EndKind.SAVED:
+    is_saved = end.message is not None and end.message.kind == EndKind.SAVED
+    # SIGTERM kills a launcher only before it has begun: afterwards it passes the signal on.
+    if end.code == _BY_SIGNAL + signal.SIGTERM or (is_saved and end.message and end.message.step is None):
+        return "stopped before it finished a step. The same command continues"
+    if not is_saved:
         return "stopped, but the last step isn't saved. The same command continues from the last checkpoint"
     return "saved and stopped. The same command continues"

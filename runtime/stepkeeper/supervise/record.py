@@ -89,8 +89,8 @@ class RunRecord:
             lost_s=self.lost_s + now_s - self.safe_s,
         )
 
-    def summarize(self, restarts: Mapping[str, int]) -> tuple[str, ...]:
-        """Summarize the run in a few lines; `restarts` are counts by cause."""
+    def summarize(self, restarts: Mapping[str, int], *, is_done: bool) -> tuple[str, ...]:
+        """Summarize the run in a few lines; `restarts` are counts by cause. `is_done`: the script exited with 0."""
         by_cause = ", ".join(f"{count} {cause}" for cause, count in sorted(restarts.items()))
         n_restarts = sum(restarts.values())
         last = self.step if self.step is not None else self.last_step
@@ -98,8 +98,9 @@ class RunRecord:
         counts = f"{steps}, {count_text(self.n_commits, 'checkpoint')}, {count_text(n_restarts, 'restart')}"
         lost = f"; lost {count_text(self.lost_steps, 'step')} and {self.lost_s:.0f} s" if n_restarts else ""
         where = "none" if self.head is None else f"step {self.head.step}, {self.head.uri}"
-        if self.first_step is None and last is None:
-            where = "none of a manager that the script opened by CheckpointManager.from_env()"
+        if is_done and self.head is None and last is None:
+            missing = "opened no manager with CheckpointManager.from_env()"
+            where = f"none, because the script {missing if self.first_step is None else 'never called manager.step()'}"
         return (f"{counts}{f' ({by_cause})' if by_cause else ''}{lost}", f"last checkpoint: {where}")
 
 

@@ -66,8 +66,8 @@ class _Rehearser:
         (known,) = self._read_steps(_UNDISTURBED)
         if not known:
             self._terminal.print_line(
-                "the script finished no step of a manager that it opened by CheckpointManager.from_env(): there is "
-                "nothing to compare"
+                "there is nothing to compare: the script called step() of no manager that it opened with "
+                "CheckpointManager.from_env()"
             )
             return _NOT_EXACT
         plan = choose_preemptions(

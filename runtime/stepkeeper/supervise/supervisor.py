@@ -98,13 +98,23 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the training to its end, and return the exit code."""
+        # Until the summary is printed: one more Ctrl-C would leave out what remains to be cleaned up and printed.
+        with signals_to(lambda number: self._events.put(_Signaled(number))):
+            finish = self._run_attempts()
+            self._terminal.print_line(finish.why)
+            is_done = finish.code == ExitCode.DONE
+            lines = self._record.summarize(self._history.restarts, is_done=is_done)
+            for line in () if self._options.is_brief else lines:
+                self._terminal.print_line(line)
+        return finish.code
+
+    def _run_attempts(self) -> Finish:
         token = secrets.token_hex(16)
         with (
             tempfile.TemporaryDirectory(prefix="stepkeeper-run-", ignore_cleanup_errors=True) as temporary,
             ReportEndpoint(
                 token, lambda number, report: self._events.put(_Reported(number, report))
             ) as endpoint,
-            signals_to(lambda number: self._events.put(_Signaled(number))),
         ):
             folder = self._options.folder or Path(temporary)
             while True:
@@ -112,11 +122,7 @@ class Supervisor:
                 plan = self._plan(folder, token, endpoint)
                 finish = self._follow(self._run_attempt(plan))
                 if finish is not None:
-                    break
-        self._terminal.print_line(finish.why)
-        for line in () if self._options.is_brief else self._record.summarize(self._history.restarts):
-            self._terminal.print_line(line)
-        return finish.code
+                    return finish
 
     def _plan(self, folder: Path, token: str, endpoint: ReportEndpoint) -> AttemptPlan:
         options, number = self._options, self._n_attempts

@@ -297,6 +297,10 @@ def test_the_first_failure_is_blamed_with_its_node_and_its_last_words() -> None:
     first = ended(3, 1, at=390.0, node="n2", **word(3, error="Traceback\nValueError: bad\n"))
     finding = find(ended(1), first)
     assert (finding.node, finding.message) == ("n2", "pod p1 exited with code 3: ValueError: bad")
+    longer = word(
+        3, error="Traceback\nValueError: bad\nTry good.\n", first_failure="rank 4: ValueError: bad", rank=4
+    )
+    assert find(ended(3, **longer)).message == "pod p0 exited with code 3: ValueError: bad"
 
 
 def ended_by(cause: str, **more: Any) -> Verdict:

@@ -247,6 +247,8 @@ def test_what_the_trainer_reports_by_itself_is_shown_where_the_companion_has_not
     progress = derive_progress(make_view(given, seen), history)
     assert progress is not None
     assert (progress.percent, progress.eta_seconds, [m.value for m in progress.metrics]) == shown
+    has_step = report is not None and report.step is not None
+    assert progress.display == (("250/1000" if total else "250") if has_step else "70%")
     assert progress.longest_step_millis is None
 
 
@@ -275,3 +277,4 @@ def test_a_restart_takes_no_share_away_and_the_trainers_time_is_that_of_the_firs
     progress = derive_progress(make_view(given, seen), history)
     assert progress is not None
     assert (progress.percent, progress.eta_seconds) == shown
+    assert progress.display == ("250" if progress.step else f"{shown[0]}%")

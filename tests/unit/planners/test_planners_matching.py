@@ -242,7 +242,7 @@ def test_one_report_for_all_ranks_says_which_where_they_differ() -> None:
     assert len(build_mismatch_error([many, many.short()]).missing) == 1200
 
 
-PER_RANK, PRIME = "If the names below 'loader' change", "prime_optimizer(optimizer), before the load"
+PER_RANK, PRIME = "If the names below 'loader' change", "Call prime_optimizer(optimizer) before the load"
 AVG, LR = "optimizer.state.{}.exp_avg", "optimizer.param_groups.0.lr"
 
 

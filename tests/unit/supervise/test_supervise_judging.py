@@ -1,5 +1,7 @@
 """What follows the end of an attempt: the operator's causes, budgets and back-off, with times that the test gives."""
 
+from dataclasses import replace
+
 import pytest
 
 from stepkeeper.contract import (
@@ -31,6 +33,12 @@ def said(code: int, cause: Cause | None = None, error: str | None = None) -> Ter
 
 
 SAVED = Termination(code=75, kind="saved", step=9)
+TWO_LINES = Termination(
+    code=1,
+    rank=0,
+    error="Traceback …\nValueError: The state doesn't fit.\nCall prime_optimizer.\n",
+    first_failure="rank 0: ValueError: The state doesn't fit.",
+)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +50,9 @@ SAVED = Termination(code=75, kind="saved", step=9)
         pytest.param(ended(75), "Requested", None, id="a stop that the program asked for"),
         pytest.param(ended(75, message=said(75, Cause.SPOT_PREEMPTION)), "SpotPreemption", None),
         pytest.param(ended(137, known_cause=Cause.SPOT_PREEMPTION), "SpotPreemption", None),
+        pytest.param(
+            ended(0, known_cause=Cause.SPOT_PREEMPTION), "SpotPreemption", None, id="preempted, with 0"
+        ),
         pytest.param(ended(78), "ApplicationError", 110.0, id="a lost peer before a commit"),
         pytest.param(ended(78, has_committed=True), "NodeFailure", None, id="a lost peer after a commit"),
     ],
@@ -54,14 +65,37 @@ def test_it_is_restarted_by_the_cause(end: AttemptEnd, cause: str, at_s: float |
     ("past", "end", "code", "why"),
     [
         pytest.param({}, ended(0), 0, "the training is done", id="done"),
+        pytest.param(
+            {}, ended(0, message=Termination(code=0), is_asked=True), 0, "the training is done", id="done when asked"
+        ),
+        pytest.param(
+            {}, ended(0, message=Termination(code=0), known_cause=Cause.SPOT_PREEMPTION), 0, "the training is done",
+            id="done when preempted",
+        ),
+        pytest.param({}, ended(0, is_asked=True), 75, "stopped with code 0, and no manager was closed", id="left open"),
         pytest.param({}, ended(77), 77, "Stop the other process that uses this root", id="fenced"),
         pytest.param({}, ended(75, message=SAVED, is_asked=True), 75, "saved and stopped. The same", id="asked"),
+        pytest.param(
+            {}, ended(75, message=replace(SAVED, step=None), is_asked=True), 75, "stopped before it finished a step",
+            id="asked early",
+        ),
+        pytest.param({}, ended(143, is_asked=True), 75, "stopped before it finished a step", id="asked at once"),
         pytest.param({}, ended(137, message=SAVED, is_asked=True), 75, "saved and stopped.", id="killed after that"),
         pytest.param({}, ended(1, is_asked=True), 1, "exited with code 1", id="failed when asked"),
         pytest.param(
             {"n_failures": 2}, ended(1, message=said(1, error="Traceback …\nValueError: bad")), 1,
             "exited with code 1: ValueError: bad. No restart is left after ApplicationError: 2 are allowed",
             id="no failure left",
+        ),
+        pytest.param(
+            {"n_failures": 2}, ended(1, message=TWO_LINES), 1,
+            "exited with code 1: ValueError: The state doesn't fit. No restart is left",
+            id="the first line of a longer error",
+        ),
+        pytest.param(
+            {"n_failures": 2}, ended(1, message=replace(TWO_LINES, rank=1)), 1,
+            "exited with code 1: Call prime_optimizer. No restart is left",
+            id="another rank's first line isn't this rank's",
         ),
         pytest.param(
             {"restarts": {"SpotPreemption": 1, "NodeFailure": 1}},
@@ -87,7 +121,6 @@ def test_it_ends_with_the_code_and_the_reason(
         ended(75, message=Termination(code=75, kind="stopping", step=9), is_asked=True),
         ended(137, is_asked=True),
         ended(75, is_asked=True),
-        ended(143, is_asked=True),
     ],
 )
 def test_a_stop_that_could_not_save_asks_for_a_restart_and_says_so(end: AttemptEnd) -> None:
@@ -134,7 +167,7 @@ def test_a_run_is_followed_by_its_reports() -> None:
     record, _ = record.on_end(17).on_start().on_report(report(restored=10, head=head), 50.0)
     assert (record.restored_step, record.lost_steps, record.lost_s) == (10, 7, 30.0)
     record, _ = record.on_report(report(restored=10, step=40), 60.0)
-    assert record.summarize({"NodeFailure": 1}) == (
+    assert record.summarize({"NodeFailure": 1}, is_done=True) == (
         "40 steps, 1 checkpoint, 1 restart (1 NodeFailure); lost 7 steps and 30 s",
         "last checkpoint: step 10, file:///r/10",
     )
@@ -153,4 +186,19 @@ def test_an_attempt_that_never_trained_adds_to_the_time_that_is_lost() -> None:
 
 def test_a_run_that_continues_an_earlier_one_counts_its_own_steps() -> None:
     record, _ = RunRecord(safe_s=0.0).on_start().on_report(report(restored=100, step=103), 5.0)
-    assert record.summarize({})[0] == "3 steps, 0 checkpoints, 0 restarts"
+    assert record.summarize({}, is_done=True)[0] == "3 steps, 0 checkpoints, 0 restarts"
+
+
+@pytest.mark.parametrize(
+    ("reports", "why"),
+    [
+        pytest.param([], "opened no manager with CheckpointManager.from_env()", id="no manager"),
+        pytest.param([report()], "never called manager.step()", id="no step"),
+    ],
+)
+def test_a_run_without_a_checkpoint_says_what_the_script_lacks(reports: list[Report], why: str) -> None:
+    record = RunRecord(safe_s=0.0).on_start()
+    for each in reports:
+        record, _ = record.on_report(each, 5.0)
+    assert record.summarize({}, is_done=True)[1] == f"last checkpoint: none, because the script {why}"
+    assert record.summarize({}, is_done=False)[1] == "last checkpoint: none"

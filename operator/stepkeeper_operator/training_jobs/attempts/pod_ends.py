@@ -17,7 +17,7 @@ __all__ = [
     "exit_code_was_hidden",
     "explain_end",
     "failed_probe",
-    "last_error_line",
+    "find_error_line",
     "notified_only_by_peers",
     "ran_out_of_memory",
     "reported_done",
@@ -119,11 +119,11 @@ def reported_done(pod: Pod) -> bool:
 
 
 def describe_failure(pod: Pod) -> str:
-    """Describe how the trainer failed: its exit code, and the last line of its error or the end of its log."""
+    """Describe how the trainer failed: its exit code, and its error in one line or the end of its log."""
     text = f"pod {pod.name} exited with code {pod.code}"
     if exit_code_was_hidden(pod):
         text = f"the training of pod {pod.name} ended with code {pod.code}, but its container exited 0"
-    detail = last_error_line(pod) or pod.log_tail
+    detail = find_error_line(pod) or pod.log_tail
     return text + explain_end(pod) + (f": {detail}" if detail else "")
 
 
@@ -163,6 +163,5 @@ def describe_limit(pod: Pod) -> str:
     return f"pod {pod.name} was evicted by its kubelet: {why}"
 
 
-def last_error_line(pod: Pod) -> str:
-    error = pod.termination.error if pod.termination is not None else None
-    return error.strip().splitlines()[-1] if error and error.strip() else ""
+def find_error_line(pod: Pod) -> str:
+    return "" if pod.termination is None else pod.termination.error_line

@@ -21,7 +21,7 @@ from stepkeeper_operator.training_jobs.attempts.pod_ends import (
     exceeded_its_limits,
     explain_end,
     failed_probe,
-    last_error_line,
+    find_error_line,
     notified_only_by_peers,
     ran_out_of_memory,
     reported_done,
@@ -92,7 +92,7 @@ def _fenced(evidence: Evidence) -> Verdict | None:
     """Find a trainer that reported that another claim owns the root."""
     for pod in evidence.pods:
         if pod.code == ExitCode.FENCED and pod.disruption is None:
-            detail = last_error_line(pod) or "the storage log names another claim"
+            detail = find_error_line(pod) or "the storage log names another claim"
             text = f"pod {pod.name} found that another claim owns the checkpoint root: {detail}"
             return _blame(FENCED, pod, text)
     return None
@@ -260,7 +260,7 @@ def _blame_lost_peers(evidence: Evidence) -> Verdict | None:
     if pod is None:
         return None
     text = f"pod {pod.name} lost its peers; no pod reported the cause"
-    if detail := last_error_line(pod) or pod.log_tail:
+    if detail := find_error_line(pod) or pod.log_tail:
         text += f": {detail}"
     cause = judge_exit(ExitCode.PEER_LOST, pod.termination, has_committed=evidence.has_committed)
     return replace(_blame(cause, pod, text), inferred=True)

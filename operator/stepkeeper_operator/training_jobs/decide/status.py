@@ -130,6 +130,8 @@ def _add_trainer_status(
         percent = status.percent if has_moved or shown is None else shown.percent or status.percent
         is_first = is_current and history.ordinal == (0, 0)
         update = {"percent": percent, **_describe_eta(status.remaining_s if is_first else None)}
+        if known.step is None and percent is not None:
+            update["display"] = f"{percent}%"
     if is_current and status.metrics and (report is None or not report.report.metrics):
         update["metrics"] = _convert_metrics(status.metrics)
     return known.model_copy(update=update)
