@@ -278,10 +278,11 @@ def test_a_second_run_takes_the_root_and_the_first_one_ends(tmp_path: Path, star
     assert second.end() == 75
 
 
-def test_a_script_that_is_not_there_is_named(start: Start) -> None:
-    run = start("run", "--root", "root", "no-such-script.py")
+@pytest.mark.parametrize(("word", "kind"), [("no-such-script.py", "file"), ("no-such-command", "program")])
+def test_a_script_or_program_that_is_not_there_is_named(start: Start, word: str, kind: str) -> None:
+    run = start("run", "--root", "root", word)
     assert run.end() == 2
-    assert "there is no file no-such-script.py" in run.text
+    assert f"there is no {kind} {word}" in run.text
 
 
 def test_the_batch_script_of_the_page_is_the_run_that_slurm_signals(tmp_path: Path, start: Start) -> None:

@@ -102,10 +102,12 @@ class Finish:
 
 
 def judge(end: AttemptEnd) -> Verdict:
-    """Judge why an attempt ended."""
-    if end.code == ExitCode.DONE:
+    """Judge why an attempt ended. A program that ends itself after a notice may exit with 0 too, and isn't done."""
+    if end.code == ExitCode.DONE and not _has_had_notice(end):
         return Verdict(kind=AttemptKind.COMPLETED, cause=None, message="the training is done")
-    cause = end.known_cause or judge_exit(end.code, end.message, has_committed=end.has_committed)
+    cause = end.known_cause or judge_exit(
+        end.code or ExitCode.SAVED, end.message, has_committed=end.has_committed
+    )
     return Verdict(kind=AttemptKind.of(cause), cause=cause, message=_describe(end))
 
 
@@ -115,14 +117,14 @@ def decide(history: RunHistory, end: AttemptEnd) -> Restart | Finish:
     if verdict.cause is None:
         return Finish(code=ExitCode.DONE, why=verdict.message)
     if end.is_asked:
-        stopped = end.code in {ExitCode.SAVED, *_KILLED}
+        stopped = end.code in {ExitCode.DONE, ExitCode.SAVED, *_KILLED}
         return Finish(
             code=ExitCode.SAVED if stopped else end.code,
             why=_describe_stop(end) if stopped else verdict.message,
         )
     if reason := _explain_limit(history, verdict.cause):
-        # 75 would ask for a restart.
-        code = _FAILURE if end.code == ExitCode.SAVED else end.code
+        # 75 would ask for a restart, and 0 mean that the training is done.
+        code = _FAILURE if end.code in {ExitCode.DONE, ExitCode.SAVED} else end.code
         return Finish(code=code, why=f"{verdict.message}. {reason}")
     at_s = history.limits.compute_next_start(
         verdict.cause,
@@ -132,6 +134,11 @@ def decide(history: RunHistory, end: AttemptEnd) -> Restart | Finish:
         n_starts=history.n_starts,
     )
     return Restart(cause=verdict.cause, at_s=at_s)
+
+
+def _has_had_notice(end: AttemptEnd) -> bool:
+    """Return True if the training had a notice. Without its message, only this command's own is known."""
+    return end.is_asked if end.message is None else end.message.notice is not None
 
 
 def _explain_limit(history: RunHistory, cause: str) -> str | None:
@@ -157,6 +164,6 @@ def _describe(end: AttemptEnd) -> str:
 
 
 def _describe_stop(end: AttemptEnd) -> str:
-    if end.message is None or end.message.kind != EndKind.SAVED:
+    if end.message is None or end.message.kind not in {EndKind.DONE, EndKind.SAVED}:
         return "stopped, but the last step isn't saved. The same command continues from the last checkpoint"
     return "saved and stopped. The same command continues"

@@ -100,11 +100,12 @@ class Supervisor:
         """Run the training to its end, and return the exit code."""
         token = secrets.token_hex(16)
         with (
+            # Until the folder is removed: a signal that comes late must not change the exit code.
+            signals_to(lambda number: self._events.put(_Signaled(number))),
             tempfile.TemporaryDirectory(prefix="stepkeeper-run-", ignore_cleanup_errors=True) as temporary,
             ReportEndpoint(
                 token, lambda number, report: self._events.put(_Reported(number, report))
             ) as endpoint,
-            signals_to(lambda number: self._events.put(_Signaled(number))),
         ):
             folder = self._options.folder or Path(temporary)
             while True:

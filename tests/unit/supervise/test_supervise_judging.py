@@ -31,6 +31,8 @@ def said(code: int, cause: Cause | None = None, error: str | None = None) -> Ter
 
 
 SAVED = Termination(code=75, kind="saved", step=9)
+DONE = Termination(code=0, kind="done", step=9)
+NOTIFIED = Termination(code=0, kind="done", step=9, notice="sigterm")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,7 @@ SAVED = Termination(code=75, kind="saved", step=9)
         pytest.param(ended(75), "Requested", None, id="a stop that the program asked for"),
         pytest.param(ended(75, message=said(75, Cause.SPOT_PREEMPTION)), "SpotPreemption", None),
         pytest.param(ended(137, known_cause=Cause.SPOT_PREEMPTION), "SpotPreemption", None),
+        pytest.param(ended(0, message=NOTIFIED), "Requested", None, id="a stop with 0, after a notice"),
         pytest.param(ended(78), "ApplicationError", 110.0, id="a lost peer before a commit"),
         pytest.param(ended(78, has_committed=True), "NodeFailure", None, id="a lost peer after a commit"),
     ],
@@ -57,6 +60,8 @@ def test_it_is_restarted_by_the_cause(end: AttemptEnd, cause: str, at_s: float |
         pytest.param({}, ended(77), 77, "Stop the other process that uses this root", id="fenced"),
         pytest.param({}, ended(75, message=SAVED, is_asked=True), 75, "saved and stopped. The same", id="asked"),
         pytest.param({}, ended(137, message=SAVED, is_asked=True), 75, "saved and stopped.", id="killed after that"),
+        pytest.param({}, ended(0, message=NOTIFIED, is_asked=True), 75, "saved and stopped.", id="its own handler"),
+        pytest.param({}, ended(0, message=DONE, is_asked=True), 0, "the training is done", id="done meanwhile"),
         pytest.param({}, ended(1, is_asked=True), 1, "exited with code 1", id="failed when asked"),
         pytest.param(
             {"n_failures": 2}, ended(1, message=said(1, error="Traceback …\nValueError: bad")), 1,
@@ -69,6 +74,7 @@ def test_it_is_restarted_by_the_cause(end: AttemptEnd, cause: str, at_s: float |
             id="no disruption left",
         ),
         pytest.param({"n_starts": 4}, ended(75), 1, "4 starts in a row committed nothing", id="no start left"),
+        pytest.param({"n_starts": 4}, ended(0, message=NOTIFIED), 1, "4 starts in a row", id="0 isn't done"),
         pytest.param({"n_failures": 2}, ended(139), 139, "was ended by SIGSEGV", id="a crash's code stays"),
     ],
 )  # fmt: skip
@@ -87,6 +93,7 @@ def test_it_ends_with_the_code_and_the_reason(
         ended(75, message=Termination(code=75, kind="stopping", step=9), is_asked=True),
         ended(137, is_asked=True),
         ended(75, is_asked=True),
+        pytest.param(ended(0, is_asked=True), id="a shell script that hides the training's code"),
         ended(143, is_asked=True),
     ],
 )
