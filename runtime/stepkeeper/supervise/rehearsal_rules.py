@@ -19,7 +19,10 @@ __all__ = [
 
 _MOST_RANKS: Final = 1 << 16
 _MOST_NAMES: Final = 10
-_NONE_CONTINUED: Final = "no start has trained on from a checkpoint: call manager.restore(state) before the loop, and rehearse more steps"
+_NONE_CONTINUED: Final = (
+    "no start has trained on from a checkpoint: call manager.restore(state) before the loop, "
+    "and rehearse more steps"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
