@@ -127,10 +127,11 @@ def _build_command(words: list[str], n_procs: int) -> list[str]:
         raise RefusedError(
             "the operator or another run supervises this process already: start the script itself"
         )
-    if words[0].endswith(".py") and not Path(words[0]).is_file():
+    is_script = words[0].endswith(".py")
+    if is_script and not Path(words[0]).is_file():
         raise typer.BadParameter(f"there is no file {words[0]}")
-    if not words[0].endswith(".py") and shutil.which(words[0]) is None:
-        raise typer.BadParameter(f"there is no program {words[0]}")
+    if not is_script and shutil.which(words[0]) is None:
+        raise typer.BadParameter(f"there is no program {words[0]}, or it may not be executed")
     try:
         return build_command(words, n_procs)
     except ValueError as error:

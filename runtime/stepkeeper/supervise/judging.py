@@ -108,30 +108,29 @@ class Finish:
 
 
 def judge(end: AttemptEnd) -> Verdict:
-    """Judge why an attempt ended."""
-    # A program that exits 0 when it is preempted may be far from done.
-    if end.code == ExitCode.DONE and (end.known_cause is None or end.message is not None):
+    """Judge why an attempt ended. A program that ends itself after a notice may exit with 0 too, and isn't done."""
+    if end.code == ExitCode.DONE and not _has_had_notice(end):
         return Verdict(kind=AttemptKind.COMPLETED, cause=None, message="the training is done")
-    cause = end.known_cause or judge_exit(end.code, end.message, has_committed=end.has_committed)
+    cause = end.known_cause or judge_exit(
+        end.code or ExitCode.SAVED, end.message, has_committed=end.has_committed
+    )
     return Verdict(kind=AttemptKind.of(cause), cause=cause, message=_describe(end))
 
 
 def decide(history: RunHistory, end: AttemptEnd) -> Restart | Finish:
     """Decide by the operator's limits what follows the newest attempt's end."""
     verdict = judge(end)
-    if end.is_asked and end.code == ExitCode.DONE and end.message is None:
-        return Finish(code=ExitCode.SAVED, why=_STOPPED_WITH_0)
     if verdict.cause is None:
         return Finish(code=ExitCode.DONE, why=verdict.message)
     if end.is_asked:
-        stopped = end.code in {ExitCode.SAVED, *_KILLED}
+        stopped = end.code in {ExitCode.DONE, ExitCode.SAVED, *_KILLED}
         return Finish(
             code=ExitCode.SAVED if stopped else end.code,
             why=_describe_stop(end) if stopped else verdict.message,
         )
     if reason := _explain_limit(history, verdict.cause):
-        # 75 would ask for a restart.
-        code = _FAILURE if end.code == ExitCode.SAVED else end.code
+        # 75 would ask for a restart, and 0 mean that the training is done.
+        code = _FAILURE if end.code in {ExitCode.DONE, ExitCode.SAVED} else end.code
         return Finish(code=code, why=f"{verdict.message}. {reason}")
     at_s = history.limits.compute_next_start(
         verdict.cause,
@@ -141,6 +140,13 @@ def decide(history: RunHistory, end: AttemptEnd) -> Restart | Finish:
         n_starts=history.n_starts,
     )
     return Restart(cause=verdict.cause, at_s=at_s)
+
+
+def _has_had_notice(end: AttemptEnd) -> bool:
+    """Return True if the training had a notice. Without its message, only those of this command are known."""
+    if end.message is None:
+        return end.is_asked or end.known_cause is not None
+    return end.message.notice is not None
 
 
 def _explain_limit(history: RunHistory, cause: str) -> str | None:
@@ -166,7 +172,9 @@ def _describe(end: AttemptEnd) -> str:
 
 
 def _describe_stop(end: AttemptEnd) -> str:
-    is_saved = end.message is not None and end.message.kind == EndKind.SAVED
+    is_saved = end.message is not None and end.message.kind in {EndKind.DONE, EndKind.SAVED}
+    if end.code == ExitCode.DONE and end.message is None:
+        return _STOPPED_WITH_0
     # SIGTERM kills a launcher only before it has begun: afterwards it passes the signal on.
     if end.code == _BY_SIGNAL + signal.SIGTERM or (is_saved and end.message and end.message.step is None):
         return "stopped before it finished a step. The same command continues"

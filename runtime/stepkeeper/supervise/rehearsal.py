@@ -63,7 +63,8 @@ class _Rehearser:
     def run(self) -> int:
         if code := self._train(_UNDISTURBED, (Rehearsal(),)):
             return code
-        (known,) = self._read_steps(_UNDISTURBED)
+        # It may have stopped and continued by itself.
+        known = [each for part in self._read_steps(_UNDISTURBED) for each in part]
         if not known:
             self._terminal.print_line(
                 "there is nothing to compare: the script called step() of no manager that it opened with "

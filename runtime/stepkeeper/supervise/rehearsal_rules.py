@@ -19,6 +19,10 @@ __all__ = [
 
 _MOST_RANKS: Final = 1 << 16
 _MOST_NAMES: Final = 10
+_NONE_CONTINUED: Final = (
+    "no start has trained on from a checkpoint: call manager.restore(state) before the loop, "
+    "and rehearse more steps"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +104,14 @@ def judge_rehearsal(
         lines.append(
             f"of the final state {len(state.differing)} of {n_all} differ: {_list_names(state.differing)}"
         )
+    first = min(each.step for each in undisturbed)
+    # A training that begins from scratch each time, by the same seeds, ends equal too.
+    if not any(each.step > first for part in preempted[1:] for each in part[:1]):
+        lines.append(_NONE_CONTINUED)
     if not lines:
         return Result(is_exact=True, lines=_describe_equal(undisturbed, state, early))
+    if lines == [_NONE_CONTINUED]:
+        return Result(is_exact=False, lines=("it isn't shown whether the training resumes exactly", *lines))
     if early and not late:
         title = "two trainings differ before any preemption: set the seeds, so that they can be compared"
         return Result(is_exact=False, lines=(title, *list(early.values())[:1], *lines))

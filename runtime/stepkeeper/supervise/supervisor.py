@@ -98,7 +98,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the training to its end, and return the exit code."""
-        # Until the summary is printed: one more Ctrl-C would leave out what remains to be cleaned up and printed.
+        # Until the summary is printed: one more Ctrl-C would leave out the rest, and change the exit code.
         with signals_to(lambda number: self._events.put(_Signaled(number))):
             finish = self._run_attempts()
             self._terminal.print_line(finish.why)

@@ -72,8 +72,8 @@ class RehearsedProgress(Progress):
 
 def _text(value: object) -> str:
     """Return the value with all its bits. Reading a device here, in the train thread, is allowed."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return repr(value.item())
+    if isinstance(value, torch.Tensor):  # repr would round the elements
+        return repr(value.item() if value.numel() == 1 else value.tolist())
     if isinstance(value, np.ndarray):
         return value.tobytes().hex()
     return repr(value)

@@ -51,7 +51,8 @@ def take_part(environment: Environment, rehearsal: Rehearsal, rank: int = 0, wor
     (folder / "rehearsal.json").write_bytes(encode_json(rehearsal))
     progress = collect_progress(environment, Group(rank, world_size), lambda _: None)  # type: ignore[arg-type]
     for step in range(1, 6):
-        progress.record_step(step, {"loss": torch.tensor(0.1 * step), "text": "x"})
+        losses = torch.tensor([0.1, 0.2])
+        progress.record_step(step, {"loss": torch.tensor(0.1 * step), "losses": losses, "text": "x"})
 
 
 def test_all_steps_are_recorded_with_all_bits(
@@ -60,7 +61,11 @@ def test_all_steps_are_recorded_with_all_bits(
     take_part(environment, Rehearsal())
     lines = [json.loads(line) for line in (tmp_path / "metrics.0.jsonl").read_text().splitlines()]
     assert [step for step, _ in lines] == [1, 2, 3, 4, 5]
-    assert lines[0][1] == {"loss": repr(torch.tensor(0.1).item()), "text": "'x'"}
+    assert lines[0][1] == {
+        "loss": repr(torch.tensor(0.1).item()),
+        "losses": repr(torch.tensor([0.1, 0.2]).tolist()),
+        "text": "'x'",
+    }
     assert signals == []
 
 

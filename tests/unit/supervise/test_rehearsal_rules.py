@@ -127,9 +127,26 @@ def test_metrics_that_differ_without_a_preemption_prove_nothing_if_the_states_ar
     )
 
 
+@pytest.mark.parametrize(
+    "attempts",
+    [
+        pytest.param([WHOLE], id="too short to be preempted"),
+        pytest.param([recorded(1, 2, 3), WHOLE], id="it restores nothing"),
+        pytest.param([WHOLE, []], id="stopped at its last step"),
+    ],
+)
+def test_equal_trainings_of_which_none_continued_from_a_checkpoint_prove_nothing(
+    attempts: list[list[StepRecord]],
+) -> None:
+    result = judge_rehearsal(WHOLE, attempts, state())
+    assert not result.is_exact
+    assert result.lines[0] == "it isn't shown whether the training resumes exactly"
+    assert "no start has trained on from a checkpoint: call manager.restore(state)" in result.lines[1]
+
+
 def test_without_metrics_it_says_so() -> None:
     plain = [StepRecord(step=1), StepRecord(step=2)]
-    result = judge_rehearsal(plain, [plain], state())
+    result = judge_rehearsal(plain, [plain[:1], plain[1:]], state())
     assert result.is_exact
     assert (
         result.lines[1] == "losses were not compared: pass them as manager.step(step, state, {'loss': loss})"

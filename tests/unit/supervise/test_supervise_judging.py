@@ -39,6 +39,8 @@ TWO_LINES = Termination(
     error="Traceback …\nValueError: The state doesn't fit.\nCall prime_optimizer.\n",
     first_failure="rank 0: ValueError: The state doesn't fit.",
 )
+DONE = Termination(code=0, kind="done", step=9)
+NOTIFIED = Termination(code=0, kind="done", step=9, notice="sigterm")
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,7 @@ TWO_LINES = Termination(
         pytest.param(
             ended(0, known_cause=Cause.SPOT_PREEMPTION), "SpotPreemption", None, id="preempted, with 0"
         ),
+        pytest.param(ended(0, message=NOTIFIED), "Requested", None, id="a stop with 0, after a notice"),
         pytest.param(ended(78), "ApplicationError", 110.0, id="a lost peer before a commit"),
         pytest.param(ended(78, has_committed=True), "NodeFailure", None, id="a lost peer after a commit"),
     ],
@@ -81,6 +84,8 @@ def test_it_is_restarted_by_the_cause(end: AttemptEnd, cause: str, at_s: float |
         ),
         pytest.param({}, ended(143, is_asked=True), 75, "stopped before it finished a step", id="asked at once"),
         pytest.param({}, ended(137, message=SAVED, is_asked=True), 75, "saved and stopped.", id="killed after that"),
+        pytest.param({}, ended(0, message=NOTIFIED, is_asked=True), 75, "saved and stopped.", id="its own handler"),
+        pytest.param({}, ended(0, message=DONE, is_asked=True), 0, "the training is done", id="done meanwhile"),
         pytest.param({}, ended(1, is_asked=True), 1, "exited with code 1", id="failed when asked"),
         pytest.param(
             {"n_failures": 2}, ended(1, message=said(1, error="Traceback …\nValueError: bad")), 1,
@@ -103,6 +108,7 @@ def test_it_is_restarted_by_the_cause(end: AttemptEnd, cause: str, at_s: float |
             id="no disruption left",
         ),
         pytest.param({"n_starts": 4}, ended(75), 1, "4 starts in a row committed nothing", id="no start left"),
+        pytest.param({"n_starts": 4}, ended(0, message=NOTIFIED), 1, "4 starts in a row", id="0 isn't done"),
         pytest.param({"n_failures": 2}, ended(139), 139, "was ended by SIGSEGV", id="a crash's code stays"),
     ],
 )  # fmt: skip
