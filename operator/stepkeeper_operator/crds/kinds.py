@@ -23,7 +23,9 @@ TRAINING_JOB: Final = ResourceDefinition(
     model=trainingjob.CheckpointedTrainingJob,
     columns=(
         Column("Phase", "string", ".status.phase", "One word for the conditions."),
-        Column("Step", "string", ".status.progress.display", "Last finished step, of totalSteps, or the percent."),
+        Column(
+            "Step", "string", ".status.progress.display", "Last finished step, of totalSteps, or percent."
+        ),
         Column(
             "Committed",
             "integer",

@@ -209,7 +209,7 @@ class ProgressStatus(StatusPart):
     """Progress of the training; written at most once a minute."""
 
     display: Annotated[str, Field(max_length=64)] | None = None
-    """The last finished step and totalSteps, such as 120/500. Without a step, the trainer's own percent, such as 45%."""
+    """The last finished step and totalSteps, such as 120/500. Without a step, the trainer's percent, such as 45%."""
 
     eta: Annotated[str, Field(max_length=32)] | None = None
     """etaSeconds in days, hours and minutes, such as 3h05m."""
