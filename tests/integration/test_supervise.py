@@ -80,6 +80,12 @@ class Terminal:
 Start = Callable[..., Terminal]
 
 
+def reset_signals() -> None:
+    """Undo what nohup, or a shell that starts the tests in the background, has them inherit: ignored signals."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """start(*command, case=…): a command that starts the training, whose folder is tmp_path."""
@@ -99,6 +105,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            preexec_fn=reset_signals,
         )
         started.append(Terminal(process))
         return started[-1]
@@ -365,7 +372,9 @@ def test_a_training_that_resumes_exactly_is_found_to_do_so(
 ) -> None:
     code, text = rehearse(start, "plain", "--nproc", n_procs)
     assert code == 0, text
-    assert len(re.findall(r"\(SpotPreemption\): restart at once", text)) == 3
+    # Two processes agree on the step after which they stop: the last notice may come too late.
+    n_restarts = len(re.findall(r"\(SpotPreemption\): restart at once", text))
+    assert n_restarts == 3 or (n_procs == 2 and n_restarts in {1, 2}), text
     assert "the training resumes exactly: " in text
     assert "and loss of 40 steps, are equal bit for bit" in text
     assert not list((tmp_path / "tmp").glob("stepkeeper-rehearsal-*"))

@@ -53,7 +53,7 @@ def restore(start: object, saved: object) -> tuple[object, bool]:
     stored, state = {"n": 1, "v": saved}, {"n": 0, "v": copy.deepcopy(start)}
     flat, target = flatten_state(stored), LoadTarget(state)
     wanted = target.flat
-    paths = flat.paths | encode_nesting(flat.tree)
+    paths = flat.paths | encode_nesting(flat.tree, flat.paths)
     reads, differences = compare(
         build_load_request(target, ALONE),
         StoredState(tensors={}, values=tuple(flat.values), read_paths=lambda: paths),

@@ -99,7 +99,7 @@ def build_load_request(
         containers=frozenset(_containers(flat.tree, "")),
         resizable=target.resizable,
         of_groups=target.of_groups,
-        marks=encode_nesting(flat.tree).keys(),
+        marks=encode_nesting(flat.tree, flat.paths).keys(),
     )
 
 

@@ -75,7 +75,8 @@ def select_partial_state(
         layouts={name: layouts[name] for name in names if name in layouts},
         values=frozenset(name for name in names if name in flat.values),
         aliases={name: flat.aliases[name] for name in names if name in flat.aliases},
-        paths={name: flat.paths[name] for name in names if name in flat.paths} | encode_nesting(flat.tree),
+        paths={name: flat.paths[name] for name in names if name in flat.paths}
+        | encode_nesting(flat.tree, flat.paths),
     )
 
 

@@ -150,9 +150,8 @@ class PlannedState:
             for rank in range(self.ranks.world_size)
         ]
         stored.update((name, BytesStorageMetadata()) for name in (*values, *of_ranks))
-        paths = (
-            flat.paths | self.merged.paths | encode_nesting(flat.tree) | {name: (name,) for name in of_ranks}
-        )
+        marks = encode_nesting(flat.tree, flat.paths)
+        paths = flat.paths | self.merged.paths | marks | {name: (name,) for name in of_ranks}
         # The names that an optimizer's options have for each parameter, too: see flat_names.py.
         further = make_flat_names(paths, stored)
         stored.update((name, stored[of]) for name, of in further.items())

@@ -33,17 +33,21 @@ _MOST_UNNAMED: Final = 1_000_000
 """The most items of a list that may be missing among the entries. Stock torch leaves out empty dicts."""
 
 
-def encode_nesting(state: Mapping[Any, object] | list[Any]) -> dict[str, Path]:
+def encode_nesting(state: Mapping[Any, object] | list[Any], paths: Mapping[str, Path]) -> dict[str, Path]:
     """Return the marks of keys that aren't strings, of empty dicts, and of optimizers' groups: see `mark_groups`.
 
-    Raises DuplicateNameError if two keys or two empty dicts have one name.
+    `paths` has the keys that lead to each leaf. Raises DuplicateNameError if two keys or two empty dicts have one name,
+    or an empty dict has that of a leaf.
     """
     marks: dict[str, Path] = {}
     for kind, below in _list_marks(state, ()):
-        other = marks.setdefault(join_path(below) + kind, below)
+        name = join_path(below)
+        other = marks.setdefault(name + kind, below)
+        if kind == _EMPTY:
+            other = paths.get(name, other)
         if other is not below:
             raise DuplicateNameError(
-                f"{below} and {other} are both named {join_path(below)!r} once keys are joined with dots; rename one"
+                f"{below} and {other} are both named {name!r} once keys are joined with dots; rename one"
             )
     for path, optimizer in find_named_states(state):
         marks |= mark_groups(join_path((*path, "param_groups")), optimizer.groups)

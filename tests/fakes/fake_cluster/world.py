@@ -218,6 +218,11 @@ class World(Reconciled):
         return CheckpointedTrainingJob.model_validate(self._raw_job)
 
     @property
+    def spec(self) -> dict[str, Any]:
+        """The job's spec as it is stored, also if it can't be read."""
+        return dict(self._raw_job["spec"])
+
+    @property
     @override
     def status(self) -> TrainingJobStatus:
         """The status, also of a job whose spec can't be read."""

@@ -126,7 +126,7 @@ def find_contradiction(teller: Teller) -> str | None:
     if {"PendingChanges"} & true and (over or "Suspended" in true):
         return f"pods have yet to read an edit, and none runs: {sorted(true)}"
     reasons = {each.reason for each in status.conditions}
-    if "StartDeadlineExceeded" in reasons and teller.world.job.spec.start_deadline_seconds is None:
+    if "StartDeadlineExceeded" in reasons and "startDeadlineSeconds" not in teller.world.spec:
         return "a deadline was exceeded, and there is none"
     return _find_false_standstill(teller)
 

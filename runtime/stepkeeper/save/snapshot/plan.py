@@ -156,7 +156,7 @@ def plan_snapshot(
                 n_devices=count_devices() if shardings else 0,
                 by_name={fqn: text for fqn, text in shardings.items() if text},
             ),
-            key_paths=json.dumps(flat.paths | encode_nesting(flat.tree)),
+            key_paths=json.dumps(flat.paths | encode_nesting(flat.tree, flat.paths)),
         ),
         layouts=tuple(layouts),
         writes=plan.tensors,
