@@ -80,12 +80,6 @@ class Terminal:
 Start = Callable[..., Terminal]
 
 
-def reset_signals() -> None:
-    """Undo what nohup, or a shell that starts the tests in the background, has them inherit: ignored signals."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """start(*command, case=…): a command that starts the training, whose folder is tmp_path."""
@@ -94,7 +88,19 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start(
         *words: object, case: str = "plain", n_steps: int = FOREVER, code: str = STEPKEEPER
     ) -> Terminal:
-        command = [sys.executable, "-c", code, *words, TRAINING, tmp_path, n_steps, case]
+        # Tests inherit ignored signals from nohup, or from a shell that has started them in the background.
+        command = [
+            "env",
+            "--default-signal=INT,HUP",
+            sys.executable,
+            "-c",
+            code,
+            *words,
+            TRAINING,
+            tmp_path,
+            n_steps,
+            case,
+        ]
         (tmp_path / "tmp").mkdir(exist_ok=True)
         process = subprocess.Popen(
             list(map(str, command)),
@@ -105,7 +111,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            preexec_fn=reset_signals,
         )
         started.append(Terminal(process))
         return started[-1]
