@@ -1,14 +1,18 @@
 """Pages for somebody with a cluster: the API server takes their manifests, and their commands do what they say."""
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
+import yaml
 from page_blocks import ROOT, Block, page_names, read_blocks
 from page_reader import Reader, reading
 
 from stepcluster.api import Cluster
+from stepcluster.overlay import for_test_cluster
 from stepcluster.product import NAMESPACE, install_operator
 from stepcluster.vms.queued_resources import V5E, ClusterObject, QueuedResources
 from stepcluster.vms.tpu_cloud import chart_values, put_join_secret, tpu_cloud_beside
@@ -127,11 +131,21 @@ def test_install_page(no_operator: Cluster, reader: Reader) -> None:
     assert no_operator.kubectl("get", *roles) == ""
 
 
+def copy_examples(folder: Path) -> Path:
+    """Make a copy of text_lm whose job has torch and storage on this cluster. Its root is no other test's."""
+    shutil.copytree(ROOT / "examples/text_lm", folder / "text_lm")
+    manifest = folder / "text_lm/job.yaml"
+    job = yaml.safe_load(manifest.read_text(encoding="utf-8"))
+    job["spec"]["checkpoint"]["uri"] += "-of-the-page"
+    manifest.write_text(yaml.safe_dump(for_test_cluster(job)), encoding="utf-8")
+    return folder
+
+
 @pytest.mark.usefixtures("trainer_image", "object_storage")
 def test_text_lm_page_and_how_a_job_is_stopped(before_us: Cluster, reader: Reader) -> None:
     """The job of the example runs; suspended as docs/operations/damaged-log.md says, it ends, and runs again."""
     install_operator(before_us)
-    reader.goes(ROOT / "examples")
+    reader.goes(copy_examples(reader.folder / "copied"))
     for block in commands_of("examples/text_lm/README.md"):
         reader.does(block)
     lm = job(before_us, "text-lm")
