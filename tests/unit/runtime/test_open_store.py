@@ -106,7 +106,7 @@ def test_without_fsspec_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPat
         ("gs://bucket/x?y=1", "no meaning in a checkpoint URI"),
         ("gcs://bucket/x", "write 'gs://bucket/x'"),
         ("s4://bucket/x", "fsspec has no file system for it: Protocol not known: s4"),
-        ("hf://bucket/x", "fsspec has no file system for it: Install huggingface_hub"),
+        ("lakefs://bucket/x", "fsspec has no file system for it: Please install lakefs-spec"),
         ("local:///mnt/x", "for a folder write 'file://'"),
         ("simplecache::gs://bucket/x", "a cache or an archive before the store"),
         ("sftp://me:secret@host/x", "a sftp:// URI with a password"),
