@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, cast
+from operator import attrgetter
+from typing import Final, Protocol, cast
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -13,6 +14,11 @@ from stepkeeper_planners.adapters import checkpointable, dtensor, plain
 from stepkeeper_planners.adapters.forms import ORDINARY, OrdinaryForms
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
+
+_attributes: Final = attrgetter("__dict__")
+_form: Final = attrgetter("dtype", "layout", "shape")
+_kind: Final = attrgetter("is_cpu", "layout", "is_nested")
+_STRIDED: Final = frozenset({(True, torch.strided, False)})
 
 
 class _Adapter(Protocol):
@@ -45,8 +51,9 @@ def describe_all(
     """
     alike: dict[object, TensorLayout] = {}
     layouts: list[TensorLayout] = []
+    all_ordinary = are_ordinary(list(tensors.values()))
     for fqn, tensor in tensors.items():
-        form = (tensor.dtype, tensor.layout, tensor.shape) if is_ordinary(tensor) else None
+        form = _form(tensor) if all_ordinary or is_ordinary(tensor) else None
         like = alike.get(form)
         if like is None:
             like = describe(fqn, tensor, ranks, (shardings or {}).get(fqn))
@@ -54,9 +61,7 @@ def describe_all(
                 alike[form] = like
             layouts.append(like)
         else:
-            layouts.append(
-                TensorLayout(fqn=fqn, dtype=like.dtype, global_shape=like.global_shape, chunks=like.chunks)
-            )
+            layouts.append(TensorLayout(fqn, like.dtype, like.global_shape, like.chunks))
     return layouts
 
 
@@ -129,11 +134,25 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
     return type(tensor) in ORDINARY and tensor.is_cpu and not tensor.__dict__
 
 
+def are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether all are ordinary and strided, and none is nested. In a few passes in C."""
+    return (
+        ORDINARY.issuperset(map(type, tensors))
+        and _STRIDED.issuperset(map(_kind, tensors))
+        and not any(map(_attributes, tensors))
+    )
+
+
+def list_ordinary(tensors: Mapping[str, torch.Tensor]) -> Iterable[str]:
+    """Return the names of the ordinary ones of these tensors."""
+    if are_ordinary(list(tensors.values())):
+        return tensors
+    return [name for name, tensor in tensors.items() if is_ordinary(tensor)]
+
+
 def ordinary_forms(tensors: Sequence[torch.Tensor]) -> OrdinaryForms | None:
     """Return the forms of these tensors; None unless all are ordinary and strided."""
-    if not all(is_ordinary(tensor) and tensor.layout is torch.strided for tensor in tensors):
-        return None
-    return OrdinaryForms(tensors)
+    return OrdinaryForms(tensors) if are_ordinary(tensors) else None
 
 
 def materialize(tensors: Iterable[torch.Tensor]) -> None:

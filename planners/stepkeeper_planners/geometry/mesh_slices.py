@@ -6,7 +6,6 @@ slices, parts of several would make a tensor that no rank ever had. So one slice
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
@@ -68,7 +67,7 @@ def keep_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
             if key not in narrowed:
                 narrowed[key] = tuple(owner for owner in chunk.owners if owner.rank in among)
             chunks.append(Chunk(box=chunk.box, owners=narrowed[key]))
-        kept.append(replace(layout, chunks=tuple(chunks)))
+        kept.append(layout._replace(chunks=tuple(chunks)))
     return kept
 
 

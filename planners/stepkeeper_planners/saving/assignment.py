@@ -226,14 +226,7 @@ def _divide(
 
 def _write_whole(layout: TensorLayout) -> TensorWrite:
     box = layout.chunks[0].box
-    return TensorWrite(
-        fqn=layout.fqn,
-        dtype=layout.dtype,
-        global_shape=layout.global_shape,
-        box=box,
-        local_index=0,
-        shard_box=box,
-    )
+    return TensorWrite(layout.fqn, layout.dtype, layout.global_shape, box, 0, box)
 
 
 def _make_write(piece: Piece) -> TensorWrite:

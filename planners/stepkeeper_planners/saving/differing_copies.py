@@ -6,7 +6,7 @@ Parameters and optimizer state that differ by more are not copies of one tensor,
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from typing_extensions import override
@@ -109,7 +109,7 @@ def keep_first_copies(
 
     above = tuple(f"{each}." if each else "" for each in first)
     return [
-        replace(layout, chunks=tuple(map(narrow, layout.chunks)), mesh_slices=())
+        layout._replace(chunks=tuple(map(narrow, layout.chunks)), mesh_slices=())
         if layout.fqn in names or layout.fqn in first or layout.fqn.startswith(above)
         else layout
         for layout in layouts

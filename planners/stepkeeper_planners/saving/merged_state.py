@@ -150,13 +150,13 @@ def _select_part(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
     among = frozenset(ranks)
     # The tuple of chunks is kept if it is of these ranks only: many tensors share it.
     if all(owner.rank in among for chunk in layout.chunks for owner in chunk.owners):
-        return replace(layout, complete=False)
+        return layout._replace(complete=False)
     chunks = []
     for chunk in layout.chunks:
         own = tuple(owner for owner in chunk.owners if owner.rank in among)
         if own:
             chunks.append(Chunk(box=chunk.box, owners=own))
-    return replace(layout, chunks=tuple(chunks), complete=False)
+    return layout._replace(chunks=tuple(chunks), complete=False)
 
 
 def join_layouts(parts: Mapping[int, TensorLayout]) -> TensorLayout:
@@ -179,4 +179,4 @@ def join_layouts(parts: Mapping[int, TensorLayout]) -> TensorLayout:
         for chunk in part.chunks:
             owners.setdefault(chunk.box, []).extend(chunk.owners)
     chunks = tuple(Chunk(box=box, owners=tuple(sorted(owners[box]))) for box in sorted(owners))
-    return replace(first, chunks=chunks, complete=True)
+    return first._replace(chunks=chunks, complete=True)

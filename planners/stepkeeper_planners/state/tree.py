@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
-from stepkeeper_planners.adapters import identity, is_ordinary
+from stepkeeper_planners.adapters import are_ordinary, identity
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
 from stepkeeper_planners.state.named_optimizer import NamedState, name_optimizers
 from stepkeeper_planners.state.per_rank import PerRank, Resize, parse_stored_name
@@ -112,49 +112,67 @@ def resolve_state(state: Mapping[str, object]) -> tuple[Any, Modules]:
 
 def flatten_resolved(tree: Any, modules: Modules = ()) -> FlatState:
     """Flatten what `resolve_state` returned. Raises DuplicateNameError and UnsupportedValueError."""
-    leaves = list(_iterate_leaves(tree, ()))
-    wholes = frozenset(join_path(path) for path, leaf in leaves if isinstance(leaf, Whole))
-    by_name: dict[str, torch.Tensor] = {}
-    flat = FlatState(tensors=by_name, values={}, wholes=wholes, modules=modules, tree=tree)
-    seen: set[str] = set()
-    names: list[str] = []
-    tensors: list[torch.Tensor] = []
-    for path, leaf in leaves:
-        fqn = join_path(path)
-        if fqn in seen:
-            raise _duplicate_name(tree, fqn)
-        seen.add(fqn)
-        if isinstance(leaf, PerRank):
-            flat.per_rank[fqn] = leaf.value
-            flat.resizers[fqn] = leaf.resize
-            continue
-        flat.paths[fqn] = path
-        if not isinstance(leaf, torch.Tensor):
-            flat.values[fqn] = leaf.value if isinstance(leaf, Whole) else leaf
-            continue
-        if _may_be_nested(leaf) and leaf.is_nested:
-            # Here, because a strided one has no shape, which its identity and its structure are made of.
-            raise UnsupportedValueError(
-                f"{fqn}: a nested tensor can't be stored; store the list of its parts, list(tensor.unbind())"
-            )
-        names.append(fqn)
-        tensors.append(leaf)
-    ordinary = all(is_ordinary(tensor) and tensor.layout is torch.strided for tensor in tensors)
-    found = find_tied(tensors, ordinary=ordinary)
-    if not found:
-        by_name.update(zip(names, tensors, strict=True))
-    # By the index of each tensor's first leaf: the names of all its leaves, with their indexes.
-    tied: dict[int, dict[str, int]] = {
-        index: {name: index} for index, name in enumerate(names if found else ())
-    }
-    for index, earlier in found.items():
-        tied[earlier] |= tied.pop(index)
-    for named in tied.values():
-        first = min(named)
-        by_name[first] = tensors[named[first]]
-        flat.aliases.update((fqn, first) for fqn in named if fqn != first)
+    paths, named, others = _name_leaves(tree)
+    per_rank = {name: leaf for name, leaf in others.items() if isinstance(leaf, PerRank)}
+    wholes = {name: leaf.value for name, leaf in others.items() if isinstance(leaf, Whole)}
+    tensors, aliases = _join_tied(named)
+    flat = FlatState(
+        tensors=tensors,
+        values={name: leaf for name, leaf in others.items() if name not in per_rank} | wholes,
+        aliases=aliases,
+        paths={name: path for name, path in paths.items() if name not in per_rank} if per_rank else paths,
+        per_rank={name: leaf.value for name, leaf in per_rank.items()},
+        resizers={name: leaf.resize for name, leaf in per_rank.items()},
+        wholes=frozenset(wholes),
+        modules=modules,
+        tree=tree,
+    )
     _check_stored_names(flat)
     return flat
+
+
+def _name_leaves(tree: Any) -> tuple[dict[str, Path], dict[str, torch.Tensor], dict[str, object]]:
+    """Return the path of each leaf, the tensors and the other leaves, by name. In short passes: leaves may be many.
+
+    Raises DuplicateNameError.
+    """
+    leaves = list(_iterate_leaves(tree, ()))
+    names = [join_path(path) for path, _ in leaves]
+    by_name = dict(zip(names, leaves, strict=True))
+    if len(by_name) < len(leaves):
+        raise _duplicate_name(tree, next(name for name, n_times in Counter(names).items() if n_times > 1))
+    tensors = {name: leaf for name, (_, leaf) in by_name.items() if isinstance(leaf, torch.Tensor)}
+    others = {name: leaf for name, (_, leaf) in by_name.items() if name not in tensors}
+    return {name: path for name, (path, _) in by_name.items()}, tensors, others
+
+
+def _join_tied(named: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return each tensor once, and the further names of tied ones. Raises UnsupportedValueError for a nested one."""
+    names, tensors = list(named), list(named.values())
+    ordinary = are_ordinary(tensors)
+    if not ordinary:
+        _refuse_nested(named)
+    found = find_tied(tensors, ordinary=ordinary)
+    if not found:
+        return named, {}
+    # By the index of each tensor's first leaf: the names of all its leaves, with their indexes.
+    tied: dict[int, dict[str, int]] = {index: {name: index} for index, name in enumerate(names)}
+    for index, earlier in found.items():
+        tied[earlier] |= tied.pop(index)
+    firsts = {min(each): each for each in tied.values()}
+    return (
+        {first: tensors[each[first]] for first, each in firsts.items()},
+        {name: first for first, each in firsts.items() for name in each if name != first},
+    )
+
+
+def _refuse_nested(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse nested tensors here: a strided one has no shape, which its identity and its structure are made of."""
+    for name, tensor in tensors.items():
+        if _may_be_nested(tensor) and tensor.is_nested:
+            raise UnsupportedValueError(
+                f"{name}: a nested tensor can't be stored; store the list of its parts, list(tensor.unbind())"
+            )
 
 
 def find_tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, int]:

@@ -167,9 +167,7 @@ def plan_snapshot(
         clones=clones,
         left_open=tuple(fqn for fqn, text in shardings.items() if not text),
         places={fqn: index for index, fqn in enumerate(flat.tensors)},
-        ordinary_tensors=frozenset(
-            fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)
-        ),
+        ordinary_tensors=frozenset(adapters.list_ordinary(flat.tensors)),
         copies=() if ranks.world_size == 1 else find_copies(layouts, ranks.rank, flat.tensors),
     )
 
@@ -188,16 +186,8 @@ def _place_tensors(plan: RankShare) -> tuple[tuple[TensorOrder, ...], int]:
     start = 0
     tensors = []
     for write in plan.tensors:
-        tensors.append(
-            TensorOrder(
-                fqn=write.fqn,
-                dtype=write.dtype,
-                global_shape=write.global_shape,
-                offsets=write.box.offsets,
-                sizes=write.box.sizes,
-                start=start,
-            )
-        )
+        fqn, dtype, global_shape, box, _, _ = write
+        tensors.append(TensorOrder(fqn, dtype, global_shape, box.offsets, box.sizes, start))
         start = _align_up(start + write.size_bytes)
     return tuple(tensors), start
 
