@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,8 +14,8 @@ import pytest
 from page_blocks import ROOT, read_blocks
 
 from stepkeeper_testing.left_behind import head_of
+from stepkeeper_testing.terminal import PATIENCE_S, Terminal
 
-PATIENCE_S = 200
 TRAINING = Path(__file__).parent / "supervised" / "training.py"
 STEPKEEPER = "from stepkeeper.cli import main; main()"
 FOREVER = 10**6
@@ -37,44 +36,6 @@ options = RunOptions(
 sys.exit(Supervisor(options, RunTerminal()).run())
 """
 """`stepkeeper run` whose restarts come at once."""
-
-
-class Terminal:
-    """The process of a command, and the lines that it prints."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.process, self.lines = process, list[str]()
-        self._came = threading.Condition()
-        self._is_over = False
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as stdout:
-            for line in stdout:
-                with self._came:
-                    self.lines.append(line)
-                    self._came.notify_all()
-        with self._came:
-            self._is_over = True
-            self._came.notify_all()
-
-    @property
-    def text(self) -> str:
-        return "".join(self.lines)
-
-    def until(self, text: str) -> None:
-        """Wait for a line with the text."""
-        with self._came:
-            assert self._came.wait_for(lambda: text in self.text or self._is_over, PATIENCE_S), self.text
-        assert text in self.text, self.text
-
-    def end(self) -> int:
-        """Wait for the end, and return the exit code."""
-        code = self.process.wait(PATIENCE_S)
-        self._reader.join(PATIENCE_S)
-        return code
 
 
 Start = Callable[..., Terminal]
@@ -156,6 +117,13 @@ def run_into(folder: Path, *options: object) -> list[object]:
     return ["run", "--root", folder / "root", "--save", 5, *options]
 
 
+def start_hanging(start: Start, folder: Path, *, grace_s: int) -> Terminal:
+    run = start(*run_into(folder, "--grace", grace_s), case="hangs")
+    while not (folder / "hangs").exists():
+        time.sleep(0.05)
+    return run
+
+
 @pytest.mark.smoke
 def test_ctrl_c_saves_and_stops_and_the_same_command_continues(tmp_path: Path, start: Start) -> None:
     with nobody_left(tmp_path):
@@ -185,9 +153,7 @@ def test_other_signals_are_notices_too(tmp_path: Path, start: Start, number: int
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, start: Start) -> None:
     with nobody_left(tmp_path):
-        run = start(*run_into(tmp_path, "--grace", 600), case="hangs")
-        while not (tmp_path / "hangs").exists():
-            time.sleep(0.05)
+        run = start_hanging(start, tmp_path, grace_s=600)
         run.process.send_signal(signal.SIGINT)
         run.until("again to end at once")
         run.process.send_signal(signal.SIGINT)
@@ -196,9 +162,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, start: Start) -> None:
 
 def test_further_ctrl_cs_leave_nothing_out(tmp_path: Path, start: Start) -> None:
     with nobody_left(tmp_path):
-        run = start(*run_into(tmp_path, "--grace", 600), case="hangs")
-        while not (tmp_path / "hangs").exists():
-            time.sleep(0.05)
+        run = start_hanging(start, tmp_path, grace_s=600)
         while run.process.poll() is None and "last checkpoint: " not in run.text:
             run.process.send_signal(signal.SIGINT)
             time.sleep(0.02)
@@ -209,9 +173,7 @@ def test_further_ctrl_cs_leave_nothing_out(tmp_path: Path, start: Start) -> None
 
 def test_what_has_not_stopped_in_its_time_is_killed(tmp_path: Path, start: Start) -> None:
     with nobody_left(tmp_path):
-        run = start(*run_into(tmp_path, "--grace", 2), case="hangs")
-        while not (tmp_path / "hangs").exists():
-            time.sleep(0.05)
+        run = start_hanging(start, tmp_path, grace_s=2)
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 75
     assert "the last step isn't saved" in run.text
@@ -304,20 +266,17 @@ def test_a_second_run_takes_the_root_and_the_first_one_ends(tmp_path: Path, star
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
-    [("no-such-script.py", "file"), ("no-such-program", "program")],
-    ids=["a script", "a program"],
+    ("words", "refusal"),
+    [
+        (("root", "no-such-script.py"), "there is no file no-such-script.py"),
+        (("root", "no-such-program"), "there is no program no-such-program"),
+        ((TRAINING,), f"{TRAINING.name} is a file; a root is a folder"),
+    ],
 )
-def test_what_is_not_there_is_named(start: Start, name: str, what: str) -> None:
-    run = start("run", "--root", "root", name)
+def test_what_no_start_could_use_is_refused(start: Start, words: tuple[object, ...], refusal: str) -> None:
+    run = start("run", "--root", *words)
     assert run.end() == 2
-    assert f"there is no {what} {name}" in run.text
-
-
-def test_a_root_that_no_start_could_open_is_refused(start: Start) -> None:
-    run = start("run", "--root", TRAINING)
-    assert run.end() == 2
-    assert f"{TRAINING} is a file; a root is a folder" in run.text
+    assert refusal in run.text
 
 
 def test_the_batch_script_of_the_page_is_the_run_that_slurm_signals(tmp_path: Path, start: Start) -> None:
