@@ -11,14 +11,11 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from stepkeeper_planners.adapters import checkpointable, dtensor, plain
-from stepkeeper_planners.adapters.forms import ORDINARY, OrdinaryForms
+from stepkeeper_planners.adapters.forms import ORDINARY, OrdinaryForms, are_ordinary
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 
-_attributes: Final = attrgetter("__dict__")
 _form: Final = attrgetter("dtype", "layout", "shape")
-_kind: Final = attrgetter("is_cpu", "layout", "is_nested")
-_STRIDED: Final = frozenset({(True, torch.strided, False)})
 
 
 class _Adapter(Protocol):
@@ -132,15 +129,6 @@ def structure(tensor: torch.Tensor) -> object:
 def is_ordinary(tensor: torch.Tensor) -> bool:
     """Return whether this is a CPU tensor of torch's own classes, without attributes. Fast: there may be thousands."""
     return type(tensor) in ORDINARY and tensor.is_cpu and not tensor.__dict__
-
-
-def are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether all are ordinary and strided, and none is nested. In a few passes in C."""
-    return (
-        ORDINARY.issuperset(map(type, tensors))
-        and _STRIDED.issuperset(map(_kind, tensors))
-        and not any(map(_attributes, tensors))
-    )
 
 
 def list_ordinary(tensors: Mapping[str, torch.Tensor]) -> Iterable[str]:

@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
-from stepkeeper_planners.adapters import are_ordinary, identity
+from stepkeeper_planners.adapters import identity
+from stepkeeper_planners.adapters.forms import are_ordinary
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
 from stepkeeper_planners.state.named_optimizer import NamedState, name_optimizers
 from stepkeeper_planners.state.per_rank import PerRank, Resize, parse_stored_name

@@ -17,7 +17,7 @@ class RunRecord:
     """The course of a run so far. Times are Unix times in seconds."""
 
     safe_s: float
-    """The time before which nothing can be lost any more: of the last commit, or when the training began."""
+    """The time up to which no work can be lost: that of the last commit, or of the start of training."""
 
     is_resumed: bool = False
     """True once the present attempt trains."""
