@@ -65,11 +65,12 @@ class _Comparison:
         """This rank's boxes, by the identity of the chunks of a layout."""
 
     def run(self) -> tuple[StateReads, Differences]:
-        names = {layout.fqn: [layout.fqn] for layout in self._request.layouts}
+        aliases: dict[str, list[str]] = {}
         for alias, first in self._request.aliases.items():
-            names[first].append(alias)
+            aliases.setdefault(first, []).append(alias)
         for layout in self._request.layouts:
-            self._match_tensor(layout, names[layout.fqn])
+            if not self._read_alike(layout, aliases):
+                self._match_tensor(layout, [layout.fqn, *aliases.get(layout.fqn, ())])
         loaded_whole = self._match_resizable()
         for fqn, path in self._request.values.items():
             if fqn not in loaded_whole and self._select([fqn]):
@@ -134,6 +135,22 @@ class _Comparison:
         self._skipped.extend(names)
         return False
 
+    def _read_alike(self, layout: TensorLayout, aliases: Collection[str]) -> bool:
+        """Read a tensor that isn't tied, and is alike in the checkpoint, as most are. Return False for another."""
+        name, found = layout.fqn, self._stored.tensors.get(layout.fqn)
+        if (
+            found is None
+            or name in aliases
+            or name in self._request.overlapping
+            or not self._rules.selects_all
+        ):
+            return False
+        if found.dtype != layout.dtype or found.global_shape != layout.global_shape:
+            return False
+        self._used.add(name)
+        self._read(layout, [name])
+        return True
+
     def _match_tensor(self, layout: TensorLayout, names: Sequence[str]) -> None:
         """Read a tied tensor from the first of its names that the rules select and the checkpoint has."""
         self._used.update(names)
@@ -162,8 +179,13 @@ class _Comparison:
                 f"one tensor in the state, under {', '.join(names)}; several in the checkpoint"
             )
             return
+        self._read(layout, selected)
+
+    def _read(self, layout: TensorLayout, names: Sequence[str]) -> None:
+        """Read a tensor from the first of these names in the checkpoint, and compare it with further tensors there."""
+        name, *others = names
+        found, local = self._stored.tensors[name], self._list_local_boxes(layout)
         try:
-            local = self._list_local_boxes(layout)
             self._pieces.extend(plan_tensor_reads(layout.fqn, local, found, name))
             for other in others:
                 if not found.is_same_as(self._stored.tensors[other]):

@@ -4,13 +4,12 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 __all__ = ["ChunkRecord", "Inventory", "TensorRecord", "ValueRecord", "encode_json", "parse_tensor"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkRecord:
+class ChunkRecord(NamedTuple):
     """One box of a tensor, and where its tensor file is."""
 
     offsets: tuple[int, ...]
@@ -26,8 +25,7 @@ class ChunkRecord:
     """Offset of the raw elements in the tensor file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRecord:
+class TensorRecord(NamedTuple):
     """One tensor, and its chunks. `fqn` is its name in the flattened state."""
 
     fqn: str
@@ -37,8 +35,7 @@ class TensorRecord:
     """The chunks that this rank wrote."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueRecord:
+class ValueRecord(NamedTuple):
     """One value, and where its bytes are."""
 
     fqn: str
@@ -57,8 +54,8 @@ class Inventory:
     @cached_property
     def encoded(self) -> bytes:
         """The inventory as JSON in the manifest, encoded piece by piece, because it may be very long."""
-        tensors = b",".join(encode_json(tensor) for tensor in self.tensors)
-        values = b",".join(encode_json(value) for value in self.values)
+        tensors = b",".join(map(_encode_tensor, self.tensors))
+        values = b",".join(encode_json(value._asdict()) for value in self.values)
         return b'"tensors":[%b],"values":[%b]' % (tensors, values)
 
     @cached_property
@@ -67,24 +64,26 @@ class Inventory:
         return sha256(self.encoded).digest()
 
 
-_ENCODER: Final = json.JSONEncoder(
-    sort_keys=True,
-    separators=(",", ":"),
-    default=lambda record: {name: getattr(record, name) for name in record.__slots__},
-)
+_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def encode_json(raw: object) -> bytes:
-    """Encode a manifest's JSON: sorted keys, no spaces. A record is an object with its fields."""
+    """Encode a manifest's JSON: sorted keys, no spaces."""
     return _ENCODER.encode(raw).encode()
 
 
+def _encode_tensor(tensor: TensorRecord) -> bytes:
+    chunks = [chunk._asdict() for chunk in tensor.chunks]
+    return encode_json({**tensor._asdict(), "chunks": chunks})
+
+
 def parse_tensor(raw: Any) -> TensorRecord:
-    """Build the record of a tensor from its JSON."""
-    chunks = (
-        ChunkRecord(**{**each, "offsets": tuple(each["offsets"]), "sizes": tuple(each["sizes"])})
-        for each in raw["chunks"]
-    )
+    """Build the record of a tensor from its JSON, whose lists are replaced."""
+    for each in raw["chunks"]:
+        each["offsets"], each["sizes"] = tuple(each["offsets"]), tuple(each["sizes"])
     return TensorRecord(
-        fqn=raw["fqn"], dtype=raw["dtype"], global_shape=tuple(raw["global_shape"]), chunks=tuple(chunks)
+        fqn=raw["fqn"],
+        dtype=raw["dtype"],
+        global_shape=tuple(raw["global_shape"]),
+        chunks=tuple([ChunkRecord(**each) for each in raw["chunks"]]),
     )

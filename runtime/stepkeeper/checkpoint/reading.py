@@ -9,10 +9,10 @@ from typing import Final, final
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, manifest_name, split_inventory
 from stepkeeper.checkpoint.reread import read_if_present, read_until_good
-from stepkeeper.errors import BadBytes, ManifestError, TornCheckpointError
+from stepkeeper.errors import BadBytes, ManifestError, StorageError, TornCheckpointError
 from stepkeeper.log.records import CommitRecord, ManifestRef
-from stepkeeper.storage.base import Store
-from stepkeeper.storage.crc import block_crcs, crc32c
+from stepkeeper.storage.base import PiecewiseStore, Store
+from stepkeeper.storage.crc import block_crcs, crc32c, crc32c_at_once
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = [
@@ -26,6 +26,9 @@ __all__ = [
     "read_manifests",
     "slice_blocks",
 ]
+
+_PIECE_BYTES: Final = 1024 * 1024
+"""The bytes of a block that are read, put in place and added to its checksum at once."""
 
 _THREADS: Final = 16
 """Threads that read manifests: there is one manifest for each rank that saved."""
@@ -158,6 +161,23 @@ class BlockReader:
         Raises TornCheckpointError, which names a block that was bad in three reads, and StorageError.
         """
         return slice_blocks(offset, length, partial(map, partial(self.read_block, path)))
+
+    def stream_block(self, path: str, block: int, put: Callable[[int, bytes], None]) -> bool:
+        """Call `put` with the block's bytes, piece by piece, and the place of each in the block.
+
+        A piece that is used at once is still in the processor's cache. Return whether the bytes were right, which is
+        known only at the end. If not, or if the store can't do this, they have to be read with `read_block`.
+        """
+        store, record, start = self._store, self._objects[path], block * BLOCK_BYTES
+        if not isinstance(store, PiecewiseStore):
+            return False
+        length, crc, first = min(BLOCK_BYTES, record.size_bytes - start), 0, 0
+        # `read_block` reports what is wrong.
+        with suppress(StorageError):
+            for piece in store.read_pieces(f"{self._folder}/{path}", start, length, _PIECE_BYTES):
+                put(first, piece)
+                crc, first = crc32c_at_once(piece, crc), first + len(piece)
+        return (crc, first) == (record.blocks[block], length)
 
     def read_block(self, path: str, block: int) -> bytes:
         """Read the whole block, verified. Raises as `read_verified`."""

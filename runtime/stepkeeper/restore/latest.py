@@ -15,6 +15,7 @@ from stepkeeper.log.foreign_steps import ForeignRecord, Restorable, find_steps, 
 from stepkeeper.loggers import logger
 from stepkeeper.restore.foreign.choosing import choose_foreign_step, choose_newest, find_fault
 from stepkeeper.restore.listing import find_settled_step
+from stepkeeper.restore.planning import EarlyPlan
 from stepkeeper.restore.restorer import WHOLE, Restorer
 from stepkeeper.time_limits import CLAIM_S
 from stepkeeper_planners.garbage import without_collections
@@ -57,19 +58,29 @@ class LatestRestore:
         with mixed_state.restoring():
             if self._restorer.rank_group.rank == 0:
                 self._companion.start_early()
-            # While the process starts. If it fails, the comparison with the checkpoint raises that, on all ranks.
-            with suppress(Exception), without_collections():
-                target.flat  # noqa: B018  # it is made at the first access
-            restored = self._restore(target, rules)
+            restored = self._restore(target, rules, self._plan_early(target, rules))
             if restored is not None:
                 mixed_state.clear()
             return restored
 
-    def _restore(self, target: LoadTarget, rules: LoadRules) -> Restorable | None:
+    def _plan_early(self, target: LoadTarget, rules: LoadRules) -> EarlyPlan | None:
+        """Flatten the state, and plan to load the commit that is HEAD now, while the companion starts.
+
+        If that fails, what it was for fails too, once a checkpoint is chosen, and raises on all ranks.
+        """
+        with suppress(Exception), without_collections():
+            target.flat  # noqa: B018  # it is made at the first access
+            return self._restorer.plan_early(target, rules)
+        return None
+
+    def _restore(
+        self, target: LoadTarget, rules: LoadRules, early_plan: EarlyPlan | None
+    ) -> Restorable | None:
         choose = self._restorer.votes.choose_in_rank_0
         base = choose(self._claim_and_choose)
         while base is not None:
-            reason = self._restorer.load(base, target, rules)
+            reason = self._restorer.load(base, target, rules, early_plan=early_plan)
+            early_plan = None  # it has all values of the checkpoint, and perhaps whole blocks
             if reason is None:
                 if rules.is_whole:
                     # All of it was read. Only rank 0 writes that into the log; there is nothing to choose.

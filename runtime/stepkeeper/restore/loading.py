@@ -1,46 +1,34 @@
 """Load one checkpoint into the state of one rank: compare first, then fill the tensors, then set the values."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, final
+from typing import Any
 
-from stepkeeper.checkpoint.blocks import BlockTable, Contents
-from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, Shardings
-from stepkeeper.checkpoint.reading import BlockReader, prove_manifests, read_manifest_bytes
+from stepkeeper.checkpoint.blocks import BlockTable
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES
+from stepkeeper.checkpoint.reading import prove_manifests, read_manifest_bytes
 from stepkeeper.coordination.waits import Waits
-from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
-from stepkeeper.restore.filling import STREAMS, Blocks, Filling
+from stepkeeper.restore.filling import Blocks, Filling, StreamedBlocks
 from stepkeeper.restore.fit import check_refilled, encode_findings
 from stepkeeper.restore.foreign.content import ForeignContent, decode_content, read_metadata_bytes
 from stepkeeper.restore.peers.duties import Duties
 from stepkeeper.restore.peers.exchange import Exchange
-from stepkeeper.restore.placing import Places, StoredBytes, stored_tensor
+from stepkeeper.restore.placing import Places, StoredBytes
+from stepkeeper.restore.planning import CommitContent, Content, EarlyPlan, LoadPlan
 from stepkeeper.restore.progress import RestoreProgress
 from stepkeeper.storage import Store
 from stepkeeper.storage.base import Buffer, CopiedStore
-from stepkeeper_planners.adapters.open_shardings import collect_shardings, count_devices, is_inferred
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.garbage import without_collections
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.fitted_target import FittedTarget
-from stepkeeper_planners.loading.load_request import LoadRequest, LoadTarget, Path, build_load_request
-from stepkeeper_planners.loading.matching import compare
-from stepkeeper_planners.loading.saved_shardings import PresentSharding, SavedShardings, choose_shardings
+from stepkeeper_planners.loading.load_request import LoadTarget
 from stepkeeper_planners.loading.selection import LoadRules
-from stepkeeper_planners.loading.state_reads import StateReads
-from stepkeeper_planners.loading.stored_state import StoredState, read_key_paths
 from stepkeeper_planners.loading.tied_tensors import build_tied_copies, check_tied_copies
-from stepkeeper_planners.pickles.dcp_metadata import read_metadata
 from stepkeeper_planners.state.filling import finish_load
-from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["Loading"]
-
-_HELD: Final = 8
-"""The most blocks that are held. Further ones that have both values and elements are read twice."""
 
 
 class Loading:
@@ -60,24 +48,22 @@ class Loading:
         exchange: Exchange,
         rules: LoadRules,
         half_filled: Collection[str] = (),
+        early_plan: EarlyPlan | None = None,
         waits: Waits,
     ) -> None:
         """Prepare to load `record` into the target's state.
 
         `store` is the root, perhaps with copies on a local disk. `half_filled` has names of the state that may hold
-        parts of another checkpoint: this one must fill them.
+        parts of another checkpoint: this one must fill them. `early_plan` is used if it is of this record.
         """
         self._waits = waits
         self._progress = RestoreProgress(f"step {record.step}", step=record.step)
         self._half_filled = half_filled
         self._store, self._record, self._target, self._ranks = store, record, target, ranks
         self._exchange, self._rules = exchange, rules
-        # These are empty until `compare_state`.
-        self._fitted = FittedTarget(LoadTarget({}), StoredState(tensors={}), rules)
-        self._request = LoadRequest(layouts=())
-        self._shardings: Mapping[str, str] = {}
-        self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
-        self._content: _CommitContent | ForeignContent | None = None
+        self._early_plan = early_plan
+        # These are None or empty until `compare_state`.
+        self._plan: LoadPlan | None = None
         self._values: _Share | None = None
         self._tensors: _Share | None = None
         self._loaded: Mapping[str, object] = {}
@@ -85,13 +71,12 @@ class Loading:
     @property
     def stored_names(self) -> tuple[str, ...]:
         """Names of the tensors and values in the checkpoint; known after `compare_state`."""
-        return () if self._content is None else self._content.contents.names
+        return () if self._plan is None else self._plan.content.contents.names
 
     @property
     def names(self) -> frozenset[str]:
         """Names of the state that are filled; known after `compare_state`."""
-        tensors, values = self._reads.pieces, self._reads.values
-        return self._fitted.list_filled([*(each.fqn for each in tensors), *(each.fqn for each in values)])
+        return frozenset() if self._plan is None else self._plan.names
 
     @without_collections()
     def compare_state(self) -> dict[str, Any]:
@@ -107,19 +92,24 @@ class Loading:
             PartlyRestoredError: Names that hold parts of another checkpoint would not be filled.
             RestoreError: Something that is to be loaded is of an unsupported kind.
         """
-        self._content = content = self._open_content()
-        self._fitted = FittedTarget(self._target, content.stored, self._rules)
-        self._shardings = self._choose_shardings(content.contents.shardings)
-        self._request = build_load_request(self._fitted, self._ranks, self._shardings)
-        self._reads, differences = compare(self._request, content.stored, self._ranks, self._fitted.rules)
+        self._plan = plan = self._make_plan()
         # Differences that stop one rank stop all. Unexpected names don't: another rank may ask for them.
-        if not differences.stops_rank:
+        if not plan.differences.stops_rank:
             check_refilled(self._half_filled, self.names)
-            self._plan_filling(content)
-        return encode_findings(differences, self.stored_names, rank=self._ranks.rank)
+            held = plan.values.held
+            self._values = self._plan_share(plan.content, plan.content, plan.values)
+            self._tensors = self._plan_share(
+                plan.content, _HeldBlocks(plan.content, held), plan.tensors, frozenset(held)
+            )
+        return encode_findings(plan.differences, self.stored_names, rank=self._ranks.rank)
 
-    def _open_content(self) -> "_CommitContent | ForeignContent":
-        """Read the checkpoint's description in rank 0, and decode it in all ranks."""
+    def _make_plan(self) -> LoadPlan:
+        """Read the checkpoint's description in rank 0, decode it in all ranks, and plan the load by it."""
+        if self._early_plan is not None and self._early_plan.is_of(self._record):
+            return self._early_plan.plan
+        return LoadPlan.of(self._open_content(), self._target, self._ranks, self._rules)
+
+    def _open_content(self) -> Content:
         store, record = self._store, self._record
         if isinstance(record, ForeignRecord):
             folder = record.folder
@@ -131,43 +121,10 @@ class Loading:
             lambda: read_manifest_bytes(store, record),
             lambda stored: prove_manifests(stored, record, store.uri),
         )
-        return _CommitContent(store, record, manifests, self._waits)
-
-    def _plan_filling(self, content: "_CommitContent | ForeignContent") -> None:
-        """Plan where the bytes go. The state's names and shapes fit."""
-        contents, pieces, of_groups = content.contents, self._reads.pieces, self._fitted.of_groups
-        # Tensors of optimizers' groups are read with the values, and like these compared before the state changes.
-        with_values = tuple(piece for piece in pieces if piece.fqn in of_groups)
-        later = tuple(piece for piece in pieces if piece.fqn not in of_groups)
-        values, tensors = (
-            Places.of(
-                contents,
-                reads,
-                self._request,
-                self._fitted.flat.tensors,
-                self._ranks,
-                shardings=self._shardings,
-            )
-            for reads in (
-                replace(self._reads, pieces=with_values),
-                replace(self._reads, pieces=later, values=()),
-            )
-        )
-        if isinstance(content, ForeignContent):
-            content.check_kinds((*values.by_block, *tensors.by_block))
-        # A block with bytes for both is read with the values, and held in memory until the tensors are filled.
-        for number in sorted(values.by_block.keys() & tensors.by_block.keys())[:_HELD]:
-            values.hold_block(contents.table.blocks[number])
-        held = _HeldBlocks(content, values.held)
-        self._values = self._plan_share(content, content, values)
-        self._tensors = self._plan_share(content, held, tensors, frozenset(values.held))
+        return CommitContent(store, record, manifests, self._waits)
 
     def _plan_share(
-        self,
-        content: "_CommitContent | ForeignContent",
-        reader: Blocks,
-        places: Places,
-        held: Collection[int] = (),
+        self, content: Content, reader: Blocks, places: Places, held: Collection[int] = ()
     ) -> "_Share":
         filling = Filling(
             reader,
@@ -180,21 +137,6 @@ class Loading:
         )
         return _Share(places=places, filling=filling, held=held)
 
-    def _choose_shardings(self, saved: Shardings) -> Mapping[str, str]:
-        """Choose shardings for tensors that have none; see `choose_shardings`."""
-        tensors = self._fitted.flat.tensors
-        if not saved.by_name:
-            return {}
-        present = {
-            fqn: PresentSharding(
-                text=text, ndim=tensors[fqn].dim(), inferred=bool(text) and is_inferred(tensors[fqn])
-            )
-            for fqn, text in collect_shardings(tensors).items()
-        }
-        return choose_shardings(
-            SavedShardings(n_devices=saved.n_devices, by_name=saved.by_name), present, count_devices()
-        )
-
     def share_reading(self, name: str, *, of_values: bool) -> None:
         """Agree with the other ranks who reads which of the values' or tensors' blocks for whom. Raises PeerLostError.
 
@@ -202,8 +144,8 @@ class Loading:
         """
         share = self._values if of_values else self._tensors
         assert share is not None
-        assert self._content is not None
-        contents, needs = self._content.contents, share.places.by_block.keys() - share.held
+        assert self._plan is not None
+        contents, needs = self._plan.content.contents, share.places.by_block.keys() - share.held
         share.duties = self._exchange.agree_on_duties(
             name, needs, contents, share.filling, at_hand=self._at_hand(needs, contents.table)
         )
@@ -231,15 +173,17 @@ class Loading:
             StorageError: The store gave no answer, or refused.
         """
         assert self._values is not None
-        assert self._content is not None
+        assert self._plan is not None
+        plan = self._plan
         self._values.fill(self._exchange)
-        decode, blobs = self._content.decode_value, self._values.places.values
-        read = {name: decode(name, blob.data.tobytes()) for name, blob in blobs.items()}
+        decode = plan.content.decode_value
+        read = {name: decode(name, blob.data.tobytes()) for name, blob in plan.values.values.items()}
         # From now on only `_HeldBlocks` refers to the held blocks, and frees each once it is read.
         self._values = None
+        plan.values.clear()
         # Values that a failed restore has half filled must not stay, even if the load isn't strict.
-        self._loaded, differences = self._reads.build_values(
-            read, self._fitted, self._ranks, strict=self._rules.strict or bool(self._half_filled)
+        self._loaded, differences = plan.reads.build_values(
+            read, plan.fitted, self._ranks, strict=self._rules.strict or bool(self._half_filled)
         )
         return encode_findings(differences, self.stored_names, rank=self._ranks.rank)
 
@@ -256,14 +200,16 @@ class Loading:
             StorageError: The store gave no answer, or refused.
         """
         assert self._tensors is not None
+        assert self._plan is not None
         self._tensors.fill(self._exchange)
-        if isinstance(self._content, ForeignContent) and self._reads.tied_copies:
-            self._waits.run(partial(self._check_tied_copies, self._content))
+        content = self._plan.content
+        if isinstance(content, ForeignContent) and self._plan.reads.tied_copies:
+            self._waits.run(partial(self._check_tied_copies, content, self._plan))
         return {}
 
-    def _check_tied_copies(self, content: ForeignContent) -> None:
-        reads, tensors = self._reads, content.contents.tensors
-        boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in self._request.layouts}
+    def _check_tied_copies(self, content: ForeignContent, plan: LoadPlan) -> None:
+        reads, tensors = plan.reads, content.contents.tensors
+        boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in plan.request.layouts}
         copies = build_tied_copies(
             reads.tied_copies, reads.pieces, boxes, lambda name: dtype_of(tensors[name].dtype)
         )
@@ -271,45 +217,14 @@ class Loading:
             part = piece.wanted_box.relative_to(piece.stored_box.offsets)
             chunk = content.read_chunk(piece.stored_fqn, piece.stored_index)
             copies[piece.stored_fqn].resolve_memory(piece).copy_(chunk[part.slices])
-        check_tied_copies(copies.values(), self._fitted.flat.tensors, strict=self._rules.strict)
+        check_tied_copies(copies.values(), plan.fitted.flat.tensors, strict=self._rules.strict)
 
     @without_collections()
     def scatter_values(self) -> dict[str, Any]:
         """Set the values in the state, and call load_state_dict() of every Stateful with its part."""
-        finish_load(self._target.state, self._fitted.filled, self._loaded)
+        assert self._plan is not None
+        finish_load(self._target.state, self._plan.fitted.filled, self._loaded)
         return {}
-
-
-@final
-class _CommitContent:
-    """The tensors, values and blocks of a commit, as `ForeignContent` has those of another writer's step."""
-
-    n_streams = STREAMS
-
-    def __init__(
-        self, store: Store, record: CommitRecord, manifests: Sequence[Manifest], waits: Waits
-    ) -> None:
-        self._name, self._waits = f"{record.folder}/{METADATA_NAME}", waits
-        self._metadata_bytes = {each.path: each.size_bytes for each in manifests[0].objects}.get(
-            METADATA_NAME, 0
-        )
-        self._reader = BlockReader(store, manifests)
-        self.read_block = self._reader.read_block
-        self.contents = contents = Contents.from_manifests(manifests)
-        self.stored = StoredState(
-            tensors={fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()},
-            values=tuple(contents.values),
-            read_paths=self._read_key_paths,
-        )
-
-    def _read_key_paths(self) -> Mapping[str, Path]:
-        """Read from `.metadata` which keys led to each name. Manifests lack them, and few restores need them."""
-        read = partial(self._reader.read_verified, METADATA_NAME, 0, self._metadata_bytes)
-        return read_key_paths(read_metadata(self._waits.run(read), name=self._name))
-
-    def decode_value(self, name: str, data: bytes) -> object:
-        """Decode a value that was read. Raises ValueDecodeError if its type isn't supported."""
-        return decode_value(name, data)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -333,6 +248,11 @@ class _HeldBlocks:
     def __init__(self, reader: Blocks, held: Mapping[int, StoredBytes]) -> None:
         self._reader = reader
         self._held = {(each.path, each.start // BLOCK_BYTES): each for each in held.values()}
+
+    def stream_block(self, path: str, block: int, put: Callable[[int, bytes], None]) -> bool:
+        if (path, block) in self._held or not isinstance(self._reader, StreamedBlocks):
+            return False
+        return self._reader.stream_block(path, block, put)
 
     def read_block(self, path: str, block: int) -> Buffer:
         held = self._held.pop((path, block), None)

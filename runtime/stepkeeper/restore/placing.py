@@ -141,6 +141,11 @@ class StoredBytes:
         low, high = max(first, begin), min(first + data.size, begin + self.data.size)
         if low >= high:
             return 0
+        if data.size == self.data.size == high - low and not data.flags.writeable:
+            self.data = data  # no other bytes are kept with it
+            return high - low
+        if not self.data.flags.writeable:
+            self.data = self.data.copy()
         self.data[low - begin : high - begin] = data[low - first : high - first]
         return high - low
 
@@ -157,18 +162,20 @@ class WholeTensors:
     """The number of each tensor's bytes before its part."""
 
     tensors: list[torch.Tensor] = field(default_factory=list)
-    memory: dict[int, Bytes] = field(default_factory=dict)
-    """The memory of the tensors that have got bytes, by their number. While it is held, torch doesn't resize it."""
+    memory: dict[int, tuple[Bytes, int]] = field(default_factory=dict)
+    """The memory of the tensors that have got bytes, and its address, by their number. While it is held, torch doesn't
+    resize it, and it stays if the tensor gets another.
+    """
 
     n_lacking: int = 0
 
-    def add(self, tensor: torch.Tensor, chunk_start: int, block: Block) -> None:
-        """Add the block's part of a contiguous CPU tensor, which begins at `chunk_start` in the object."""
-        start = max(chunk_start, block.start)
-        end = min(chunk_start + tensor.nbytes, block.start + block.size_bytes)
+    def add(self, tensor: torch.Tensor, first: int, last: int, block: Block) -> None:
+        """Add the block's part of a contiguous CPU tensor, whose bytes are from `first` up to `last` in the object."""
+        start = max(first, block.start)
+        end = min(last, block.start + block.size_bytes)
         self.starts.append(start)
         self.ends.append(end)
-        self.skipped.append(start - chunk_start)
+        self.skipped.append(start - first)
         self.tensors.append(tensor)
         self.n_lacking += end - start
 
@@ -190,20 +197,21 @@ class WholeTensors:
             length = min(self.ends[number], end) - start
             if number not in self.memory:
                 self.memory[number] = _open_memory(tensor, self.skipped[number] + self.ends[number] - low)
-            ctypes.memmove(tensor.data_ptr() + self.skipped[number] + start - low, source + start, length)
+            _, address = self.memory[number]
+            ctypes.memmove(address + self.skipped[number] + start - low, source + start, length)
             n_bytes += length
         return n_bytes
 
 
-def _open_memory(tensor: torch.Tensor, n_bytes: int) -> Bytes:
-    """Return the tensor's memory as it is now, which may not be that of the time of the plan."""
+def _open_memory(tensor: torch.Tensor, n_bytes: int) -> tuple[Bytes, int]:
+    """Return the tensor's memory as it is now, which may not be that of the time of the plan, and its address."""
     begin = tensor.storage_offset() * tensor.itemsize
     if tensor.nbytes < n_bytes or tensor.untyped_storage().nbytes() < begin + tensor.nbytes:
         raise ValueError(
             f"a tensor's memory is too small for its {n_bytes} bytes: it was resized or released"
         )
     memory: Bytes = tensor.detach().view(-1).view(torch.uint8).numpy()
-    return memory
+    return memory, memory.ctypes.data
 
 
 @dataclass(slots=True, kw_only=True)
@@ -289,13 +297,21 @@ class Places:
             places.add_value(contents.values[name], contents.table)
         return places
 
+    def clear(self) -> None:
+        """Forget all places, and so free the memory of values and blocks."""
+        for places in (self.by_block, self.wholes, self.values, self.held):
+            places.clear()
+        self.pieces.clear()
+        self.checked.clear()
+
     def add_whole(self, tensor: torch.Tensor, chunk: ChunkRecord, table: BlockTable) -> None:
         """Add a tensor to those of the blocks that hold bytes of it."""
         start = chunk.offset_bytes + chunk.data_offset_bytes
-        for number in table.find_blocks(chunk.path, start, tensor.nbytes):
+        end = start + tensor.nbytes
+        for number in table.find_blocks(chunk.path, start, end - start):
             if number not in self.wholes:
                 self.wholes[number] = WholeTensors()
-            self.wholes[number].add(tensor, start, table.blocks[number])
+            self.wholes[number].add(tensor, start, end, table.blocks[number])
 
     def add_piece(self, piece: Piece, table: BlockTable) -> None:
         """Add a piece to the blocks that hold bytes of it."""
@@ -325,10 +341,13 @@ class Places:
 
 def _is_copied_whole(tensor: torch.Tensor, stored: TensorRecord, reads: Sequence[PieceRead]) -> bool:
     """Return whether the tensor's memory is to hold exactly the bytes of one stored chunk."""
-    is_one_chunk = len(reads) == 1 and reads[0].wanted_box == reads[0].stored_box
+    read = reads[0]
+    is_one_chunk = len(reads) == 1 and (
+        read.wanted_box is read.stored_box or read.wanted_box == read.stored_box
+    )
     if not (is_one_chunk and is_ordinary(tensor) and tensor.is_contiguous()):
         return False
-    is_alike = tuple(tensor.shape) == reads[0].wanted_box.sizes and dtype_of(stored.dtype) == tensor.dtype
+    is_alike = tensor.shape == read.wanted_box.sizes and dtype_of(stored.dtype) == tensor.dtype
     is_lazy = tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()  # noqa: SLF001  # torch has no public name
     return is_alike and not is_lazy
 

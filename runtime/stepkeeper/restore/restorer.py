@@ -14,6 +14,7 @@ from stepkeeper.restore.fit import judge_mismatch
 from stepkeeper.restore.listing import was_deleted
 from stepkeeper.restore.loading import Loading
 from stepkeeper.restore.peers.exchange import exchange_among
+from stepkeeper.restore.planning import CommitContent, EarlyPlan, LoadPlan, read_head
 from stepkeeper.restore.second_read import confirm_bad, this_host
 from stepkeeper.restore.votes import Votes
 from stepkeeper.storage import Store, open_store
@@ -25,6 +26,9 @@ __all__ = ["WHOLE", "Restorer"]
 
 WHOLE: Final = LoadRules()
 """The rules of a restore that loads all of a checkpoint."""
+
+_EARLY_S: Final = 2.0
+"""The time that the store has for HEAD's manifests before the claim, which waits for them."""
 
 
 class Restorer:
@@ -74,19 +78,38 @@ class Restorer:
                 raise TornCheckpointError(reason)
             self.mixed_state.clear()
 
+    def plan_early(self, target: LoadTarget, rules: LoadRules) -> EarlyPlan | None:
+        """Plan to load the commit that is HEAD now; None if there is none, or if there are other ranks.
+
+        Nothing is changed. Ranks plan together, after the first has sent the manifests. Raises TimeoutError if the
+        store is slow, or as `load`.
+        """
+        if self.rank_group.world_size > 1:
+            return None
+        store = self.store if self._cached_store is None else self._cached_store
+        found = self.waits.run(partial(read_head, store), _EARLY_S)
+        if found is None:
+            return None
+        record, manifests = found
+        content = CommitContent(store, record, manifests, self.waits)
+        plan = LoadPlan.of(content, target, self.rank_group.ranks, rules)
+        return EarlyPlan(record=record, plan=plan)
+
     def load(
         self,
         record: Restorable,
         target: LoadTarget,
         rules: LoadRules,
         *,
+        early_plan: EarlyPlan | None = None,
         was_deleted: Callable[[], bool] = lambda: False,
     ) -> str | None:
         """Load `record` into the target's state. Return None if all ranks have, else why its bytes are bad.
 
         No rank changes anything in its state before all ranks have voted that the checkpoint fits theirs.
-        Once it is loaded, the caller clears `mixed_state`. Rank 0 calls `was_deleted`, whether the log has
-        deleted the commit, if the only fault is that objects are missing. Other failures are raised.
+        Once it is loaded, the caller clears `mixed_state`. `early_plan` is used if it is of this checkpoint. Rank 0
+        calls `was_deleted`, whether the log has deleted the commit, if the only fault is that objects are missing.
+        Other failures are raised.
         """
         name, together = self.votes.new_name(), self.votes.act_together
         self._count_cached_bytes()  # those of an earlier load don't count
@@ -101,6 +124,7 @@ class Restorer:
                 exchange=exchange,
                 rules=rules,
                 half_filled=self.mixed_state.names,
+                early_plan=early_plan,
                 waits=self.waits,
             )
             judge = partial(judge_mismatch, lambda: loading.stored_names)

@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
@@ -13,6 +13,7 @@ __all__ = [
     "CopiedStore",
     "ObjectStat",
     "PagedStore",
+    "PiecewiseStore",
     "ReopenableStore",
     "Store",
     "StreamedStore",
@@ -117,6 +118,15 @@ class StreamedStore(Store, Protocol):
     @property
     def streams(self) -> int:
         """The number of uploads that a writer should run in parallel."""
+        ...
+
+
+@runtime_checkable
+class PiecewiseStore(Store, Protocol):
+    """A store that gives the first bytes of a range early: small pieces cost it no more than the whole."""
+
+    def read_pieces(self, path: str, offset: int, length: int, piece_bytes: int) -> Iterator[bytes]:
+        """Read the bytes of that range, in order. The last piece may be shorter. Raises as `read`."""
         ...
 
 

@@ -87,6 +87,12 @@ class PosixStore:
                     return read_range(file.fileno(), offset, length)
             raise MissingObjectError(f"{target} does not exist")
 
+    def read_pieces(self, path: str, offset: int, length: int, piece_bytes: int) -> Iterator[bytes]:
+        target = self._root / check_path(path)
+        with self._converted_errors(target), target.open("rb", buffering=0) as file:
+            for place in range(offset, offset + length, piece_bytes):
+                yield read_range(file.fileno(), place, min(piece_bytes, offset + length - place))
+
     def list(self, prefix: str) -> list[ObjectStat]:
         return list(self._listed(prefix, ""))
 

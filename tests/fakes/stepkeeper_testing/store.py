@@ -21,7 +21,7 @@ from stepkeeper.log.tail import slot_path
 from stepkeeper.repair.repairing import carry_out, plan_repair
 from stepkeeper.retention.leases import drop_over
 from stepkeeper.retention.pins import is_pinned, list_pins, pin_commit, pinned_slots, renew_pin
-from stepkeeper.storage.base import PagedStore, Store
+from stepkeeper.storage.base import PagedStore, PiecewiseStore, Store
 from stepkeeper_testing.checkpoints import save_small
 
 _N_WRITERS = 64
@@ -77,6 +77,10 @@ class StoreContract:
         store.write("1/large", [memoryview(data)[:middle], memoryview(data)[middle:]])
         assert store.read("1/large", middle - 10, 20) == data[middle - 10 : middle + 10]
         assert google_crc32c.value(store.read("1/large")) == google_crc32c.value(data)
+        if isinstance(store, PiecewiseStore):
+            pieces = list(store.read_pieces("1/large", middle - 10, 20, 7))
+            assert [len(piece) for piece in pieces] == [7, 7, 6]
+            assert b"".join(pieces) == data[middle - 10 : middle + 10]
 
     def test_a_write_overwrites_nothing_and_the_same_once_more_is_done_already(self, store: Store) -> None:
         store.write("1/x", [b"ab", b"c"])

@@ -62,6 +62,11 @@ def test_a_nested_tensor_is_noticed_without_asking_for_its_shape() -> None:
     forms = OrdinaryForms(tensors)
     tensors[-1] = torch.nested.nested_tensor([torch.ones(3), torch.ones(3)])
     assert forms.compare(tensors) == (False, False)
+    # Also one that begins where the earlier tensor did.
+    tensors = make()
+    forms = OrdinaryForms(tensors)
+    tensors[-1] = torch.nested.as_nested_tensor(tensors[-1])
+    assert forms.compare(tensors) == (False, False)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Write `.metadata`: the pickle that lists a folder's contents for stock torch.distributed.checkpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from math import prod
 from typing import Final
@@ -68,7 +67,7 @@ def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
             raise ManifestError(
                 f"tied tensor {name!r} refers to {of!r}: that wasn't saved, or {name!r} was saved too"
             )
-        tensors[name] = replace(tensors[of], fqn=name)
+        tensors[name] = tensors[of]._replace(fqn=name)
     return tensors
 
 
@@ -97,9 +96,9 @@ def encode_metadata(
     # torchtitan looks for an optimizer's options under the names of its parameters.
     for name, of in make_flat_names(key_paths, {**tensors, **values}).items():
         if of in tensors:
-            tensors[name] = replace(tensors[of], fqn=name)
+            tensors[name] = tensors[of]._replace(fqn=name)
         else:
-            values[name] = replace(values[of], fqn=name)
+            values[name] = values[of]._replace(fqn=name)
     # Generated one by one: the pickle of all of them takes a tenth of the memory of the objects.
     state: Iterator[tuple[object, object]] = chain(
         ((fqn, _encode_tensor(tensor)) for fqn, tensor in tensors.items()),
