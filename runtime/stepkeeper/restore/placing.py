@@ -141,11 +141,6 @@ class StoredBytes:
         low, high = max(first, begin), min(first + data.size, begin + self.data.size)
         if low >= high:
             return 0
-        if data.size == self.data.size == high - low and not data.flags.writeable:
-            self.data = data  # no other bytes are kept with it
-            return high - low
-        if not self.data.flags.writeable:
-            self.data = self.data.copy()
         self.data[low - begin : high - begin] = data[low - first : high - first]
         return high - low
 

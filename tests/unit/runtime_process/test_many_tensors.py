@@ -64,25 +64,6 @@ def test_tensors_get_their_bytes_in_any_order_and_parts() -> None:
         assert tensor.numpy().tobytes() == stored[start : start + tensor.nbytes].tobytes()
 
 
-def test_a_whole_block_that_nothing_will_change_is_held_without_a_copy() -> None:
-    block = np.frombuffer(bytes(range(8)), dtype=np.uint8)
-    held, part = StoredBytes.empty("a", 100, 8), StoredBytes.empty("a", 102, 3)
-    assert held.copy_bytes(100, block) == 8
-    assert part.copy_bytes(100, block) == 3
-    assert np.shares_memory(held.data, block)
-    # A small value doesn't keep its block in memory.
-    assert not np.shares_memory(part.data, block)
-    # It can be put once more, in parts, if it was bad.
-    assert held.copy_bytes(104, block[4:][::-1].copy()) == 4
-    assert held.data.tolist() == [0, 1, 2, 3, 7, 6, 5, 4]
-    assert block.tolist() == [*range(8)]
-    received = block.copy()
-    held = StoredBytes.empty("a", 100, 8)
-    assert held.copy_bytes(100, received) == 8
-    received[:] = 0
-    assert [held.data.tolist(), part.data.tolist()] == [[*range(8)], [2, 3, 4]]
-
-
 class CountingReader:
     """Reads blocks of one byte, and counts those that are read at once."""
 
